@@ -1,8 +1,8 @@
-//! Ranks that a launcher started meet, spread a value and hear of a failure: `torchrun --nproc-per-node 3 --no-python
+//! Launched ranks meet, distribute a value and receive a failure report: `torchrun --nproc-per-node 3 --no-python
 //! target/debug/examples/rendezvous`.
 //!
-//! With `FAIL_ONCE=<rank>` that rank fails in the run's first start and everybody ends with an error, so that
-//! `torchrun --max-restarts 1` starts them again.
+//! With `FAIL_ONCE=<rank>` that rank fails in the run's first start and every rank ends with an error, so that `torchrun
+//! --max-restarts 1` starts them again.
 
 #![allow(clippy::print_stdout)] // a program
 
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The failure that was asked for, as every rank hears of it.
+/// The requested failure, as every rank receives it.
 fn rehearse(environment: &Environment, store: &Store) -> Result<Option<Failure>, Box<dyn Error>> {
     let generation = store.generation(environment.restart);
     let Ok(rank) = std::env::var("FAIL_ONCE") else { return Ok(None) };
@@ -48,7 +48,7 @@ fn rehearse(environment: &Environment, store: &Store) -> Result<Option<Failure>,
         generation.fail("asked to fail once")?;
     }
     let failure = generation.wait_failure(SOON);
-    // Rank 0's store stays until all have heard: a generation that failed has no barriers, the next one does.
+    // Rank 0's store stays until all ranks have the failure: a failed generation has no barriers, so the next one is used.
     store.generation(environment.restart + 1).barrier("heard", SOON)?;
     if let Some(failure) = &failure {
         println!("rank {}, start {}: {failure}", store.rank(), environment.restart);

@@ -1,11 +1,11 @@
-//! The time that deadlines and delays read: the machine's, or one that a test moves by hand.
+//! Clocks for deadlines and delays: the machine's, or a manual one for tests.
 
 use crate::sync::Mutex;
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Where a communicator reads the time. Clones read the same time.
+/// Source of time of a communicator. Clones read the same time.
 #[derive(Clone, Debug)]
 pub struct Clock {
     time: Time,
@@ -23,25 +23,25 @@ struct Manual {
     waiters: Mutex<Vec<Weak<dyn Wake>>>,
 }
 
-/// Something whose waits must look at the time again when a manual clock moves.
+/// Waiter that re-checks the time when a manual clock moves.
 pub trait Wake: Send + Sync + Debug {
-    /// Wakes every wait. Waits that looked at the time before the move must have gone to sleep by the time this
-    /// notifies them, so an implementation takes the lock that they hold while awake.
+    /// Wakes every wait. A wait that read the time before the move must be asleep when this notifies it, so an implementation
+    /// takes the lock that its waits hold while awake.
     fn wake(&self);
 }
 
 impl Clock {
-    /// The machine's monotonic time.
+    /// Returns the machine's monotonic clock.
     pub fn real() -> Self {
         Clock { time: Time::Real { origin: Instant::now() } }
     }
 
-    /// A time that stands at zero until [`advance`](Clock::advance) moves it.
+    /// Returns a clock that stands at zero until [`advance`](Clock::advance) moves it.
     pub fn manual() -> Self {
         Clock { time: Time::Manual(Arc::default()) }
     }
 
-    /// Time since the clock was made.
+    /// Time since the creation of the clock.
     pub fn now(&self) -> Duration {
         match &self.time {
             Time::Real { origin } => origin.elapsed(),
@@ -49,7 +49,7 @@ impl Clock {
         }
     }
 
-    /// Moves a manual clock and wakes everything whose deadline may have come. Does nothing to a real one.
+    /// Moves a manual clock and wakes all waits. Does nothing on a real clock.
     pub fn advance(&self, by: Duration) {
         let Time::Manual(manual) = &self.time else { return };
         {
@@ -60,7 +60,7 @@ impl Clock {
         waiters.iter().for_each(|waiter| waiter.wake());
     }
 
-    /// How long to sleep for the time to be `until`; `None` where only [`Wake::wake`] ends the sleep.
+    /// Returns the duration to sleep until the time `until`; `None` if only [`Wake::wake`] ends the sleep.
     pub fn sleep_for(&self, until: Duration) -> Option<Duration> {
         match &self.time {
             Time::Real { origin } => Some(until.saturating_sub(origin.elapsed())),
@@ -68,7 +68,7 @@ impl Clock {
         }
     }
 
-    /// Has `waiter` woken at every advance, for as long as it lives.
+    /// Registers `waiter` to be woken at every advance, for as long as it lives.
     pub fn register(&self, waiter: Weak<dyn Wake>) {
         let Time::Manual(manual) = &self.time else { return };
         let mut waiters = manual.waiters.lock();

@@ -1,4 +1,4 @@
-//! What goes wrong between ranks, as values that every rank can repeat.
+//! Errors between ranks, as values that every rank can repeat.
 
 use crate::Action;
 use meshstep_tensor::DType;
@@ -6,11 +6,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What went wrong in an operation.
+/// Error of an operation.
 ///
-/// What the caller alone can be blamed for (from [`Uneven`](Error::Uneven) on) is refused before anybody else hears of
-/// it and leaves the communicator as it was. The failures before it poison the communicator: every rank gets the cause
-/// once, from the first operation that meets it, and [`Poisoned`](Error::Poisoned) from every later one.
+/// Errors of the caller alone (from [`Uneven`](Error::Uneven) on) are returned before any other rank is involved and leave the
+/// communicator usable. The failures before it poison the communicator: every rank gets the cause once, from the first operation
+/// that meets it, and [`Poisoned`](Error::Poisoned) from every later one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -18,112 +18,112 @@ pub enum Error {
     /// other in a circle.
     #[error("operation {op_number} does not match: {}; every rank must call the same", Calls(.calls))]
     Mismatch {
-        /// The operation's number on the rank that completed the contradiction.
+        /// Number of the operation on the rank that completed the contradiction.
         op_number: u64,
-        /// What each rank was calling at that moment; `None` for one that was in no operation.
+        /// Call of each rank at that moment; `None` for a rank in no operation.
         calls: Vec<Option<Called>>,
     },
-    /// Not every rank came before a deadline.
+    /// Not every rank arrived before a deadline.
     #[error(
-        "operation {op_number}, {called}: after {after:?} ranks {missing:?} had not come ({arrived:?} had); see what \
-         they are doing, or allow more time with `Op::within`"
+        "operation {op_number}, {called}: ranks {missing:?} had not arrived after {after:?} ({arrived:?} had); check the \
+         missing ranks, or allow more time with `Op::within`"
     )]
     Timeout {
-        /// The operation's number on the rank whose deadline it was.
+        /// Number of the operation on the rank that reached its deadline.
         op_number: u64,
-        /// What that rank called; boxed, so that every error stays small.
+        /// Call of the rank, boxed to keep the error small.
         called: Box<Called>,
-        /// Who was waiting in the same operation.
+        /// Ranks waiting in the same operation.
         arrived: Vec<usize>,
-        /// Who was waited for.
+        /// Ranks that were waited for.
         missing: Vec<usize>,
         /// The deadline.
         after: Duration,
     },
     /// A rank returned or dropped its communicator while others needed it.
     #[error(
-        "rank {rank} left before operation {op_number}; every rank must make the same calls before it ends"
+        "rank {rank} left before operation {op_number}; every rank must make the same calls before it leaves"
     )]
     Left {
-        /// Who left.
+        /// The rank.
         rank: usize,
-        /// The number of the first operation it did not take part in.
+        /// Number of the first operation without it.
         op_number: u64,
     },
     /// A rank panicked.
     #[error("rank {rank} panicked: {message}")]
     Panicked {
-        /// Who panicked.
+        /// The rank.
         rank: usize,
-        /// The panic's message.
+        /// Message of the panic.
         message: String,
     },
-    /// A rank called [`abort`](crate::Communicator::abort), on this communicator or on one that it was split from.
+    /// A rank called [`abort`](crate::Communicator::abort), on this communicator or on one it was split from.
     #[error("rank {rank} aborted the communicator; make a new one")]
     Aborted {
-        /// Who did, as a rank of the one that was aborted.
+        /// The rank, as a rank of the aborted communicator.
         rank: usize,
     },
-    /// A rank elsewhere has said that it failed.
+    /// A rank in another process has reported a failure.
     #[error("rank {rank} failed: {message}")]
     Remote {
-        /// Who.
+        /// The rank.
         rank: usize,
-        /// What it said.
+        /// Message of the failure.
         message: String,
     },
-    /// An operation of a backend that cannot tell who is missing did not end.
+    /// An operation did not end in time, on a backend that cannot tell which ranks are missing.
     #[error(
         "operation {op_number}, {called}, had not ended after {after:?}; compare the ranks' flight records, set \
          MESHSTEP_COMM_CHECK=1 to see calls that differ, or allow more time with `Op::within`"
     )]
     Stuck {
-        /// The operation's number on this rank.
+        /// Number of the operation on this rank.
         op_number: u64,
-        /// What this rank called; boxed, so that every error stays small.
+        /// Call of the rank, boxed to keep the error small.
         called: Box<Called>,
         /// The deadline.
         after: Duration,
     },
-    /// Ranks of a new communicator did not all come.
+    /// Not all ranks of a new communicator joined.
     #[error(
-        "rank {rank} of {world_size} waited {after:?} for the others to join; see whether each runs, with this world size"
+        "rank {rank} of {world_size} waited {after:?} for the others to join; check that all ranks run, with this world size"
     )]
     NotJoined {
         /// This rank.
         rank: usize,
-        /// How many were to come.
+        /// Number of ranks.
         world_size: usize,
         /// The deadline.
         after: Duration,
     },
-    /// Ranks that are processes did not meet.
+    /// The rendezvous of the processes failed.
     #[error(transparent)]
     Rendezvous(Box<crate::rendezvous::Error>),
-    /// The GPU of a launcher's rank is not visible.
+    /// The GPU of a launched rank is not visible.
     #[error(
         "local rank {local_rank} has no GPU {ordinal}: {visible} are visible; start as many ranks on the machine as GPUs are \
          visible (CUDA_VISIBLE_DEVICES), or choose the GPU with nccl::Options::device"
     )]
     NoDevice {
-        /// The rank's number on its machine.
+        /// Index of the rank on its machine.
         local_rank: usize,
-        /// The GPU that was looked for.
+        /// Ordinal of the GPU.
         ordinal: usize,
-        /// How many GPUs the driver shows.
+        /// Number of visible GPUs.
         visible: usize,
     },
-    /// Ranks have registered memory that does not go together. Nothing is registered.
+    /// Ranks have registered buffers that do not match. No buffer is registered.
     #[error(
-        "ranks register {bytes:?} bytes, by rank (0: memory that is registered already, or that the communicator's `zeroed_on` \
-         did not give); every rank registers a whole buffer of the same length and type, in the same order"
+        "ranks registered {bytes:?} bytes, by rank (0: memory registered already, or not from the communicator's `zeroed_on`); \
+         every rank must register a whole buffer of the same length and type, in the same order"
     )]
     UnlikeMemory {
-        /// The bytes of each rank's memory.
+        /// Bytes of each rank's memory.
         bytes: Vec<u64>,
     },
-    /// What was to be the id of a communicator is something else.
-    #[error("{given} bytes where an id of NCCL has {needed}; use what `UniqueId::as_bytes` gave")]
+    /// The bytes are not the id of a communicator.
+    #[error("an NCCL id has {needed} bytes, {given} were given; use the bytes of `UniqueId::as_bytes`")]
     BadId {
         /// Bytes given.
         given: usize,
@@ -133,19 +133,19 @@ pub enum Error {
     /// NCCL refused a call, or failed later.
     #[error("{function} failed with {name} ({code}): {last_error}")]
     Nccl {
-        /// Its function; `ncclCommGetAsyncError` tells of what failed later.
+        /// NCCL function; `ncclCommGetAsyncError` for a failure after the call.
         function: &'static str,
-        /// Its number for it.
+        /// Error code.
         code: i32,
-        /// Its name for it.
+        /// Error name.
         name: String,
-        /// The last thing it had to say.
+        /// Last error message of NCCL.
         last_error: String,
     },
-    /// An earlier operation failed, so the ranks no longer agree where they are.
+    /// An earlier operation failed, so the ranks are no longer in step.
     #[error("an earlier operation failed ({cause}); make a new communicator")]
     Poisoned {
-        /// That failure.
+        /// The failure.
         cause: Arc<Error>,
     },
     /// The buffer does not divide evenly among the ranks.
@@ -155,13 +155,13 @@ pub enum Error {
         len: usize,
         /// Ranks in the group.
         world_size: usize,
-        /// The next length that divides.
+        /// Next length that divides.
         padded: usize,
     },
-    /// A rank that the group does not have.
+    /// The group has no such rank.
     #[error("no rank {rank} in a group of {world_size}; ranks count from 0")]
     InvalidRank {
-        /// The rank asked for.
+        /// Rank requested.
         rank: usize,
         /// Ranks in the group.
         world_size: usize,
@@ -172,40 +172,40 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
-    /// Integers have no mean of their type.
-    #[error("no mean of {dtype}; take the sum and divide")]
+    /// A mean of integers was requested.
+    #[error("the mean of {dtype} is not defined; take the sum and divide")]
     MeanOfIntegers {
         /// The buffer's type.
         dtype: DType,
     },
-    /// Integers have no products with factors of their type.
-    #[error("no factors in a sum of {dtype}; multiply before, or use f64")]
+    /// A sum of integers with factors was requested.
+    #[error("a sum of {dtype} takes no factors; multiply before, or use f64")]
     FactorsOfIntegers {
         /// The buffer's type.
         dtype: DType,
     },
-    /// A type that collectives do not know.
-    #[error("no collectives of {dtype}; use f32, f64, bf16, f16 or u64")]
+    /// Collectives do not support the type.
+    #[error("collectives do not support {dtype}; use f32, f64, bf16, f16 or u64")]
     UnsupportedDType {
         /// The buffer's type.
         dtype: DType,
     },
-    /// A world without ranks.
+    /// The world has no rank.
     #[error("a world needs at least one rank")]
     ZeroRanks,
-    /// The system gave no thread.
-    #[error("no thread for rank {rank}: {message}; use fewer ranks or raise the limit")]
+    /// The system could not start a thread.
+    #[error("cannot start a thread for rank {rank}: {message}; use fewer ranks or raise the limit")]
     NoThread {
-        /// For whom.
+        /// The rank.
         rank: usize,
-        /// What the system said.
+        /// Message of the system.
         message: String,
     },
     /// NCCL cannot be used on this machine.
     #[cfg(feature = "nccl")]
     #[error(transparent)]
     NoNccl(#[from] crate::nccl::Unavailable),
-    /// What the buffer itself refused.
+    /// Error of the buffer.
     #[error(transparent)]
     Buffer(#[from] meshstep_tensor::Error),
 }
@@ -217,7 +217,7 @@ impl From<crate::rendezvous::Error> for Error {
 }
 
 impl Error {
-    /// The failure at the bottom: that of [`Poisoned`](Error::Poisoned), or this one.
+    /// Returns the root failure: the cause of [`Poisoned`](Error::Poisoned), or this one.
     pub fn cause(&self) -> &Error {
         match self {
             Error::Poisoned { cause } => cause.cause(),
@@ -226,27 +226,27 @@ impl Error {
     }
 }
 
-/// One rank's side of an operation.
+/// One rank's call of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Called {
-    /// How many operations the rank had started on this communicator before.
+    /// Number of operations that the rank had started on this communicator before.
     pub op_number: u64,
-    /// What it called.
+    /// Action called.
     pub action: Action,
-    /// With how many elements.
+    /// Elements of the buffer.
     pub len: usize,
-    /// Of which type.
+    /// Type of the buffer.
     pub dtype: DType,
 }
 
 impl Called {
-    /// Whether two ranks that call this and `other` call the same collective, on buffers that go together.
+    /// Returns true if both are the same collective on buffers that match.
     pub(crate) fn agrees_with(&self, other: &Called) -> bool {
         let alike = (self.len, self.dtype) == (other.len, other.dtype);
         self.action.agrees_with(other.action) && (alike || !self.action.moves_data())
     }
 
-    /// Whether this sends what `recv` receives.
+    /// Returns true if this is the send that matches `recv`.
     pub(crate) fn goes_to(&self, recv: &Called) -> bool {
         let pair = matches!((self.action, recv.action), (Action::Send { .. }, Action::Recv { .. }));
         pair && (self.len, self.dtype) == (recv.len, recv.dtype)
@@ -273,7 +273,7 @@ impl fmt::Display for Calls<'_> {
                 Some(call) => {
                     write!(f, "{comma}rank {rank} called {call} (its operation {})", call.op_number)?
                 }
-                None => write!(f, "{comma}rank {rank} was in none")?,
+                None => write!(f, "{comma}rank {rank} was in no operation")?,
             }
         }
         Ok(())
@@ -291,7 +291,7 @@ mod tests {
         let error = Error::Mismatch { op_number: 3, calls };
         assert_eq!(
             error.to_string(),
-            "operation 3 does not match: rank 0 called all_gather of 8 f32 (its operation 3), rank 1 was in none, \
+            "operation 3 does not match: rank 0 called all_gather of 8 f32 (its operation 3), rank 1 was in no operation, \
              rank 2 called barrier (its operation 3); every rank must call the same"
         );
     }

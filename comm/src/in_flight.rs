@@ -1,4 +1,4 @@
-//! An operation that owns its buffer until it is waited for.
+//! Operation in flight that owns its buffer until `wait`.
 
 use crate::Error;
 use meshstep_tensor::{Buffer, Queue};
@@ -8,8 +8,7 @@ use std::time::Duration;
 
 /// A started operation. It owns the buffer; [`wait`](InFlight::wait) gives it back.
 ///
-/// Dropping it is safe and cancels nothing: the operation runs, and the buffer is released when nothing touches it any
-/// more.
+/// Dropping it is safe and cancels nothing: the operation runs, and the buffer is released when no rank accesses it any more.
 #[derive(Debug)]
 #[must_use = "waiting gives the buffer back"]
 pub struct InFlight {
@@ -18,40 +17,40 @@ pub struct InFlight {
     redeemed: bool,
 }
 
-/// Where a backend keeps the operations it has accepted, so that starting one allocates nothing.
+/// Backend's table of accepted operations, so that a start does not allocate.
 pub trait Tickets: Send + Sync + Debug {
-    /// Waits until nothing touches the ticket's buffer any more, orders `on` behind that, and gives the ticket up.
+    /// Waits until no rank accesses the ticket's buffer any more, orders `on` behind that, and gives the ticket up.
     fn redeem(&self, ticket: usize, on: &Queue) -> (Buffer, Result<(), Error>);
 
-    /// Whether [`redeem`](Tickets::redeem) would return at once.
+    /// Returns true if [`redeem`](Tickets::redeem) would return at once.
     fn is_done(&self, ticket: usize) -> bool;
 
-    /// Waits until [`is_done`](Tickets::is_done), but not longer than this by the communicator's clock; whether it is.
+    /// Waits until [`is_done`](Tickets::is_done), at most `patience` by the communicator's clock. Returns true if it is done.
     fn ends_within(&self, ticket: usize, patience: Duration) -> bool;
 
-    /// Gives the ticket up unseen; the buffer is released when nothing touches it any more.
+    /// Gives the ticket up without its result; the buffer is released when no rank accesses it any more.
     fn forget(&self, ticket: usize);
 }
 
 impl InFlight {
-    /// What a backend's `start` returns. `ticket` belongs to this value alone until it is redeemed or forgotten.
+    /// Creates the result of a backend's `start`. `ticket` belongs to this value alone until it is redeemed or forgotten.
     pub fn new(tickets: Arc<dyn Tickets>, ticket: usize) -> Self {
         InFlight { tickets, ticket, redeemed: false }
     }
 
-    /// Waits for the end, and orders `on` behind it: what is put on that queue afterwards sees the result. The buffer
-    /// always comes back, also with an error; its contents are unspecified then.
+    /// Waits for the end, and orders `on` behind it: later work on that queue sees the result. The buffer always comes back, also
+    /// with an error; its contents are unspecified then.
     pub fn wait(mut self, on: &Queue) -> (Buffer, Result<(), Error>) {
         self.redeemed = true;
         self.tickets.redeem(self.ticket, on)
     }
 
-    /// Whether the operation has ended, well or not, so that [`wait`](InFlight::wait) would return at once.
+    /// Returns true if the operation has ended, successfully or not, so that [`wait`](InFlight::wait) would return at once.
     pub fn is_done(&self) -> bool {
         self.tickets.is_done(self.ticket)
     }
 
-    /// Has the host wait for the end, but not longer than this by the communicator's clock. Whether it has come.
+    /// Makes the host wait for the end, at most `patience` by the communicator's clock. Returns true if the operation has ended.
     pub fn ends_within(&self, patience: Duration) -> bool {
         self.tickets.ends_within(self.ticket, patience)
     }

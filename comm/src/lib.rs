@@ -1,16 +1,16 @@
-//! Ranks and the collectives between them: deterministic, with deadlines, and with a typed error on every rank when one
-//! of them fails.
+//! Ranks and the collectives between them: deterministic, with deadlines, and with a typed error on every rank if one of them
+//! fails.
 //!
-//! | item | what it is |
+//! | item | meaning |
 //! |---|---|
-//! | [`Communicator`] | a rank's place in its group: `start` an [`Op`] on a buffer, `split`, `abort`, or block |
-//! | [`InFlight`] | a started operation; owns its buffer until waited for |
-//! | [`loopback`] | the backend whose ranks are threads of one process |
-//! | `nccl` | with the feature of that name: the backend whose ranks are GPUs |
-//! | [`rendezvous`] | how processes meet: launchers' variables, a small store on rank 0, failures heard of beside a backend |
-//! | [`Error`] | what went wrong, the same on every rank |
+//! | [`Communicator`] | one rank's handle to its group: `start` an [`Op`] on a buffer, `split`, `abort`, or block |
+//! | [`InFlight`] | a started operation; owns its buffer until `wait` |
+//! | [`loopback`] | backend with threads of one process as ranks |
+//! | `nccl` | backend with GPUs as ranks, behind the feature `nccl` |
+//! | [`rendezvous`] | process bootstrap: launchers' variables, a small store on rank 0, failure reports outside the backend |
+//! | [`Error`] | typed error, the same on every rank |
 //! | [`Stats`] | operations and bytes by [`Kind`], as a ring algorithm would send them |
-//! | [`Clock`], [`Faults`] | time and trouble for tests |
+//! | [`Clock`], [`Faults`] | manual time and injected faults for tests |
 //!
 //! ```
 //! use meshstep_comm::{Op, Reduction, loopback};
@@ -35,34 +35,34 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! By loopback; `nccl` says where it differs.
+//! Loopback gives these guarantees; the docs of `nccl` list the differences.
 //!
-//! - The same bits on every rank and in every run: sums go in the order of the ranks ([`Reduction`] says in which
-//!   type), whoever comes first.
-//! - Nothing hangs. An operation waits for others until its deadline (ten minutes, or [`Op::within`]) and not that long
-//!   where the failure is already certain: ranks that call different things, a rank that left or panicked.
-//! - The buffer always comes back, and only when no rank touches it any more.
-//! - Starting and waiting allocate nothing, after the first few operations.
+//! - Every rank gets the same bits in every run: sums go in the order of the ranks ([`Reduction`] documents the accumulator
+//!   types), in whatever order the ranks arrive.
+//! - No operation hangs. It waits for other ranks until its deadline (ten minutes, or [`Op::within`]), and less if the failure is
+//!   already certain: ranks that call different operations, a rank that left or panicked.
+//! - The buffer always comes back, and only when no rank accesses it any more.
+//! - Starting and waiting do not allocate, after the first few operations.
 //!
 //! # Limits
 //!
 //! - Loopback is one process.
-//! - A deadline bounds the wait for other ranks; once all have come, the bytes are moved to the end.
-//! - f64 and u64 have no wider accumulator: an f64 sum keeps what it rounds off beside it, which is itself rounded, and a u64
-//!   sum wraps. f64, and bf16 in f32, reach as far as their accumulators, so the mean of values near the largest is infinite.
-//! - `send` returns when its `recv` has taken the bytes; two ranks that both send first are a mismatch, not a queue.
-//! - Every rank of every communicator has a thread; ranks are meant to be few.
+//! - A deadline bounds the wait for other ranks; once all have arrived, the transfer runs to its end.
+//! - f64 and u64 have no wider accumulator. An f64 sum carries its rounding error in a second f64, which is itself rounded; a u64
+//!   sum wraps. Sums of f64, and of bf16 in f32, overflow where their accumulators do, so the mean of values near the largest is
+//!   infinite.
+//! - `send` returns when its `recv` has copied the bytes; two ranks that both send first are a mismatch, not a queue.
+//! - Every rank of every communicator has a thread; the rank count is meant to be small.
 //!
 //! # Features
 //!
-//! `nccl` is the backend for NVIDIA GPUs. It builds without CUDA and NCCL, which are loaded when first used.
+//! `nccl` is the backend for NVIDIA GPUs. It builds without CUDA and NCCL, which are loaded on first use.
 //!
-//! `shuttle` is for this crate's own tests: inside a shuttle execution its locks and threads are shuttle's.
+//! `shuttle` is for this crate's own tests: inside a shuttle execution the crate's locks and threads are shuttle's.
 
 mod clock;
-mod colours;
 mod communicator;
 mod error;
 mod faults;
@@ -73,6 +73,7 @@ pub mod nccl;
 mod op;
 mod reduce;
 pub mod rendezvous;
+mod split_groups;
 mod stats;
 mod sync;
 

@@ -1,9 +1,9 @@
-//! Ranks as threads of one process, exchanging buffers through shared memory.
+//! Backend with threads of one process as ranks, which exchange buffers through shared memory.
 //!
-//! Every operation is one meeting: all ranks say what they are about to do, the calls are compared, the ranks draw
-//! portions of the elements and move them until none is left (of a small operation the rank that comes last moves all), and
-//! only when all are done does any buffer come back. Each
-//! rank's own communication thread does this while the caller computes; a caller that waits does it itself.
+//! Every operation is a rendezvous of its ranks: each posts its call, the calls are compared, then the ranks draw portions of the
+//! elements and move them until none is left (in a small operation the last rank to arrive moves all of them). Buffers come back
+//! only when all ranks are done. Each rank's communication thread runs its operations while the caller computes; a caller that
+//! waits runs them itself.
 
 mod cut;
 mod lane;
@@ -23,31 +23,31 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How many ranks, and what rules their operations.
+/// Number of ranks, and settings of their operations.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Ranks in the world; at least one.
     pub ranks: usize,
-    /// How long an operation waits for the other ranks, unless it says so itself.
+    /// Default time that an operation waits for the other ranks.
     pub timeout: Duration,
-    /// What deadlines and delays are measured by.
+    /// Clock of deadlines and delays.
     pub clock: Clock,
-    /// What is to go wrong, in tests.
+    /// Faults to inject, for tests.
     pub faults: Faults,
 }
 
 impl Config {
-    /// `ranks` ranks, ten minutes of patience, the machine's time, no faults.
+    /// Returns the settings for `ranks` ranks: a timeout of ten minutes, the machine's clock, no faults.
     pub fn new(ranks: usize) -> Self {
         let timeout = Duration::from_secs(600);
         Config { ranks, timeout, clock: Clock::real(), faults: Faults::none() }
     }
 }
 
-/// Runs `body` on `ranks` ranks, each on a thread of its own, and returns what they return, by rank.
+/// Runs `body` on `ranks` ranks, each on its own thread, and returns the results by rank.
 ///
-/// When `body` returns, its rank has left, in every group it was in. When it panics, the others' operations fail with
-/// [`Error::Panicked`]; once all have ended, so does this call, naming the rank that panicked first.
+/// When `body` returns, its rank leaves all its groups. When it panics, the others' operations fail with [`Error::Panicked`];
+/// once all ranks have ended, this call returns the error of the rank that panicked first.
 pub fn spawn<T: Send>(
     ranks: usize,
     body: impl Fn(Arc<dyn Communicator>) -> T + Sync,
@@ -55,7 +55,7 @@ pub fn spawn<T: Send>(
     spawn_with(Config::new(ranks), body)
 }
 
-/// As [`spawn`], with other settings.
+/// Like [`spawn`], with other settings.
 pub fn spawn_with<T: Send>(
     config: Config,
     body: impl Fn(Arc<dyn Communicator>) -> T + Sync,
@@ -84,8 +84,8 @@ pub fn spawn_with<T: Send>(
     results.into_iter().enumerate().map(result).collect()
 }
 
-/// The communicators of all ranks, for threads of the caller's own. Each rank leaves when its last handle is dropped;
-/// while its thread panics, that counts as a panic.
+/// Returns the communicators of all ranks, for the caller's own threads. Each rank leaves when its last handle is dropped; a drop
+/// while its thread panics counts as a panic.
 pub fn world(config: Config) -> Result<Vec<Arc<dyn Communicator>>, Error> {
     Ok(handles(config)?.into_iter().map(|handle| Arc::new(handle) as _).collect())
 }

@@ -1,4 +1,4 @@
-//! What a rank asks of its group, as small `Copy` data, and what can be refused without asking anybody.
+//! Operations as small `Copy` data, and the checks that need no other rank.
 
 use crate::Error;
 use meshstep_tensor::DType;
@@ -7,7 +7,7 @@ use std::hash::{Hash, Hasher};
 use std::mem::{Discriminant, discriminant};
 use std::time::Duration;
 
-/// One operation, to be given to [`Communicator::start`](crate::Communicator::start) with the buffer it works on.
+/// One operation for [`Communicator::start`](crate::Communicator::start).
 ///
 /// Every operation is in place: there is no second length to get wrong. `S` below is the buffer, `n` the number of
 /// ranks, `r` this rank; *chunk* `q` is the `q`th of `n` equal contiguous parts.
@@ -17,78 +17,78 @@ pub struct Op {
     within: Option<Duration>,
 }
 
-/// What an [`Op`] does.
+/// Action of an [`Op`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Action {
-    /// Every element becomes the reduction of that element over all ranks; any length.
+    /// Reduces the elements over all ranks; any length.
     AllReduce(Reduction),
-    /// Chunk `r` becomes the reduction of chunk `r` over all ranks; the other chunks are unspecified afterwards.
+    /// Reduces chunk `r` over all ranks; the other chunks are unspecified afterwards.
     ReduceScatter(Reduction),
-    /// Every rank's own chunk goes to all ranks.
+    /// Copies every rank's own chunk to all ranks.
     AllGather,
-    /// Chunk `q` of rank `r` changes places with chunk `r` of rank `q`.
+    /// Exchanges chunk `q` of rank `r` with chunk `r` of rank `q`.
     AllToAll,
-    /// The root's buffer goes to all ranks.
+    /// Copies the root's buffer to all ranks.
     Broadcast {
-        /// Whose buffer is copied.
+        /// Source rank.
         root: usize,
     },
-    /// The buffer goes to one rank, which calls [`Action::Recv`].
+    /// Sends the buffer to one rank, which calls [`Action::Recv`].
     Send {
-        /// Who receives.
+        /// Receiving rank.
         to: usize,
     },
-    /// The buffer is overwritten by that of one rank, which calls [`Action::Send`].
+    /// Overwrites the buffer with that of one rank, which calls [`Action::Send`].
     Recv {
-        /// Who sends.
+        /// Sending rank.
         from: usize,
     },
-    /// Returns once every rank has called it; the buffer is carried along untouched.
+    /// Waits until every rank has called it; the buffer is not touched.
     Barrier,
-    /// Forms one group per colour; [`Communicator::split`](crate::Communicator::split) calls it.
+    /// Forms one group per color, for [`Communicator::split`](crate::Communicator::split).
     Split {
-        /// Ranks of equal colour form a group; `None` joins no group.
+        /// Ranks of equal color form a group; `None` joins no group.
         color: Option<u32>,
-        /// Order within the group; ties by rank in this one.
+        /// Order within the group; ties are broken by rank in this group.
         key: i64,
     },
 }
 
-/// How elements of several ranks become one, always in the order of the ranks, so that the bits do not depend on who
-/// arrives first.
+/// Reduction of one element over the ranks, always in the order of the ranks, so that the bits do not depend on the order of
+/// arrival.
 ///
-/// Sums and means are accumulated wider than the buffer's type (f32 in f64; bf16 and f16 in f32; f64 in two f64, the second
-/// of what the first rounds off; u64 in itself), the mean is divided in the accumulator, and the result is rounded once, to
-/// nearest, ties to even.
+/// Sums and means are accumulated in a type wider than the buffer's (f32 in f64; bf16 and f16 in f32; f64 in two f64, the second
+/// for the rounding error of the first; u64 in itself). The mean is divided in the accumulator, and the result is rounded once,
+/// to nearest, ties to even.
 ///
-/// Two are equal where their factors have the same bits.
+/// Two reductions are equal if their factors have the same bits.
 #[derive(Clone, Copy, Debug)]
 pub enum Reduction {
-    /// The sum; of `u64` modulo 2^64.
+    /// Sum; for `u64` modulo 2^64.
     Sum,
-    /// The sum divided by the number of ranks; refused for integers.
+    /// Sum divided by the number of ranks; an error for integers.
     Mean,
-    /// The sum of each rank's values times its own factor, which need not be the other ranks': a weighted mean where factors are
-    /// shares of 1. Refused for integers. Products are taken in the accumulator, to which the factor is rounded; of f64 they
-    /// keep what they round off. 0 times what is not finite is NaN.
+    /// Sum of each rank's values times the rank's own factor: a weighted mean if the factors are shares of 1. An error for
+    /// integers. Products are taken in the accumulator, to which the factor is rounded; for f64 the rounding error of a product
+    /// is kept. 0 times a non-finite value is NaN.
     PreMulSum {
-        /// What this rank's values are multiplied by.
+        /// Factor for this rank's values.
         factor: f64,
     },
-    /// The largest; NaN if any is NaN. Of equal values (`-0.0` and `0.0`) the lowest rank's.
+    /// Maximum; NaN if any value is NaN. Among equal values (`-0.0` and `0.0`) the lowest rank's.
     Max,
-    /// The smallest; NaN if any is NaN. Of equal values (`-0.0` and `0.0`) the lowest rank's.
+    /// Minimum; NaN if any value is NaN. Among equal values (`-0.0` and `0.0`) the lowest rank's.
     Min,
 }
 
 impl Reduction {
-    /// Whether ranks that reduce by `self` and `other` do the same: each has its own factor.
+    /// Returns true if `self` and `other` are the same reduction; factors may differ between ranks.
     pub(crate) fn agrees_with(self, other: Reduction) -> bool {
         discriminant(&self) == discriminant(&other)
     }
 
-    /// What a rank's values are multiplied by.
+    /// Factor for this rank's values.
     pub(crate) fn factor(self) -> f64 {
         if let Reduction::PreMulSum { factor } = self { factor } else { 1.0 }
     }
@@ -113,37 +113,37 @@ impl Hash for Reduction {
 }
 
 impl Op {
-    /// Every element becomes its reduction over all ranks.
+    /// Reduces the elements over all ranks.
     pub const fn all_reduce(reduction: Reduction) -> Self {
         Self::of(Action::AllReduce(reduction))
     }
 
-    /// Chunk `r` becomes its reduction over all ranks.
+    /// Reduces chunk `r` over all ranks.
     pub const fn reduce_scatter(reduction: Reduction) -> Self {
         Self::of(Action::ReduceScatter(reduction))
     }
 
-    /// Every rank's own chunk goes to all ranks.
+    /// Copies every rank's own chunk to all ranks.
     pub const fn all_gather() -> Self {
         Self::of(Action::AllGather)
     }
 
-    /// Chunk `q` of rank `r` changes places with chunk `r` of rank `q`.
+    /// Exchanges chunk `q` of rank `r` with chunk `r` of rank `q`.
     pub const fn all_to_all() -> Self {
         Self::of(Action::AllToAll)
     }
 
-    /// The root's buffer goes to all ranks.
+    /// Copies the root's buffer to all ranks.
     pub const fn broadcast(root: usize) -> Self {
         Self::of(Action::Broadcast { root })
     }
 
-    /// The buffer goes to rank `to`.
+    /// Sends the buffer to rank `to`.
     pub const fn send(to: usize) -> Self {
         Self::of(Action::Send { to })
     }
 
-    /// The buffer is overwritten by that of rank `from`.
+    /// Overwrites the buffer with that of rank `from`.
     pub const fn recv(from: usize) -> Self {
         Self::of(Action::Recv { from })
     }
@@ -153,29 +153,29 @@ impl Op {
         Self::of(Action::Barrier)
     }
 
-    /// Any action, with the communicator's own deadline.
+    /// Creates an operation of any action, with the communicator's deadline.
     pub const fn of(action: Action) -> Self {
         Op { action, within: None }
     }
 
-    /// The same with a deadline of its own: how long this rank, once the operation's turn has come, waits for others.
+    /// Sets a deadline: how long this rank, once it is the operation's turn, waits for the others.
     pub const fn within(mut self, deadline: Duration) -> Self {
         self.within = Some(deadline);
         self
     }
 
-    /// What is done.
+    /// Action of the operation.
     pub const fn action(self) -> Action {
         self.action
     }
 
-    /// The deadline, where it is not the communicator's.
+    /// Deadline, if it differs from the communicator's.
     pub const fn deadline(self) -> Option<Duration> {
         self.within
     }
 
-    /// Refuses what is wrong whatever the other ranks do. A backend calls this first, so that caller errors leave the
-    /// communicator as it was.
+    /// Checks the operation for errors that need no other rank. A backend calls this first, so that caller errors leave the
+    /// communicator usable.
     pub fn check(self, rank: usize, world_size: usize, len: usize, dtype: DType) -> Result<(), Error> {
         if self.action.moves_data() {
             check_dtype(dtype)?;
@@ -195,7 +195,7 @@ impl Op {
 }
 
 impl Action {
-    /// The one rank this waits for, where it waits for one rather than for all.
+    /// Peer of a send or a receive; `None` for a collective.
     pub(crate) fn peer(self) -> Option<usize> {
         match self {
             Action::Send { to } => Some(to),
@@ -204,7 +204,7 @@ impl Action {
         }
     }
 
-    /// Whether ranks that call `self` and `other` call the same collective.
+    /// Returns true if `self` and `other` are the same collective.
     pub(crate) fn agrees_with(self, other: Action) -> bool {
         match (self, other) {
             (Action::Split { .. }, Action::Split { .. }) => true,
@@ -214,7 +214,7 @@ impl Action {
         }
     }
 
-    /// How it reduces, if it does.
+    /// Reduction of the action, if any.
     pub(crate) fn reduction(self) -> Option<Reduction> {
         match self {
             Action::AllReduce(reduction) | Action::ReduceScatter(reduction) => Some(reduction),
@@ -222,12 +222,12 @@ impl Action {
         }
     }
 
-    /// What this rank's values are multiplied by on the way.
+    /// Factor for this rank's values.
     pub(crate) fn factor(self) -> f64 {
         self.reduction().map_or(1.0, Reduction::factor)
     }
 
-    /// Whether the length and type of the buffers must agree.
+    /// Returns true if the action moves data, so that lengths and types of the buffers must agree.
     pub(crate) fn moves_data(self) -> bool {
         !matches!(self, Action::Barrier | Action::Split { .. })
     }
@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_rank_can_see_is_refused_by_name() {
+    fn caller_errors_are_refused_by_name() {
         let sum = Op::reduce_scatter(Reduction::Sum);
         assert_eq!(
             sum.check(0, 4, 10, DType::F32),

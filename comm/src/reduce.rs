@@ -1,48 +1,48 @@
-//! The arithmetic of reductions, element by element: what is accumulated in which type, and the one rounding at the end.
+//! Arithmetic of reductions, element by element: the accumulator type of each element type, and the single rounding at the end.
 
 use crate::Reduction;
 use meshstep_tensor::{Element, bf16, f16, narrow};
 
-/// Bytes of each buffer that are reduced at a time. Few, so that all buffers are read side by side: a page at a time of
-/// each is half as fast, because the processor fetches ahead only within pages it is reading.
+/// Bytes of each buffer per block. The block is small so that all buffers are read side by side: reading a page of each at a time
+/// is half as fast, because the hardware prefetches only within pages that are being read.
 const BLOCK_BYTES: usize = 256;
-/// The most elements that are reduced at a time.
+/// Largest number of elements of a block.
 pub(crate) const BLOCK: usize = BLOCK_BYTES / 2;
 
-/// Elements of `T` that are reduced at a time.
+/// Returns the number of elements of `T` in a block.
 pub(crate) const fn block<T: Wire>() -> usize {
     BLOCK_BYTES / size_of::<T>()
 }
 
-/// An element type and what it is accumulated in.
+/// Element type with its accumulator type.
 pub(crate) trait Wire: Element {
     type Wide: Accumulator;
     fn widen(self) -> Self::Wide;
-    /// To nearest, ties to even.
+    /// Rounds to nearest, ties to even.
     fn narrow(wide: Self::Wide) -> Self;
 }
 
-/// What sums are kept in.
+/// Accumulator of a reduction.
 pub(crate) trait Accumulator: Copy {
     const ZERO: Self;
     fn plus(self, other: Self) -> Self;
     fn times(self, factor: f64) -> Self;
-    /// With `other` times `factor` added.
+    /// Adds `other` times `factor`.
     #[inline(always)]
     fn plus_times(self, other: Self, factor: f64) -> Self {
         self.plus(other.times(factor))
     }
-    /// The larger; NaN if either is; `self` if they are equal.
+    /// Returns the larger; NaN if either is NaN; `self` if they are equal.
     fn max(self, other: Self) -> Self;
-    /// The smaller; NaN if either is; `self` if they are equal.
+    /// Returns the smaller; NaN if either is NaN; `self` if they are equal.
     fn min(self, other: Self) -> Self;
-    /// Multiplies by 1/n where that is exact, which is then the same as to divide.
+    /// Divides by `n`; multiplies by 1/n if 1/n is exact, with the same result.
     fn over(self, divisor: Divisor<Self>) -> Self;
     fn from_count(n: usize) -> Self;
     fn reciprocal(self) -> Self;
 }
 
-/// How to divide by the number of ranks: by a multiplication where the reciprocal is exact, much the faster.
+/// Division by the number of ranks: a multiplication if the reciprocal is exact, which is much faster.
 #[derive(Clone, Copy)]
 pub(crate) enum Divisor<A> {
     Divide(A),
@@ -56,7 +56,7 @@ impl<A: Accumulator> Divisor<A> {
     }
 }
 
-/// The accumulators begin with the first rank's values, not with zero, which would lose the sign of `-0.0`.
+/// Initialises the accumulators with the first rank's values. Starting at zero would lose the sign of `-0.0`.
 #[inline(always)]
 pub(crate) fn first<T: Wire>(sum: &mut [T::Wide], values: &[T]) {
     for (s, &x) in sum.iter_mut().zip(values) {
@@ -64,13 +64,13 @@ pub(crate) fn first<T: Wire>(sum: &mut [T::Wide], values: &[T]) {
     }
 }
 
-/// The same with the rank's factor.
+/// Like [`first`], times the rank's factor.
 #[inline(always)]
 pub(crate) fn first_times<T: Wire>(sum: &mut [T::Wide], values: &[T], factor: f64) {
     each(sum, values, |_, x: T| x.widen().times(factor));
 }
 
-/// Takes in another rank's values.
+/// Accumulates another rank's values.
 #[inline(always)]
 pub(crate) fn next<T: Wire>(sum: &mut [T::Wide], values: &[T], reduction: Reduction) {
     match reduction {
@@ -82,13 +82,13 @@ pub(crate) fn next<T: Wire>(sum: &mut [T::Wide], values: &[T], reduction: Reduct
     }
 }
 
-/// Takes in another rank's values, times its factor.
+/// Accumulates another rank's values times its factor.
 #[inline(always)]
 pub(crate) fn next_times<T: Wire>(sum: &mut [T::Wide], values: &[T], factor: f64) {
     each(sum, values, |s, x: T| s.plus_times(x.widen(), factor));
 }
 
-/// Divides for a mean over `n` ranks, and rounds.
+/// Divides by `n` for a mean, and rounds.
 #[inline(always)]
 pub(crate) fn last<T: Wire>(rounded: &mut [T], sum: &[T::Wide], reduction: Reduction, n: usize) {
     match (reduction, Divisor::<T::Wide>::of(n)) {
@@ -155,7 +155,7 @@ macro_rules! float_accumulator {
 float_accumulator!(f32);
 float_accumulator!(f64);
 
-/// A sum of f64 and what its additions have rounded off (Knuth's two-sum), so that the mean of equal numbers is that number.
+/// Sum of f64 values and its rounding errors (Knuth's two-sum), so that the mean of equal numbers is that number.
 #[derive(Clone, Copy)]
 pub(crate) struct Twofold {
     high: f64,
@@ -168,7 +168,7 @@ impl Twofold {
         Twofold { high, low: 0.0 }
     }
 
-    /// Where nothing was rounded off the sum stays as it is, `-0.0` and infinities included.
+    /// Returns the rounded sum. A sum without rounding errors stays unchanged, including `-0.0` and infinities.
     #[inline(always)]
     fn rounded(self) -> f64 {
         if self.low != 0.0 && self.high.is_finite() { self.high + self.low } else { self.high }
@@ -184,7 +184,7 @@ impl Accumulator for Twofold {
         let lost = (self.high - (high - theirs)) + (other.high - theirs);
         Twofold { high, low: self.low + lost }
     }
-    /// The product, and what it has rounded off.
+    /// Returns the product and its rounding error.
     #[inline(always)]
     fn times(self, factor: f64) -> Self {
         let high = self.high * factor;
@@ -204,7 +204,7 @@ impl Accumulator for Twofold {
     fn min(self, other: Self) -> Self {
         Twofold::new(Accumulator::min(self.high, other.high))
     }
-    /// The quotient, and what the division left over: `n * x` gives `x`, exactly.
+    /// Returns the quotient and the remainder's share: `n * x` gives `x`, exactly.
     #[inline(always)]
     fn over(self, divisor: Divisor<Self>) -> Self {
         match divisor {
@@ -238,7 +238,7 @@ impl Accumulator for u64 {
     fn min(self, other: Self) -> Self {
         Ord::min(self, other)
     }
-    /// Never asked for, as `over`: `Op::check` refuses what divides or multiplies integers.
+    /// Unreachable, like `over`: `Op::check` refuses division and factors of integers.
     fn times(self, _: f64) -> Self {
         self
     }

@@ -1,4 +1,4 @@
-//! How processes meet before they have a communicator, and hear of each other's failures beside it.
+//! Process rendezvous: ranks meet before they have a communicator, and report failures outside of it.
 //!
 //! ```
 //! use meshstep_comm::rendezvous::{Environment, Options, Store};
@@ -12,40 +12,39 @@
 //! #     None => (name == port.0).then(|| port.1.clone()),
 //! # };
 //! let environment = Environment::read(lookup)?; // or `from_env()`, under torchrun or srun
-//! let store = Store::join(&environment, &Options::default())?; // all ranks are there
+//! let store = Store::join(&environment, &Options::default())?; // all ranks have joined
 //! let first = store.generation(0);
 //! if store.rank() == 0 {
 //!     first.set("unique id", &[7; 128])?;
 //! }
 //! let id = first.wait("unique id", Duration::from_secs(60))?;
 //! assert_eq!(id, [7; 128]);
-//! assert_eq!(first.failure(), None); // no rank failed or was lost so far
+//! assert_eq!(first.failure(), None); // no rank has failed or was lost so far
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Rank 0 runs the store, on the address that MASTER_ADDR stands for and on no other; every rank, rank 0 included, keeps one
-//! connection to it. The store repeats what ranks say to all of them in one order, so `get`, `wait` and `failure` look at a
-//! copy that each rank has.
+//! Rank 0 runs the store, on the address of MASTER_ADDR only; every rank, rank 0 included, keeps one connection to it. The store
+//! forwards the ranks' messages to all ranks in one order, so `get`, `wait` and `failure` read a local copy.
 //!
-//! # Who is let in
+//! # Authentication
 //!
-//! Those who know the job's token. It never travels: rank and store show each other HMAC-SHA256 proofs over fresh nonces of
-//! both and over what the rank claims (run, restart, rank, world size), so a recorded proof proves nothing later. From then on
-//! every frame carries a seal under a key of this connection and direction and counts, so none can be changed, repeated, left
-//! out or added. Before, frames are short, few connections are served at a time, and each must be done within
+//! The store admits ranks that know the job's token. The token is never sent: rank and store prove it with HMAC-SHA256 over fresh
+//! nonces of both and over the rank's claim (run, restart, rank, world size), so a recorded proof cannot be reused. After that
+//! every frame carries a seal under a key of its connection and direction with a counter, so no frame can be changed, repeated,
+//! dropped or inserted. Before that, frames are short, few connections are served at a time, and each must complete within
 //! [`Options::handshake`].
 //!
-//! Services of other kinds are called in the same way, on connections of their own: [`Listener`] and [`call`].
+//! Other services use the same protocol on their own connections: [`Listener`] and [`call`].
 //!
 //! # Limits
 //!
-//! - Nothing is encrypted: who can listen to the network reads the values. What a backend itself sends (NCCL's own traffic) is
-//!   neither authenticated nor encrypted.
-//! - Without a token, which is allowed on loopback addresses only, any process of the machine can be a rank.
-//! - All who know the token are trusted: one that lies about its rank takes that rank's seat.
-//! - When rank 0 is gone, so is the store. Nobody who left or was lost is let in again: start all ranks anew.
-//! - The store keeps everything it is told, up to 64 MiB, and has two threads for each rank.
-//! - Deadlines are of the machine's clock: they are those of sockets.
+//! - Traffic is not encrypted: the network can read the values. A backend's own traffic (NCCL's) is neither authenticated nor
+//!   encrypted.
+//! - Without a token, which is allowed on loopback addresses only, any process of the machine can join as a rank.
+//! - Processes with the token are trusted: a process with a false rank takes that rank's seat.
+//! - The store ends with rank 0. A rank that left or was lost cannot rejoin: restart all ranks.
+//! - The store keeps all messages, up to 64 MiB, and has two threads for each rank.
+//! - Deadlines are measured by the machine's clock: they are socket timeouts.
 
 mod admission;
 mod channel;

@@ -1,12 +1,12 @@
-//! What a rank has done and sent, counted as a ring algorithm would send it.
+//! Counts of a rank's operations and of the bytes that a ring algorithm would send for them.
 
 use crate::Action;
 use std::ops::Range;
 
-/// A kind of operation, as [`Stats`] counts them.
+/// Kind of operation in [`Stats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// `all_reduce`: 2 (S - own chunk) bytes.
+    /// `all_reduce`: 2 (S - own chunk) bytes, where S is the size of the buffer.
     AllReduce,
     /// `reduce_scatter`: S - own chunk.
     ReduceScatter,
@@ -27,7 +27,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every kind, in the order reports print them.
+    /// All kinds, in the order of reports.
     pub const ALL: [Kind; 9] = [
         Kind::AllReduce,
         Kind::ReduceScatter,
@@ -46,11 +46,11 @@ impl Kind {
 pub struct Traffic {
     /// Operations that succeeded.
     pub operations: u64,
-    /// Bytes this rank sent in them.
+    /// Bytes sent by this rank.
     pub bytes: u64,
 }
 
-/// What one rank has done on one communicator. An operation counts once it has succeeded.
+/// Counts of one rank on one communicator. Only successful operations count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     by_kind: [Traffic; Kind::ALL.len()],
@@ -71,7 +71,7 @@ impl Stats {
         self.by_kind.iter().fold(Traffic::default(), add)
     }
 
-    /// Counts one operation, as a backend does when it has succeeded. `len` elements of `size` bytes.
+    /// Counts one operation, which a backend calls after its success. The buffer has `len` elements of `size` bytes.
     pub fn count(&mut self, action: Action, rank: usize, world_size: usize, len: usize, size: usize) {
         let traffic = &mut self.by_kind[kind(action) as usize];
         traffic.operations += 1;
@@ -79,7 +79,7 @@ impl Stats {
     }
 }
 
-/// Part `index` of `len` elements cut into `parts` whose lengths differ by at most one, the longer ones first.
+/// Returns part `index` of `len` elements cut into `parts`; lengths differ by at most one, the longer parts come first.
 pub(crate) fn chunk(len: usize, parts: usize, index: usize) -> Range<usize> {
     let (short, longer) = (len / parts, len % parts);
     let start = index * short + index.min(longer);

@@ -1,5 +1,4 @@
-//! Locks, condition variables and threads: the standard library's, or a deterministic scheduler's when a test with the
-//! `shuttle` feature runs inside one.
+//! Locks, condition variables and threads: the standard library's, or shuttle's inside a test with the `shuttle` feature.
 
 pub(crate) mod real;
 #[cfg(feature = "shuttle")]

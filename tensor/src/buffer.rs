@@ -1,4 +1,4 @@
-//! The exclusive owner of a range of flat memory.
+//! Exclusive owner of a range of flat memory.
 
 use crate::memory::Slab;
 use crate::slice::beyond;
@@ -6,28 +6,29 @@ use crate::{Category, DType, Element, Error, Meter, Place, Queue, Slice, SliceMu
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Owns a range of one allocation, typed by a [`DType`].
+/// Owner of a range of one allocation, with one [`DType`].
 ///
-/// A buffer splits in two and joins again without copying, so that parts of one allocation (buckets of gradients, a
-/// parameter's place in a bucket) travel singly while the memory stays flat. The memory is released, and no longer
-/// counted, when the last part is gone.
+/// A buffer splits in two and joins again without copying, so that parts of one allocation (buckets of gradients, a parameter's
+/// range in a bucket) move between owners while the memory stays flat. The memory is released and no longer counted when the last
+/// part is dropped.
 #[derive(Debug)]
 pub struct Buffer {
     slab: Arc<Slab>,
-    /// First element, counted from the slab's base.
+    /// First element, from the slab's base.
     start: usize,
     len: usize,
     dtype: DType,
 }
 
 impl Buffer {
-    /// `len` zeros of `dtype`, counted under `category`. Aligned to 64 bytes at least.
+    /// Allocates `len` zeros of `dtype`, counted under `category`, aligned to at least 64 bytes.
     pub fn zeroed(len: usize, dtype: DType, meter: &Meter, category: Category) -> Result<Self, Error> {
         Self::zeroed_apart(len, dtype, meter, category, &[])
     }
 
-    /// The same, at an address that modulo 4096 is none of `apart`'s, up to fifteen of them: for buffers that are streamed
-    /// together, which the processor would otherwise mistake for one another. Buffers below a page keep no distance.
+    /// Like [`zeroed`](Self::zeroed), at an address that modulo 4096 differs from those of `apart` (up to fifteen). For buffers
+    /// that are streamed together: the store buffer would otherwise confuse their addresses. Buffers below a page keep no
+    /// distance.
     pub fn zeroed_apart(
         len: usize,
         dtype: DType,
@@ -39,7 +40,8 @@ impl Buffer {
         Ok(Buffer { slab: Arc::new(slab), start: 0, len, dtype })
     }
 
-    /// `len` zeros of `dtype` where `queue` works, once its work so far and their zeroing are done; counted under `category`.
+    /// Allocates `len` zeros of `dtype` at `queue`'s place, counted under `category`. They are zero for work enqueued on `queue`
+    /// after this call.
     pub fn zeroed_on(
         queue: &Queue,
         len: usize,
@@ -59,63 +61,63 @@ impl Buffer {
         Self::zeroed(len, dtype, meter, category)
     }
 
-    /// All of an allocation, or its first elements.
+    /// Returns the first `len` elements of an allocation.
     #[cfg(feature = "cuda")]
     pub(crate) fn of_slab(slab: Slab, len: usize, dtype: DType) -> Self {
         Buffer { slab: Arc::new(slab), start: 0, len, dtype }
     }
 
-    /// A copy of `values`, counted under `category`.
+    /// Copies `values` into a new buffer, counted under `category`.
     pub fn from_slice<T: Element>(values: &[T], meter: &Meter, category: Category) -> Result<Self, Error> {
         let mut buffer = Self::zeroed(values.len(), T::DTYPE, meter, category)?;
         buffer.typed_mut()?.copy_from_slice(values);
         Ok(buffer)
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no element.
+    /// Returns true if there is no element.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The element type.
+    /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Where the memory is.
+    /// Place of the memory.
     pub fn place(&self) -> Place {
         self.slab.place()
     }
 
-    /// Bytes of this range.
+    /// Size of this range in bytes.
     pub fn bytes(&self) -> usize {
         self.len * self.dtype.size()
     }
 
-    /// Reads the range.
+    /// Borrows the range to read.
     pub fn as_slice(&self) -> Slice<'_> {
-        // SAFETY: the range lies within the slab, whose bytes are initialised; this buffer alone owns the range, and
-        // the borrow of `self` keeps writers away for as long as the slice lives.
+        // SAFETY: the range lies within the slab, and its bytes are initialised; this buffer alone owns the range, and the borrow
+        // of `self` excludes writers for as long as the slice lives.
         unsafe { Slice::from_parts(self.as_ptr(), self.bytes(), self.dtype, self.place()) }
     }
 
-    /// Reads and writes the range.
+    /// Borrows the range to read and write.
     pub fn as_mut(&mut self) -> SliceMut<'_> {
-        // SAFETY: as in `as_slice`; the borrow is exclusive, so this is the only way to the range meanwhile.
+        // SAFETY: as in `as_slice`; the borrow is exclusive, so this is the only access to the range meanwhile.
         unsafe { SliceMut::from_parts(self.as_ptr(), self.bytes(), self.dtype, self.place()) }
     }
 
-    /// The elements as `T`, or an error naming both types.
+    /// Returns the elements as `T`, or an error with both types.
     pub fn typed<T: Element>(&self) -> Result<&[T], Error> {
         self.as_slice().typed()
     }
 
-    /// The elements as `T`, mutably, or an error naming both types.
+    /// Returns the elements as `T`, mutably, or an error with both types.
     pub fn typed_mut<T: Element>(&mut self) -> Result<&mut [T], Error> {
         self.as_mut().into_typed()
     }
@@ -127,13 +129,13 @@ impl Buffer {
         Ok(Buffer { slab: Arc::clone(&self.slab), start: self.start + at, len, dtype: self.dtype })
     }
 
-    /// All elements; this buffer keeps an empty range at its start.
+    /// Takes all elements; this buffer keeps an empty range at its start.
     pub fn take(&mut self) -> Buffer {
         let len = std::mem::take(&mut self.len);
         Buffer { slab: Arc::clone(&self.slab), start: self.start, len, dtype: self.dtype }
     }
 
-    /// One owner of both ranges when `next` begins where this ends in the same allocation; otherwise both again.
+    /// Joins both ranges if `next` begins where this one ends in the same allocation; otherwise returns both unchanged.
     pub fn join(mut self, next: Buffer) -> Result<Buffer, (Buffer, Buffer)> {
         let adjacent = self.start + self.len == next.start && self.dtype == next.dtype;
         if !adjacent || !Arc::ptr_eq(&self.slab, &next.slab) {
@@ -143,7 +145,7 @@ impl Buffer {
         Ok(self)
     }
 
-    /// Where the range begins at its [`place`](Self::place), for backends that move bytes between buffers of several owners.
+    /// Address of the range at its [`place`](Self::place), for backends that move bytes between buffers of several owners.
     pub fn as_ptr(&self) -> NonNull<u8> {
         beyond(self.slab.base(), self.start * self.dtype.size())
     }

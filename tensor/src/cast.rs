@@ -3,7 +3,7 @@
 use crate::{DType, Element, Error, Slice, SliceMut, narrow};
 use half::{bf16, f16};
 
-/// Copies `src` into `dst`, of the same length, converting each element. NaN stays NaN; what is too large becomes
+/// Copies `src` into `dst`, of the same length, converting each element. NaN stays NaN; numbers that are too large become
 /// infinite.
 pub fn cast(src: Slice<'_>, mut dst: SliceMut<'_>) -> Result<(), Error> {
     if src.len() != dst.len() {
@@ -37,7 +37,7 @@ fn each<S: Copy, D>(src: &[S], dst: &mut [D], convert: impl Fn(S) -> D) {
     }
 }
 
-/// Every conversion in one rounding: f64 to a 16-bit type never goes through f32.
+/// Conversions with a single rounding: f64 to a 16-bit type does not round to f32 first.
 trait Float: Element {
     fn to_f32(self) -> f32;
     fn to_f64(self) -> f64;
@@ -96,8 +96,8 @@ macro_rules! sixteen_bits {
 sixteen_bits!(bf16, to_bf16, to_f16, f16, narrow::from_bf16);
 sixteen_bits!(f16, to_f16, to_bf16, bf16, narrow::from_f16);
 
-/// The f32 next to `x` towards zero, its last bit set when that is not exact. Rounding the result to 8 or 11 bits is then
-/// the single rounding of `x` (Boldo and Melquiond, 2008); `half`'s own conversion drops the low half of the significand.
+/// Returns the f32 next to `x` towards zero, with its last bit set if that is not exact. Rounding the result to 8 or 11 bits is
+/// then the single rounding of `x` (Boldo and Melquiond, 2008); `half`'s own conversion drops the low half of the significand.
 fn round_to_odd(x: f64) -> f32 {
     let near = x as f32;
     if f64::from(near) == x || near.is_nan() {
@@ -137,7 +137,7 @@ mod tests {
     fn ties_go_to_even_and_f64_rounds_once() {
         assert_eq!(one(1.0 + 2f32.powi(-8), bf16::ZERO).to_f32(), 1.0);
         assert_eq!(one(1.0 + 3.0 * 2f32.powi(-8), bf16::ZERO).to_f32(), 1.0 + 2f32.powi(-6));
-        // Just above the tie: through f32 it would become the tie and round down.
+        // Just above the tie: rounding to f32 first would give the tie, which rounds down.
         assert_eq!(one(1.0 + 2f64.powi(-8) + 2f64.powi(-40), bf16::ZERO).to_f32(), 1.0 + 2f32.powi(-7));
         assert_eq!(one(1.0 + 2f64.powi(-11) + 2f64.powi(-40), f16::ZERO).to_f32(), 1.0 + 2f32.powi(-10));
         assert!(one(1e6f32, f16::ZERO).is_infinite() && one(1e300f64, 0f32).is_infinite());

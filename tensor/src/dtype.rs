@@ -1,9 +1,9 @@
-//! The element types a buffer can hold, and the Rust type that goes with each.
+//! Element types of buffers, and the Rust type of each.
 
 use half::{bf16, f16};
 use std::fmt;
 
-/// An element type.
+/// Element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum DType {
@@ -15,14 +15,14 @@ pub enum DType {
     BF16,
     /// IEEE 754 binary16.
     F16,
-    /// Unsigned 16-bit integer: the lower halves of f32 numbers whose upper halves lie elsewhere, never parameters.
+    /// Unsigned 16-bit integer: lower halves of f32 numbers stored apart from their upper halves, never parameters.
     U16,
     /// Unsigned 64-bit integer: counters and exact accumulators, never parameters.
     U64,
 }
 
 impl DType {
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     pub const fn size(self) -> usize {
         match self {
             DType::F32 => 4,
@@ -31,7 +31,7 @@ impl DType {
         }
     }
 
-    /// Whether this is one of the floating-point types.
+    /// Returns true for the floating-point types.
     pub const fn is_float(self) -> bool {
         !matches!(self, DType::U16 | DType::U64)
     }
@@ -50,9 +50,9 @@ impl fmt::Display for DType {
     }
 }
 
-/// A Rust type that is the element of some [`DType`]: f32, f64, bf16, f16, u16 and u64, and no other.
+/// Rust type of the elements of one [`DType`]: f32, f64, bf16, f16, u16 or u64. The trait is sealed.
 pub trait Element: sealed::Sealed + bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync {
-    /// The type's name at run time.
+    /// The matching [`DType`].
     const DTYPE: DType;
 }
 

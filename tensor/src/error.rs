@@ -1,67 +1,67 @@
-//! What can go wrong with flat memory.
+//! Errors of flat memory.
 
 use crate::{Category, DType, Place};
 use std::ops::Range;
 
-/// What went wrong with a buffer, a slice or a layout.
+/// Error of a buffer, a slice or a layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The allocator or the kernel refused.
+    /// The allocator or the kernel refused the allocation.
     #[error("no memory for {bytes} bytes of {category}")]
     OutOfMemory {
         /// Bytes asked for.
         bytes: usize,
-        /// What they were for.
+        /// Category of the allocation.
         category: Category,
     },
     /// The byte count does not fit an address.
     #[error("{len} elements of {dtype} are more bytes than this machine can address")]
     TooLarge {
-        /// Elements asked for.
+        /// Elements requested.
         len: usize,
-        /// Their type.
+        /// Element type.
         dtype: DType,
     },
-    /// A view of one type was asked of memory of another.
-    #[error("asked for {asked} where the memory holds {holds}")]
+    /// A view was requested in a type that the memory does not hold.
+    #[error("asked for elements of {asked} but the memory holds {holds}")]
     WrongDType {
-        /// What the caller asked for.
+        /// Type requested.
         asked: DType,
-        /// What the memory holds.
+        /// Type of the memory.
         holds: DType,
     },
-    /// Two slices that go together differ in length.
-    #[error("{given} elements given where {expected} are needed")]
+    /// Two slices of one operation differ in length.
+    #[error("{given} elements given but {expected} are needed")]
     WrongLen {
         /// Elements given.
         given: usize,
         /// Elements needed.
         expected: usize,
     },
-    /// Memory is elsewhere than where it is needed.
-    #[error("memory of {given} where memory of {expected} is needed")]
+    /// Memory is at another place than the operation needs.
+    #[error("memory is on {given} but memory on {expected} is needed")]
     Place {
-        /// Where it is.
+        /// Place of the memory.
         given: Place,
-        /// Where it is needed.
+        /// Place needed.
         expected: Place,
     },
-    /// A GPU refused, or there is none.
+    /// A CUDA call failed, or there is no GPU.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] crate::cuda::Error),
     /// A range reaches past the end.
-    #[error("elements {start}..{end} of a buffer of {len}")]
+    #[error("elements {start}..{end} are out of bounds for a buffer of {len}")]
     OutOfBounds {
         /// First element asked for.
         start: usize,
         /// One past the last element asked for.
         end: usize,
-        /// Elements there are.
+        /// Elements of the buffer.
         len: usize,
     },
-    /// No conversion between these types.
+    /// There is no conversion between these types.
     #[error("no cast from {from} to {to}; casts are between f32, f64, bf16 and f16")]
     NoCast {
         /// Source type.
@@ -69,22 +69,22 @@ pub enum Error {
         /// Destination type.
         to: DType,
     },
-    /// A layout without a single element.
+    /// The layout has no element.
     #[error("a layout needs at least one parameter with at least one element")]
     EmptyLayout,
-    /// A unit without a name.
+    /// The unit has no name.
     #[error("the unit that begins at parameter {index} has no name")]
     EmptyUnit {
-        /// How many parameters were added before it.
+        /// Number of parameters added before it.
         index: usize,
     },
-    /// A parameter without a name.
-    #[error("parameter {index} has an empty name; names are how gradients and checkpoints find it")]
+    /// The parameter has no name.
+    #[error("parameter {index} has an empty name; gradients and checkpoints find parameters by name")]
     EmptyName {
-        /// Its place in registration order.
+        /// Its index in registration order.
         index: usize,
     },
-    /// Two parameters of one name.
+    /// Two parameters have one name.
     #[error("parameter {name:?} is registered twice (as {first} and as {second}); names must differ")]
     DuplicateName {
         /// The name.
@@ -94,15 +94,15 @@ pub enum Error {
         /// Index of the second.
         second: usize,
     },
-    /// A parameter type that is not a float.
+    /// The parameter's type is not a float.
     #[error("parameter {name:?} cannot be {dtype}; use f32, f64, bf16 or f16")]
     NotAFloat {
         /// The parameter.
         name: String,
-        /// The type asked for.
+        /// Type requested.
         dtype: DType,
     },
-    /// A shape whose product overflows, or a layout longer than memory.
+    /// The product of a shape overflows, or the layout is longer than memory.
     #[error("parameter {name:?} of shape {shape:?} makes the layout larger than this machine can address")]
     ShapeTooLarge {
         /// The parameter.

@@ -1,12 +1,12 @@
-//! Asking for memory before it is needed.
+//! Software prefetch.
 
 /// Bytes of a cache line.
 pub const LINE: usize = 64;
 
-/// Asks for the cache lines of `count` elements from `first` on, which may lie past the end of their memory.
+/// Prefetches the cache lines of `count` elements from `first` on. The range may lie past the end of its allocation.
 ///
-/// Arithmetic with long latencies fills the processor's window, so that it does not look far enough ahead by itself. Lines come
-/// into the second cache: blocks of several vectors ahead would push out of the first what is being computed with.
+/// Arithmetic with long latencies fills the reorder window, so that the processor does not look far enough ahead by itself. Lines
+/// go to the second-level cache: blocks of several vectors ahead would evict the current block from the first.
 #[inline(always)]
 pub fn fetch<X>(first: *const X, count: usize) {
     for line in 0..(count * size_of::<X>()).div_ceil(LINE) {
@@ -14,13 +14,13 @@ pub fn fetch<X>(first: *const X, count: usize) {
     }
 }
 
-/// Asks for the cache line of `address`, which may be anywhere.
+/// Prefetches the cache line of `address`, which may be any address.
 #[inline(always)]
 pub fn fetch_line(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a prefetch is a hint about an address; it reads nothing and faults nowhere.
+        // SAFETY: a prefetch is a hint; it dereferences nothing and never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
     #[cfg(not(target_arch = "x86_64"))]

@@ -1,19 +1,20 @@
-//! Where each named parameter lives in a flat vector. Arithmetic only: no memory.
+//! Map from named parameters to ranges of flat vectors. Arithmetic only: no memory.
 
 use crate::{DType, Error};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Parameters start at multiples of this many elements: a cache line even of 16-bit ones, so that no two parameters
-/// share a line and every start suits the widest vector instructions.
+/// Parameters start at multiples of this many elements: one cache line even of 16-bit elements, so that no two parameters share a
+/// line and every start is aligned for the widest vector instructions.
 pub const ALIGN: usize = 64;
 
-/// Names to ranges: one flat vector per element type.
+/// Parameter names and their ranges: one flat vector per element type.
 ///
-/// Within a vector the parameters that train come first, then the frozen ones, each in *reverse* registration order:
-/// registered in the order a forward pass uses them, their gradients appear in that order in a backward pass.
+/// Within a vector the trainable parameters come first, then the frozen ones, each in *reverse* registration order: if parameters
+/// are registered in the order of the forward pass, their gradients appear in vector order during the backward pass.
 ///
-/// A *unit* is what a model uses together, such as a transformer block: where parameters are sharded it is gathered whole.
+/// A *unit* is a set of parameters that a model uses together, such as a transformer block. Sharded parameters are gathered one
+/// unit at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     params: Vec<Param>,
@@ -34,47 +35,47 @@ pub struct Param {
 }
 
 impl Layout {
-    /// A layout without parameters, to add to.
+    /// Returns an empty builder.
     pub fn builder() -> LayoutBuilder {
         LayoutBuilder::default()
     }
 
-    /// All parameters, in registration order.
+    /// Returns all parameters in registration order.
     pub fn params(&self) -> &[Param] {
         &self.params
     }
 
-    /// A parameter's place in registration order.
+    /// Returns a parameter's index in registration order.
     pub fn index(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
     }
 
-    /// The parameter of this name.
+    /// Returns the parameter of this name.
     pub fn get(&self, name: &str) -> Option<&Param> {
         self.index(name).map(|i| &self.params[i])
     }
 
-    /// The units' names, in the order they were begun; each once.
+    /// Returns the names of the units in the order of their first `unit` call, each once.
     pub fn units(&self) -> &[String] {
         &self.units
     }
 
-    /// Elements of the flat vector of `dtype`, a multiple of [`ALIGN`]; 0 where no parameter has that type.
+    /// Returns the elements of the flat vector of `dtype`, a multiple of [`ALIGN`]; 0 if no parameter has that type.
     pub fn len(&self, dtype: DType) -> usize {
         self.end(|p| p.dtype == dtype)
     }
 
-    /// Elements of that vector before its first frozen parameter.
+    /// Returns the elements of that vector before its first frozen parameter.
     pub fn trainable_len(&self, dtype: DType) -> usize {
         self.end(|p| p.dtype == dtype && !p.frozen)
     }
 
-    /// The types in use, in a fixed order.
+    /// Returns the types in use, in a fixed order.
     pub fn dtypes(&self) -> impl Iterator<Item = DType> + '_ {
         [DType::F32, DType::F64, DType::BF16, DType::F16].into_iter().filter(|&d| self.len(d) > 0)
     }
 
-    /// Registration indices in the order their parameters lie in the vector of `dtype`.
+    /// Returns registration indices in the order of the parameters in the vector of `dtype`.
     pub fn flat_order(&self, dtype: DType) -> Vec<usize> {
         let mut order: Vec<usize> =
             (0..self.params.len()).filter(|&i| self.params[i].dtype == dtype).collect();
@@ -98,72 +99,73 @@ impl Layout {
 }
 
 impl Param {
-    /// The name gradients and checkpoints find it by.
+    /// Name, the key of its gradient and of its tensors in checkpoints.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its dimensions; empty for a scalar.
+    /// Dimensions; empty for a scalar.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Its element type.
+    /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Whether it stays as it is: no gradient, no state.
+    /// Returns true if the parameter is frozen: no gradient, no state.
     pub fn frozen(&self) -> bool {
         self.frozen
     }
 
-    /// The unit it belongs to, if any.
+    /// Unit of the parameter, if any.
     pub fn unit(&self) -> Option<&str> {
         self.unit.as_deref()
     }
 
-    /// Its elements in the flat vector of its type.
+    /// Range of the parameter in the flat vector of its type.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len
     }
 
-    /// The same with the pad up to the next parameter.
+    /// Range including the padding up to the next parameter.
     pub fn padded_range(&self) -> Range<usize> {
         self.start..self.start + self.len.next_multiple_of(ALIGN)
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no element (a dimension is 0).
+    /// Returns true if the parameter has no element (a dimension is 0).
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-/// Collects parameters for a [`Layout`]; what is wrong is said by [`build`](Self::build).
+/// Builder of a [`Layout`]; [`build`](Self::build) reports errors.
 #[derive(Clone, Debug, Default)]
 pub struct LayoutBuilder {
     params: Vec<(String, Vec<usize>, DType, bool)>,
-    /// Each with the first parameter that it holds for.
+    /// Name of each unit and the index of its first parameter.
     units: Vec<(String, usize)>,
 }
 
 impl LayoutBuilder {
-    /// Adds a parameter that trains.
+    /// Adds a trainable parameter.
     pub fn param(self, name: impl Into<String>, shape: &[usize], dtype: DType) -> Self {
         self.push(name.into(), shape, dtype, false)
     }
 
-    /// Adds a parameter that stays as it is.
+    /// Adds a frozen parameter.
     pub fn frozen(self, name: impl Into<String>, shape: &[usize], dtype: DType) -> Self {
         self.push(name.into(), shape, dtype, true)
     }
 
-    /// Begins a unit: the parameters after this belong to it, up to the next unit. One that is begun again goes on.
+    /// Begins a unit: the parameters added after this belong to it, until the next unit begins. The same name again continues
+    /// that unit.
     pub fn unit(mut self, name: impl Into<String>) -> Self {
         self.units.push((name.into(), self.params.len()));
         self
@@ -174,7 +176,7 @@ impl LayoutBuilder {
         self
     }
 
-    /// The layout, or the first thing wrong with it.
+    /// Returns the layout, or the first error.
     pub fn build(self) -> Result<Layout, Error> {
         let params = Vec::with_capacity(self.params.len());
         let mut layout = Layout { params, by_name: HashMap::new(), units: Vec::new() };
@@ -208,7 +210,7 @@ impl LayoutBuilder {
 
 fn elements(name: &str, shape: &[usize]) -> Result<usize, Error> {
     let too_large = || Error::ShapeTooLarge { name: name.to_owned(), shape: shape.to_vec() };
-    // A zero anywhere makes the product zero, whatever the other dimensions are.
+    // One zero makes the product zero, whatever the other dimensions are.
     if shape.contains(&0) {
         return Ok(0);
     }
@@ -271,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_are_named() {
         let f32s = |names: &[&str]| {
             names.iter().fold(Layout::builder(), |b, n| b.param(*n, &[2], DType::F32)).build().unwrap_err()
         };

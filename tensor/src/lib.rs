@@ -1,15 +1,15 @@
 //! Flat memory on a device: typed buffers, layouts of named parameters, casts, exact byte accounting.
 //!
-//! | type | what it is |
+//! | type | meaning |
 //! |---|---|
 //! | [`Buffer`] | exclusive owner of a range of one allocation; splits and joins without copying |
 //! | [`Slice`], [`SliceMut`] | borrowed flat memory that knows its [`DType`] |
-//! | [`Layout`] | names to ranges: where each parameter lives in a flat vector |
+//! | [`Layout`] | map from parameter name to its range in a flat vector |
 //! | [`Meter`] | live and peak bytes by [`Category`], exactly |
-//! | [`Place`], [`Queue`] | where memory is, and where work on it is ordered: a unit on CPU, a stream on a GPU |
+//! | [`Place`], [`Queue`] | location of memory, and the order of work on it: empty on the CPU, a stream on a GPU |
 //! | `cuda` (a feature) | devices, streams, events and memory of NVIDIA GPUs |
 //! | [`simd`], [`narrow`] | loops compiled for every instruction set; conversions that vectorise in them |
-//! | [`fetch`], [`copy_non_temporal`] | memory before it is needed; copies of more than caches hold |
+//! | [`fetch`], [`copy_non_temporal`] | software prefetch; copies larger than the caches |
 //!
 //! ```
 //! use meshstep_tensor::{Buffer, Category, DType, Layout, Meter};
@@ -24,7 +24,8 @@
 //! ```
 //!
 //! # Limits
-//! What computes on buffers here computes on the CPU's; huge pages are asked for on Linux and granted by the kernel's own judgement.
+//! Arithmetic on buffers in this crate runs on the CPU only. Huge pages are requested on Linux; the kernel decides whether to
+//! grant them.
 
 mod buffer;
 mod cast;

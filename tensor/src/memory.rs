@@ -1,4 +1,4 @@
-//! One allocation: of the CPU, zeroed, aligned, coloured, on huge pages where it is large; or of a GPU.
+//! One allocation: CPU memory (zeroed, aligned, cache-coloured, on huge pages if large) or GPU memory.
 
 #[cfg(feature = "cuda")]
 use crate::cuda;
@@ -8,25 +8,25 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Allocations above this size ask for huge pages: an update streams several buffers at once, and with 4 KiB pages
-/// it spends 13 to 15% of its time walking page tables.
+/// Allocations above this size ask for huge pages: an update streams several buffers at once, and with 4 KiB pages it spends 13
+/// to 15% of its time in page-table walks.
 const HUGE_FROM: usize = 4 << 20;
 const HUGE_PAGE: usize = 2 << 20;
 const PAGE: usize = 4096;
-/// Colours are a cache-line multiple apart and repeat only after this many large allocations.
+/// Number of cache colours: start offsets a multiple of a cache line apart, which repeat after this many large allocations.
 const COLOURS: usize = 16;
-/// Bytes from one colour to the next.
+/// Bytes between colours.
 const STEP: usize = PAGE / COLOURS;
-/// Bytes from one colour to the next on huge pages, where addresses that are equal modulo 128 KiB share sets of the second cache:
-/// all colours together cover that. A clipped step of four ranks takes 0.94 of the time.
+/// Bytes between colours on huge pages. There, addresses that are equal modulo 128 KiB share sets of the second-level cache; all
+/// colours together cover those 128 KiB. A clipped step of four ranks takes 0.94 of the time.
 const HUGE_STEP: usize = STEP + 2 * PAGE;
 
-/// An allocation shared by the buffers that own ranges of it, and counted for as long as it lives.
+/// Allocation shared by the buffers that own ranges of it, counted for as long as it lives.
 #[derive(Debug)]
 pub(crate) struct Slab {
     base: NonNull<u8>,
     origin: Origin,
-    /// None where others count it.
+    /// `None` if another library counts the memory.
     _claim: Option<Claim>,
 }
 
@@ -43,14 +43,14 @@ enum Origin {
     Foreign(cuda::Foreign),
 }
 
-// SAFETY: a slab is plain memory; it hands out only a pointer, and whoever writes through it owns the range written
-// (`Buffer`), so moving or sharing the slab between threads races with nothing.
+// SAFETY: a slab is plain memory that hands out only a pointer. A write through it needs ownership of the range written
+// (`Buffer`), so moving or sharing the slab between threads causes no race.
 unsafe impl Send for Slab {}
-// SAFETY: as above; `&Slab` gives nothing but the address.
+// SAFETY: as above; `&Slab` gives only the address.
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    /// Zeroed memory for `bytes` bytes, at an address that modulo 4096 is none of `apart`'s.
+    /// Allocates `bytes` zeroed bytes, at an address that modulo 4096 differs from those of `apart`.
     pub(crate) fn zeroed(
         bytes: usize,
         apart: &[usize],
@@ -65,7 +65,7 @@ impl Slab {
         Ok(Slab { base, origin, _claim: Some(meter.claim(category, bytes as u64)) })
     }
 
-    /// Memory of a stream's device, of which nothing is known before it is written.
+    /// Allocates uninitialised memory on a stream's device.
     #[cfg(feature = "cuda")]
     pub(crate) fn on_device(
         stream: &cuda::Stream,
@@ -74,19 +74,19 @@ impl Slab {
         category: Category,
     ) -> Result<Self, Error> {
         let memory = cuda::Memory::new(stream.device(), bytes, category)?;
-        // No byte needs no address; one that is aligned for every element will do.
+        // Zero bytes need no allocation; any address aligned for every element type will do.
         let base = NonNull::new(std::ptr::without_provenance_mut(memory.address() as usize));
         let base = base.unwrap_or(NonNull::<u64>::dangling().cast());
         Ok(Slab { base, origin: Origin::Device(memory), _claim: Some(meter.claim(category, bytes as u64)) })
     }
 
-    /// Memory of a device that others have allocated and count.
+    /// Wraps device memory that another library has allocated and counts.
     #[cfg(feature = "cuda")]
     pub(crate) fn foreign(base: NonNull<u8>, memory: cuda::Foreign) -> Self {
         Slab { base, origin: Origin::Foreign(memory), _claim: None }
     }
 
-    /// Where the memory is.
+    /// Place of the memory.
     pub(crate) fn place(&self) -> Place {
         match &self.origin {
             Origin::Heap { .. } | Origin::Map(_) => Place::Cpu,
@@ -111,8 +111,9 @@ impl Drop for Slab {
     }
 }
 
-/// How many steps past its page a large allocation starts, another number each time and away from `apart`: streams whose
-/// addresses are equal modulo 4096 look alike to the store buffer and wait for one another.
+/// Returns the colour of an allocation: the number of steps from its page to its start. Successive allocations get different
+/// colours, none of those of `apart`. Streams with addresses equal modulo 4096 look alike to the store buffer and stall each
+/// other.
 fn colour(bytes: usize, apart: &[usize]) -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     if bytes < PAGE {
@@ -146,7 +147,7 @@ fn map(bytes: usize, past: usize) -> Option<(NonNull<u8>, Origin)> {
 
 #[cfg(target_os = "linux")]
 fn advise_huge(map: &MmapMut, start: usize, len: usize) {
-    // A kernel without transparent huge pages refuses, and the memory is as good with small ones.
+    // A kernel without transparent huge pages returns an error; the memory works as well with small pages.
     let _ = map.advise_range(memmap2::Advice::HugePage, start, len);
 }
 
@@ -166,7 +167,7 @@ mod tests {
         let mut places: Vec<usize> = slabs.iter().map(|s| s.base().addr().get() % PAGE).collect();
         places.sort();
         places.dedup();
-        // Other tests allocate meanwhile, so a colour may come round again; the streams of one update must not all agree.
+        // Other tests allocate meanwhile, so a colour may repeat; the streams of one update must not all agree.
         assert!(places.len() >= slabs.len() - 2, "{places:?}");
     }
 
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocation_keeps_apart_from_every_address_it_is_told() {
+    fn an_allocation_keeps_apart_from_every_given_address() {
         let meter = Meter::new();
         let mut streams: Vec<usize> = vec![5 * PAGE + 700, 3, PAGE - 1];
         for bytes in [PAGE, HUGE_FROM + 1, PAGE, 9 * PAGE].repeat(3) {
@@ -200,7 +201,7 @@ mod tests {
         for bytes in [0, 1, 63, 64, 4095, 4096, 4097, HUGE_FROM, HUGE_FROM + 1] {
             let slab = Slab::zeroed(bytes, &[], &meter, Category::Params).unwrap();
             assert_eq!(slab.base().addr().get() % 64, 0, "{bytes} bytes");
-            // SAFETY: the slab has `bytes` readable bytes and nothing writes them.
+            // SAFETY: the slab has `bytes` readable bytes, which are not written meanwhile.
             let view = unsafe { std::slice::from_raw_parts(slab.base().as_ptr(), bytes) };
             assert!(view.iter().all(|&b| b == 0));
             assert_eq!(meter.live(Category::Params), bytes as u64);

@@ -1,32 +1,32 @@
-//! Live and peak bytes by category, counted exactly.
+//! Exact count of live and peak bytes by category.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What memory is for.
+/// Purpose of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Category {
     /// Parameters as the model reads them.
     Params,
-    /// Whole parameters, for a while, of which each rank keeps a part under `Params`.
+    /// Parameters gathered whole for a while; each rank keeps its shard under `Params`.
     Gathered,
-    /// Gradients that stay: the accumulated ones an update reads.
+    /// Accumulated gradients that an update reads.
     Grads,
     /// Optimizer state: moments, momentum.
     State,
     /// Full-precision copies of low-precision parameters.
     Master,
-    /// Gradients on their way: pooled buckets that are freed or reused once reduced.
+    /// Gradients in flight: pooled buckets that are freed or reused once reduced.
     Buckets,
-    /// Copies made to cross a boundary: exchange vectors, pinned memory.
+    /// Copies made for transfers: exchange vectors, pinned memory.
     Staging,
-    /// What the caller's framework holds of its own.
+    /// Memory that the caller's framework allocates for itself.
     Framework,
 }
 
 impl Category {
-    /// Every category, in the order reports print them.
+    /// All categories, in the order of reports.
     pub const ALL: [Category; 8] = [
         Category::Params,
         Category::Gathered,
@@ -54,7 +54,7 @@ impl fmt::Display for Category {
     }
 }
 
-/// Counts bytes by [`Category`]. Clones count together.
+/// Counts bytes by [`Category`]. Clones share their counts.
 #[derive(Clone, Debug, Default)]
 pub struct Meter {
     counts: Arc<Counts>,
@@ -73,7 +73,7 @@ struct Count {
 }
 
 impl Count {
-    // The sum that `fetch_add` returned is a value `live` really had, so the peak is exact under any interleaving.
+    // `fetch_add` returned a value that `live` really had, so the peak is exact under any interleaving.
     fn add(&self, bytes: u64) {
         let live = self.live.fetch_add(bytes, Relaxed).saturating_add(bytes);
         self.peak.fetch_max(live, Relaxed);
@@ -85,13 +85,13 @@ impl Count {
 }
 
 impl Meter {
-    /// A meter at zero.
+    /// Returns a meter at zero.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Counts `bytes` for as long as the returned claim lives. Buffers do this themselves; call it for memory that
-    /// something else allocated.
+    /// Counts `bytes` for as long as the returned claim lives. Buffers claim their bytes themselves; call this for memory that
+    /// other code allocated.
     #[must_use = "the bytes count only while the claim lives"]
     pub fn claim(&self, category: Category, bytes: u64) -> Claim {
         self.counts.by_category[category as usize].add(bytes);
@@ -99,27 +99,27 @@ impl Meter {
         Claim { counts: Arc::clone(&self.counts), category, bytes }
     }
 
-    /// Bytes of a category held now.
+    /// Bytes of a category live now.
     pub fn live(&self, category: Category) -> u64 {
         self.counts.by_category[category as usize].live.load(Relaxed)
     }
 
-    /// The most bytes of a category ever held at once, since the last [`reset_peaks`](Self::reset_peaks).
+    /// Peak of a category's live bytes since the last [`reset_peaks`](Self::reset_peaks).
     pub fn peak(&self, category: Category) -> u64 {
         self.counts.by_category[category as usize].peak.load(Relaxed)
     }
 
-    /// Bytes of all categories held now.
+    /// Bytes of all categories live now.
     pub fn live_total(&self) -> u64 {
         self.counts.total.live.load(Relaxed)
     }
 
-    /// The most bytes of all categories together ever held at once; at most the sum of the categories' peaks.
+    /// Peak of the live bytes of all categories together; at most the sum of the categories' peaks.
     pub fn peak_total(&self) -> u64 {
         self.counts.total.peak.load(Relaxed)
     }
 
-    /// Starts measuring peaks anew from what is live now. Call it while nothing allocates.
+    /// Resets all peaks to the bytes live now. Call it while no thread allocates.
     pub fn reset_peaks(&self) {
         self.counts.by_category.iter().for_each(Count::reset_peak);
         self.counts.total.reset_peak();
@@ -135,12 +135,12 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// What the bytes are for.
+    /// Category of the bytes.
     pub fn category(&self) -> Category {
         self.category
     }
 
-    /// How many bytes are counted.
+    /// Number of bytes counted.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -1,39 +1,39 @@
 //! Conversions of the 16-bit floats that vectorise: no branch, no table, no call.
 //!
-//! Bit for bit those of the `half` crate, whose own ask the machine for its instructions once per element.
+//! The results equal those of the `half` crate bit for bit; its conversions check the CPU's features once per element.
 
 use half::{bf16, f16};
 
-/// The same number as f32.
+/// Converts to f32, exactly.
 #[inline(always)]
 pub fn from_bf16(x: bf16) -> f32 {
     f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
-/// The nearest bf16, ties to even; NaN stays NaN.
+/// Rounds to the nearest bf16, ties to even; NaN stays NaN.
 #[inline(always)]
 pub fn to_bf16(x: f32) -> bf16 {
     let bits = x.to_bits();
     let odd = (bits >> 16) & 1;
-    // Half a unit of the last place kept, less one bit when that place is even: a tie then stays below the carry.
+    // Adds half a unit of the last kept place, less one bit if that place is even: a tie then does not carry.
     let rounded = bits.wrapping_add(0x7FFF + odd) >> 16;
     let quiet = (bits >> 16) | 0x40;
     bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
 }
 
-/// The same number as f32.
+/// Converts to f32, exactly.
 #[inline(always)]
 pub fn from_f16(x: f16) -> f32 {
     let bits = u32::from(x.to_bits());
     let magnitude = (bits & 0x7FFF) << 13;
-    // Read as f32, the exponent is 112 too small; the product makes good for it, also for subnormals.
+    // Read as f32, the exponent is 112 too small; the product corrects it, also for subnormals.
     let scaled = f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23);
     let special = f32::from_bits(magnitude | 0xFF << 23);
     let value = if bits & 0x7C00 == 0x7C00 { special } else { scaled };
     f32::from_bits(value.to_bits() | (bits & 0x8000) << 16)
 }
 
-/// The nearest f16, ties to even; what is too large becomes infinite, NaN stays NaN.
+/// Rounds to the nearest f16, ties to even; numbers that are too large become infinite, NaN stays NaN.
 #[inline(always)]
 pub fn to_f16(x: f32) -> f16 {
     const LARGEST_BELOW_INFINITY: u32 = 0x477F_EFFF; // 65519.996; 65520 rounds to infinity
@@ -72,8 +72,8 @@ mod tests {
 
     #[test]
     fn every_f32_near_a_tie_rounds_as_it_should() {
-        // Both types round somewhere in the low 17 bits: all patterns of the upper 16 with every low part that is near
-        // a boundary, and a stride that is coprime to all of them; every f32 in the long run.
+        // Both types round within the low 17 bits. The short run tries all patterns of the upper 16 bits with every low part near
+        // a boundary, and a stride that is coprime to them; the long run tries every f32.
         if meshstep_cases::long() {
             return (0..=u32::MAX).for_each(|bits| agree(f32::from_bits(bits)));
         }

@@ -1,23 +1,23 @@
-//! Copies that leave the cache to others.
+//! Copies that bypass the cache.
 
 use crate::Element;
 
-/// Copies `from` to `to` by non-temporal stores, which go past the cache, where the machine has them.
+/// Copies `from` to `to` with non-temporal stores, which bypass the cache, where the machine has them.
 ///
-/// The lines of `to` are not read before they are written, and nothing else has to leave the cache for them: right for more than
-/// caches hold, which nobody reads before much else has been; wrong for little.
+/// The cache lines of `to` are not read before they are written and evict nothing. Use it for copies larger than the caches that
+/// are not read back soon; small copies are slower with it.
 ///
 /// # Panics
 /// If the lengths differ.
 pub fn copy_non_temporal<T: Element>(to: &mut [T], from: &[T]) {
-    assert_eq!(to.len(), from.len(), "a copy is as long as what it is of");
+    assert_eq!(to.len(), from.len(), "the destination of a copy must be as long as its source");
     #[cfg(target_arch = "x86_64")]
     stream(to, from);
     #[cfg(not(target_arch = "x86_64"))]
     to.copy_from_slice(from);
 }
 
-/// Whole lines by stores that go past the cache, which every x86-64 has; what is before and behind them as usual.
+/// Copies whole cache lines with non-temporal stores, which every x86-64 has, and the unaligned head and tail with plain ones.
 #[cfg(target_arch = "x86_64")]
 fn stream<T: Element>(to: &mut [T], from: &[T]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
@@ -25,7 +25,7 @@ fn stream<T: Element>(to: &mut [T], from: &[T]) {
     #[repr(align(64))]
     struct Line([__m128i; 4]);
 
-    // SAFETY: elements are numbers, for which any bits will do, and so are lines.
+    // SAFETY: elements and lines are plain numbers, for which any bit pattern is valid.
     let (head, lines, tail) = unsafe { to.align_to_mut::<Line>() };
     let per_line = size_of::<Line>() / size_of::<T>();
     let (first, rest) = from.split_at(head.len());
@@ -35,11 +35,13 @@ fn stream<T: Element>(to: &mut [T], from: &[T]) {
     for (line, from) in lines.iter_mut().zip(whole.chunks_exact(per_line)) {
         let from = from.as_ptr().cast::<__m128i>();
         for (i, part) in line.0.iter_mut().enumerate() {
-            // SAFETY: both are the `i`th quarter of a line: of the chunk, which is as long as one, and of an aligned one.
+            // SAFETY: both are the `i`th quarter of a line: the source of a chunk as long as a line, the destination of an
+            // aligned line.
             unsafe { _mm_stream_si128(part, _mm_loadu_si128(from.add(i))) };
         }
     }
-    // SAFETY: a fence, so that who is told of the copy afterwards sees it.
+    // SAFETY: a fence has no precondition. It orders the stores before later ones, so that a thread synchronised afterwards sees
+    // the copy.
     unsafe { _mm_sfence() };
 }
 
@@ -70,7 +72,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "as long as")]
-    fn what_is_not_as_long_is_a_fault() {
+    fn unequal_lengths_are_a_fault() {
         copy_non_temporal(&mut [0f32; 3], &[0f32; 4]);
     }
 }

@@ -1,9 +1,9 @@
-//! Where memory is.
+//! Location of memory: the CPU or a GPU.
 
 use crate::Error;
 use std::fmt;
 
-/// Where memory is, and who can read and write it.
+/// Location of memory, which decides which processor can read and write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// Memory of the process.
@@ -13,7 +13,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// An error unless memory here is memory `expected`.
+    /// Returns an error unless this place is `expected`.
     pub fn check(self, expected: Place) -> Result<(), Error> {
         if self == expected { Ok(()) } else { Err(Error::Place { given: self, expected }) }
     }

@@ -1,13 +1,13 @@
-//! Where work is ordered.
+//! Queues that order work on a device.
 
 #[cfg(feature = "cuda")]
 use crate::cuda::Stream;
 use crate::{Error, Place, Slice, SliceMut};
 
-/// An order of work on one device.
+/// Order of work on one device.
 ///
-/// On CPU work is done when the call returns, so the queue holds nothing; it is in every signature so that the same
-/// code orders work on a device's stream.
+/// On the CPU the work is done when the call returns, so the queue holds nothing. Every signature takes a queue, so that the same
+/// code orders work on a GPU's stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Queue(Order);
 
@@ -20,18 +20,18 @@ enum Order {
 }
 
 impl Queue {
-    /// The CPU's queue: work is done when the call that does it returns.
+    /// Returns the CPU's queue: work is done when the call that does it returns.
     pub const fn cpu() -> Self {
         Queue(Order::Cpu)
     }
 
-    /// The order of a stream: work takes place there after the calls that ask for it.
+    /// Returns the queue of a stream: work runs asynchronously to the call that enqueues it.
     #[cfg(feature = "cuda")]
     pub fn cuda(stream: Stream) -> Self {
         Queue(Order::Cuda(stream))
     }
 
-    /// The stream, if work is ordered by one.
+    /// Returns the stream, or `None` on the CPU.
     #[cfg(feature = "cuda")]
     pub fn stream(&self) -> Option<&Stream> {
         match &self.0 {
@@ -40,7 +40,7 @@ impl Queue {
         }
     }
 
-    /// Where its work takes place.
+    /// Returns the place where the work runs.
     pub fn place(&self) -> Place {
         match &self.0 {
             Order::Cpu => Place::Cpu,
@@ -49,7 +49,7 @@ impl Queue {
         }
     }
 
-    /// Returns when all work so far is done.
+    /// Waits until all work so far is done.
     pub fn synchronize(&self) -> Result<(), Error> {
         match &self.0 {
             Order::Cpu => Ok(()),
@@ -58,8 +58,8 @@ impl Queue {
         }
     }
 
-    /// Fills memory of this queue's place with `values` of the CPU, of the same type and length; they may change as soon as the
-    /// call returns.
+    /// Fills memory at this queue's place with `values` from the CPU, of the same type and length. The caller may change `values`
+    /// as soon as the call returns.
     pub fn upload(&self, values: Slice<'_>, mut into: SliceMut<'_>) -> Result<(), Error> {
         into.place().check(self.place())?;
         values.place().check(Place::Cpu)?;
@@ -73,8 +73,8 @@ impl Queue {
         }
     }
 
-    /// Copies memory of this queue's place into memory of the CPU, of the same type and length. Returns when all work so far
-    /// and the copy are done.
+    /// Copies memory at this queue's place into CPU memory of the same type and length. Returns when all work so far and the copy
+    /// are done.
     pub fn download(&self, from: Slice<'_>, mut into: SliceMut<'_>) -> Result<(), Error> {
         from.place().check(self.place())?;
         into.place().check(Place::Cpu)?;
@@ -88,7 +88,7 @@ impl Queue {
         }
     }
 
-    /// Copies within this queue's place, between memory of one type and length.
+    /// Copies between two ranges at this queue's place, of the same type and length.
     pub fn copy(&self, from: Slice<'_>, mut into: SliceMut<'_>) -> Result<(), Error> {
         from.place().check(self.place())?;
         into.place().check(self.place())?;
@@ -102,7 +102,7 @@ impl Queue {
         }
     }
 
-    /// Sets every element of memory of this queue's place to zero.
+    /// Sets every element of memory at this queue's place to zero.
     pub fn zero(&self, mut memory: SliceMut<'_>) -> Result<(), Error> {
         memory.place().check(self.place())?;
         match &self.0 {

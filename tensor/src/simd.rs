@@ -1,17 +1,17 @@
-//! One body compiled several times, for the instructions the machine turns out to have.
+//! One loop body compiled for several instruction sets; the set is chosen at run time.
 //!
-//! The compiler may use wider registers, never another rounding: Rust neither contracts nor reorders floating-point
+//! The compiler may use wider registers but never another rounding: Rust neither contracts nor reorders floating-point
 //! operations, and `mul_add`, `sqrt` and division are correctly rounded everywhere. All versions give the same bits.
 
 use std::fmt;
 
-/// A set of instructions to run with. It changes the speed of a result, never its bits.
+/// Instruction set to run with. It changes the speed of a result, never its bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
     /// The slow and obvious loop that defines each result.
     Reference,
-    /// The fast loop with what every machine of this architecture has. On x86-64 that is SSE2, and a fused
-    /// multiply-add is then a function call: slow, and right.
+    /// The fast loop with the instructions that every machine of this architecture has. On x86-64 that is SSE2, where a fused
+    /// multiply-add is a function call: slow but correct.
     Baseline,
     /// 256-bit registers: AVX2 and FMA.
     Avx2,
@@ -22,18 +22,18 @@ pub enum Isa {
 impl Isa {
     const ALL: [Isa; 4] = [Isa::Reference, Isa::Baseline, Isa::Avx2, Isa::Avx512];
 
-    /// The fastest this machine has.
+    /// Returns the fastest instruction set of this machine.
     pub fn detect() -> Isa {
         let fastest = Isa::ALL.into_iter().rev().find(|isa| isa.is_available());
         fastest.unwrap_or(Isa::Baseline)
     }
 
-    /// All that this machine can run, slowest first.
+    /// Returns the instruction sets that this machine can run, slowest first.
     pub fn available() -> impl Iterator<Item = Isa> {
         Isa::ALL.into_iter().filter(|isa| isa.is_available())
     }
 
-    /// Whether this machine can run it.
+    /// Returns true if this machine can run this instruction set.
     #[cfg(target_arch = "x86_64")]
     pub fn is_available(self) -> bool {
         match self {
@@ -49,16 +49,16 @@ impl Isa {
         }
     }
 
-    /// Whether this machine can run it.
+    /// Returns true if this machine can run this instruction set.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn is_available(self) -> bool {
         matches!(self, Isa::Reference | Isa::Baseline)
     }
 
-    /// Runs `body` with these instructions; with the baseline's if the machine lacks them.
+    /// Runs `body` with these instructions, or with the baseline's if the machine lacks them.
     pub fn run<B: Body>(self, body: B) -> B::Output {
         match self {
-            // SAFETY: the guard has just asked the machine for every feature the function enables.
+            // SAFETY: the guard has just checked that the machine has every feature that the function enables.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 if self.is_available() => unsafe { avx512(body) },
             // SAFETY: as above.
@@ -80,12 +80,12 @@ impl fmt::Display for Isa {
     }
 }
 
-/// Work worth compiling for every instruction set. `run` and all it calls per element are `#[inline(always)]`: only what
-/// is inlined into the functions below is compiled with their instructions.
+/// Work that is compiled for every instruction set. `run` and all functions it calls per element are `#[inline(always)]`: only
+/// code that is inlined into the functions below is compiled with their instructions.
 pub trait Body {
-    /// What comes back.
+    /// Result of [`run`](Self::run).
     type Output;
-    /// Does it.
+    /// Does the work.
     fn run(self) -> Self::Output;
 }
 

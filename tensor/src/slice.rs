@@ -1,4 +1,4 @@
-//! Borrowed flat memory that knows its element type.
+//! Borrowed flat memory with its element type.
 
 use crate::{DType, Element, Error, Place, cast};
 use half::{bf16, f16};
@@ -26,11 +26,11 @@ pub struct SliceMut<'a> {
     _borrow: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: as `&[u8]` is: nobody writes the memory for as long as it is borrowed.
+// SAFETY: as for `&[u8]`: no thread writes the memory while it is borrowed.
 unsafe impl Send for Slice<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Slice<'_> {}
-// SAFETY: as `&mut [u8]` is: nobody else touches the memory for as long as it is borrowed.
+// SAFETY: as for `&mut [u8]`: no other reference accesses the memory while it is borrowed.
 unsafe impl Send for SliceMut<'_> {}
 // SAFETY: as above; `&SliceMut` only reads.
 unsafe impl Sync for SliceMut<'_> {}
@@ -42,57 +42,57 @@ impl<'a> Slice<'a> {
     }
 
     /// # Safety
-    /// - `start` is the address of `bytes` bytes at `place`, initialised, whole elements of `dtype` and aligned for it.
-    /// - Nobody writes them for `'a`.
+    /// - `start` is the address of `bytes` initialised bytes at `place`: whole elements of `dtype`, aligned for it.
+    /// - The bytes are not written for `'a`.
     pub(crate) unsafe fn from_parts(start: NonNull<u8>, bytes: usize, dtype: DType, place: Place) -> Self {
         Slice { start, bytes, dtype, place, _borrow: PhantomData }
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.bytes / self.dtype.size()
     }
 
-    /// Whether there is no element.
+    /// Returns true if there is no element.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Bytes of all elements together.
+    /// Size of all elements in bytes.
     pub fn size(&self) -> usize {
         self.bytes
     }
 
-    /// The element type.
+    /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Where the memory is.
+    /// Place of the memory.
     pub fn place(&self) -> Place {
         self.place
     }
 
-    /// The address of the first element, which only its [`place`](Self::place) can follow.
+    /// Address of the first element, valid only at its [`place`](Self::place).
     pub fn address(&self) -> usize {
         self.start.addr().get()
     }
 
-    /// The memory as bytes, or an error if it is not the CPU's.
+    /// Returns the memory as bytes, or an error if it is not on the CPU.
     pub fn bytes(&self) -> Result<&'a [u8], Error> {
         self.place.check(Place::Cpu)?;
-        // SAFETY: memory of the CPU, of which every slice is made with so many initialised bytes that nobody writes for `'a`.
+        // SAFETY: the memory is on the CPU. Every slice is made from this many initialised bytes, which are not written for `'a`.
         Ok(unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) })
     }
 
-    /// The elements as `T`, or an error naming both types, or where they are if that is not the CPU.
+    /// Returns the elements as `T`, or an error with both types, or with the place if it is not the CPU.
     pub fn typed<T: Element>(&self) -> Result<&'a [T], Error> {
         check(T::DTYPE, self.dtype)?;
         // Memory enters a slice as `&[T]` or from a 64-byte aligned slab cut at elements, so the cast cannot fail.
         Ok(bytemuck::cast_slice(self.bytes()?))
     }
 
-    /// Elements `range`.
+    /// Returns the elements `range`.
     pub fn slice(&self, range: Range<usize>) -> Result<Slice<'a>, Error> {
         let bytes = byte_range(&range, self.len(), self.dtype)?;
         // SAFETY: the range is inside this one.
@@ -113,91 +113,91 @@ impl<'a> SliceMut<'a> {
     }
 
     /// # Safety
-    /// As [`Slice::from_parts`], and nobody else touches them for `'a`.
+    /// As for [`Slice::from_parts`], and no other reference accesses the bytes for `'a`.
     pub(crate) unsafe fn from_parts(start: NonNull<u8>, bytes: usize, dtype: DType, place: Place) -> Self {
         SliceMut { start, bytes, dtype, place, _borrow: PhantomData }
     }
 
-    /// No elements of `dtype`, at `place`.
+    /// Returns an empty slice of `dtype` at `place`.
     pub fn empty(dtype: DType, place: Place) -> Self {
-        // Aligned as the widest element is, so that it views as any of them.
+        // Aligned for the widest element type, so that it can be viewed as any type.
         let nothing = SliceMut::of_cpu(bytemuck::cast_slice_mut(&mut [] as &mut [u64]), dtype);
         SliceMut { place, ..nothing }
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.bytes / self.dtype.size()
     }
 
-    /// Whether there is no element.
+    /// Returns true if there is no element.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// The element type.
+    /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Where the memory is.
+    /// Place of the memory.
     pub fn place(&self) -> Place {
         self.place
     }
 
-    /// The address of the first element, which only its [`place`](Self::place) can follow.
+    /// Address of the first element, valid only at its [`place`](Self::place).
     pub fn address(&self) -> usize {
         self.start.addr().get()
     }
 
-    /// The same memory for a shorter time.
+    /// Borrows the same memory for a shorter time.
     pub fn reborrow(&mut self) -> SliceMut<'_> {
         // SAFETY: the same memory, and `self` is borrowed exclusively meanwhile.
         unsafe { SliceMut::from_parts(self.start, self.bytes, self.dtype, self.place) }
     }
 
-    /// The same memory, shared.
+    /// Borrows the same memory, shared.
     pub fn as_slice(&self) -> Slice<'_> {
         // SAFETY: the same memory, and `self` is borrowed meanwhile.
         unsafe { Slice::from_parts(self.start, self.bytes, self.dtype, self.place) }
     }
 
-    /// The memory as bytes, or an error if it is not the CPU's.
+    /// Returns the memory as bytes, or an error if it is not on the CPU.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], Error> {
         self.reborrow().into_bytes()
     }
 
     fn into_bytes(self) -> Result<&'a mut [u8], Error> {
         self.place.check(Place::Cpu)?;
-        // SAFETY: memory of the CPU, of which every slice is made with so many initialised bytes that nobody else touches for
-        // `'a`; `self` is used up.
+        // SAFETY: the memory is on the CPU. Every slice is made from this many initialised bytes, which no other reference
+        // accesses for `'a`; `self` is consumed.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) })
     }
 
-    /// The elements as `T`, or an error naming both types, or where they are if that is not the CPU.
+    /// Returns the elements as `T`, or an error with both types, or with the place if it is not the CPU.
     pub fn typed_mut<T: Element>(&mut self) -> Result<&mut [T], Error> {
         self.reborrow().into_typed()
     }
 
-    /// The elements as `T` for as long as the memory is borrowed, or an error as [`typed_mut`](Self::typed_mut)'s.
+    /// Returns the elements as `T` for as long as the memory is borrowed; errors as for [`typed_mut`](Self::typed_mut).
     pub fn into_typed<T: Element>(self) -> Result<&'a mut [T], Error> {
         check(T::DTYPE, self.dtype)?;
         Ok(bytemuck::cast_slice_mut(self.into_bytes()?))
     }
 
-    /// Elements `range`.
+    /// Returns the elements `range`.
     pub fn slice(self, range: Range<usize>) -> Result<SliceMut<'a>, Error> {
         let bytes = byte_range(&range, self.len(), self.dtype)?;
-        // SAFETY: the range is inside this one, which is used up.
+        // SAFETY: the range is inside this one, which is consumed.
         Ok(unsafe {
             SliceMut::from_parts(beyond(self.start, bytes.start), bytes.len(), self.dtype, self.place)
         })
     }
 
-    /// Elements `..at` and `at..`.
+    /// Splits into the elements `..at` and `at..`.
     pub fn split_at(self, at: usize) -> Result<(SliceMut<'a>, SliceMut<'a>), Error> {
         let left = byte_range(&(0..at), self.len(), self.dtype)?.end;
-        // SAFETY: both are inside this one, which is used up, and have no byte in common.
+        // SAFETY: both are inside this slice, which is consumed, and have no byte in common.
         let parts = unsafe {
             let right = beyond(self.start, left);
             (
@@ -218,12 +218,12 @@ impl<'a> SliceMut<'a> {
         Ok(())
     }
 
-    /// Copies `src`, of the same length, rounding each element to nearest, ties to even.
+    /// Copies `src`, of the same length, converting each element: nearest, ties to even.
     pub fn cast_from(&mut self, src: Slice<'_>) -> Result<(), Error> {
         cast(src, self.reborrow())
     }
 
-    /// Multiplies every element by `factor`, in f32 with the factor rounded to f32, or in f64; each product is rounded once.
+    /// Multiplies every element by `factor`: in f32 with the factor rounded to f32, or in f64. Each product is rounded once.
     pub fn scale(&mut self, factor: f64) -> Result<(), Error> {
         let narrow = factor as f32;
         match self.dtype {
@@ -257,7 +257,7 @@ impl<'a, T: Element> From<&'a mut [T]> for SliceMut<'a> {
     }
 }
 
-/// So many bytes further on: an address, which the CPU need not be able to follow.
+/// Returns the address `bytes` further on. The CPU need not be able to dereference it.
 pub(crate) fn beyond(start: NonNull<u8>, bytes: usize) -> NonNull<u8> {
     start.map_addr(|address| address.saturating_add(bytes))
 }

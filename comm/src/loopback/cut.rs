@@ -1,13 +1,13 @@
-//! How the elements of an operation are cut into portions that ranks draw one by one. Arithmetic only.
+//! Partition of an operation's elements into portions, which the ranks draw one by one. Arithmetic only.
 
 use crate::Action;
 use crate::stats::chunk;
 use std::ops::Range;
 
-/// Elements of a portion: few enough for balance, enough that the wait for memory at its beginning does not count.
+/// Elements of a portion: few enough for load balance, enough to hide the memory latency at its beginning.
 const PORTION: usize = 64 << 10;
 
-/// An operation on buffers of `len` elements, as the rank `rank` of `world_size` cuts it; all ranks cut alike.
+/// An operation on buffers of `len` elements as seen by rank `rank` of `world_size`; all ranks cut the elements alike.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     action: Action,
@@ -16,12 +16,12 @@ pub(super) struct Cut {
     len: usize,
 }
 
-/// What a portion is a range of.
+/// Part of the operation that a portion lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// This chunk of every buffer.
+    /// Chunk of this index, in every buffer.
     Chunk(usize),
-    /// Chunk `b` of the buffer of rank `a` and chunk `a` of that of rank `b`, which change places; `a < b`.
+    /// Chunk `b` of rank `a`'s buffer and chunk `a` of rank `b`'s, which are exchanged; `a < b`.
     Swap { a: usize, b: usize },
     /// Both buffers of a pair.
     Pair { from: usize, to: usize },
@@ -32,7 +32,7 @@ impl Cut {
         Cut { action, rank, world_size, len }
     }
 
-    /// Portion `number`, which may be empty; none after the last.
+    /// Returns portion `number`, which may be empty; `None` after the last.
     pub(super) fn portion(&self, number: usize) -> Option<(Part, Range<usize>)> {
         let per_part = self.chunk(0).len().max(1).div_ceil(PORTION);
         let (part, number) = (number / per_part, number % per_part);
@@ -49,14 +49,14 @@ impl Cut {
         Some((part, start..whole.end.min(start + PORTION)))
     }
 
-    /// Where chunk `index` lies; a pair's buffers are one chunk.
+    /// Returns the range of chunk `index`; the buffers of a pair are one chunk.
     pub(super) fn chunk(&self, index: usize) -> Range<usize> {
         let chunks = if self.action.peer().is_some() { 1 } else { self.world_size };
         chunk(self.len, chunks, index)
     }
 
-    /// Whether elements `range` of the buffer of rank `of` are of the portion `portion` of `part`. Asked for every block that is
-    /// reduced, of which a call would be a tenth of the work.
+    /// Returns true if elements `range` of rank `of`'s buffer belong to the portion `portion` of `part`. Inlined because it is
+    /// checked for every reduced block, where a call would be a tenth of the work.
     #[inline(always)]
     pub(super) fn holds(&self, part: Part, portion: &Range<usize>, of: usize, range: &Range<usize>) -> bool {
         let offset = match part {
@@ -70,7 +70,7 @@ impl Cut {
     }
 }
 
-/// The `index`th pair of two of `n` ranks.
+/// Returns the `index`th pair of two of `n` ranks.
 fn pair(index: usize, n: usize) -> Option<Part> {
     let mut before = 0;
     for b in 1..n {
@@ -89,7 +89,7 @@ mod tests {
     use meshstep_cases::{long, stride};
     use proptest::prelude::*;
 
-    /// The elements around every end of a chunk or a portion, and some of the others; all of them in a long run.
+    /// Returns the elements around each end of a chunk or a portion, and some of the others; all elements in a long run.
     fn elements(cut: &Cut) -> Vec<usize> {
         if long() {
             return (0..cut.len).collect();
@@ -103,7 +103,7 @@ mod tests {
         elements
     }
 
-    /// Of each buffer, how many portions hold each of these elements.
+    /// Returns for each buffer how many portions hold each of these elements.
     fn holders(cut: &Cut) -> Vec<Vec<(usize, usize)>> {
         let mut counts = vec![elements(cut).into_iter().map(|i| (i, 0)).collect::<Vec<_>>(); cut.world_size];
         for (part, range) in (0..).map_while(|number| cut.portion(number)) {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_nothing_has_no_portion() {
+    fn operations_without_data_have_no_portion() {
         assert_eq!(Cut::new(Action::Barrier, 0, 4, 100).portion(0), None);
     }
 }

@@ -1,4 +1,4 @@
-//! One rank's queue of operations, and where their buffers stay until they are waited for.
+//! One rank's queue of operations, and the slots that hold their buffers until they are waited for.
 
 use super::meeting::Seat;
 use super::shared::View;
@@ -10,19 +10,20 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Operations in flight for which room is made at the start; more of them grow it once.
+/// Initial capacity for operations in flight; more operations grow it once.
 const ROOM: usize = 64;
 
-/// Between the callers of a rank and its communication thread: each carries out what is next when nobody else does.
+/// Queue between the callers of a rank and its communication thread: each runs the next operation if no other thread is running
+/// one.
 #[derive(Debug)]
 pub(super) struct Lane {
     rank: usize,
     world_size: usize,
     clock: Clock,
     state: Mutex<State>,
-    /// There is something to do, or nothing will come any more.
+    /// Signals that there is work, or that no more will come.
     work: Condvar,
-    /// An operation has ended.
+    /// Signals that an operation has ended.
     ended: Condvar,
 }
 
@@ -31,16 +32,16 @@ struct State {
     slots: Vec<Slot>,
     free: Vec<usize>,
     queue: VecDeque<usize>,
-    /// An operation is being carried out. They are carried out one at a time.
+    /// True while an operation runs. They run one at a time.
     busy: bool,
     started: u64,
     closed: bool,
-    /// The failure this rank has been told of.
+    /// Failure that this rank has returned to its caller.
     told: Option<Arc<Error>>,
     stats: Stats,
 }
 
-/// Room for one operation: taken by `enqueue`, given back by `collect` or, if forgotten, by `finish`.
+/// Slot of one operation: taken by `enqueue`, freed by `collect` or, if forgotten, by `finish`.
 #[derive(Debug)]
 struct Slot {
     task: Task,
@@ -50,7 +51,7 @@ struct Slot {
     forgotten: bool,
 }
 
-/// An operation, as its carrying out needs it.
+/// An operation, with the data needed to run it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Task {
     pub(super) slot: usize,
@@ -78,13 +79,13 @@ impl Lane {
         lane
     }
 
-    /// Takes an operation in, or gives the buffer back with the reason why not. `waits`: the caller waits for it at once, and
-    /// threads that wait carry operations out, so that the communication thread is not woken.
+    /// Enqueues an operation, or returns the buffer with the error. `waits`: the caller waits for it at once; waiting threads run
+    /// operations themselves, so the communication thread is not woken.
     pub(super) fn enqueue(&self, op: Op, buffer: Buffer, waits: bool) -> Result<usize, (Buffer, Error)> {
         if let Err(error) = op.check(self.rank, self.world_size, buffer.len(), buffer.dtype()) {
             return Err((buffer, error));
         }
-        // Ranks are threads: they read one another's memory themselves.
+        // Ranks are threads that read each other's memory directly.
         if buffer.place() != Place::Cpu {
             let elsewhere = meshstep_tensor::Error::Place { given: buffer.place(), expected: Place::Cpu };
             return Err((buffer, elsewhere.into()));
@@ -110,7 +111,7 @@ impl Lane {
         Ok(ticket)
     }
 
-    /// The next operation, or none when the rank has left and everything it started is done.
+    /// Waits for the next operation; returns `None` when the rank has left and all its started operations are done.
     pub(super) fn next(&self) -> Option<Task> {
         let mut state = self.state.lock();
         loop {
@@ -124,14 +125,14 @@ impl Lane {
         }
     }
 
-    /// Damages the buffer of an operation that nobody else touches at the moment.
+    /// Applies `damage` to the buffer of an operation; no other rank accesses the buffer at that time.
     pub(super) fn with_buffer(&self, task: &Task, damage: impl FnOnce(&mut Buffer)) {
         if let Some(buffer) = &mut self.state.lock().slots[task.slot].buffer {
             damage(buffer);
         }
     }
 
-    /// Records how an operation ended. The first failure is passed on as it is, what follows it as its repetition.
+    /// Records the result of an operation. The first failure is passed on unchanged, later ones as [`Error::Poisoned`].
     pub(super) fn finish(&self, task: &Task, result: Result<Option<Seat>, Arc<Error>>) {
         let mut state = self.state.lock();
         state.busy = false;
@@ -152,7 +153,7 @@ impl Lane {
         }
     }
 
-    /// Waits for an operation and gives its slot up. Whoever waits works: it carries out what is next, if nobody else does.
+    /// Waits for an operation and frees its slot. A waiting thread runs the next operation if no other thread is running one.
     pub(super) fn collect(
         &self,
         ticket: usize,
@@ -177,8 +178,8 @@ impl Lane {
         self.state.lock().slots[ticket].result.is_some()
     }
 
-    /// Waits until an operation has ended, but not longer than this by the clock; whether it has. It carries nothing out, as
-    /// that may take longer.
+    /// Waits until an operation has ended, at most `patience` by the clock; returns true if it has. It runs no operation, as that
+    /// may take longer.
     pub(super) fn ends_within(&self, ticket: usize, patience: Duration) -> bool {
         let until = self.clock.now().saturating_add(patience);
         let mut state = self.state.lock();
@@ -191,22 +192,22 @@ impl Lane {
         true
     }
 
-    /// Gives an operation up unseen.
+    /// Forgets an operation without its result.
     pub(super) fn forget(&self, ticket: usize) {
         let mut state = self.state.lock();
         state.slots[ticket].forgotten = true;
-        // If it has ended already its buffer is released here, after the lock.
+        // If the operation has ended already, its buffer is released here, after the lock.
         let _unseen = state.vacate(ticket);
         drop(state);
     }
 
-    /// Takes no more operations; what is queued still runs.
+    /// Closes the queue: new operations are refused, queued ones still run.
     pub(super) fn close(&self) {
         self.state.lock().closed = true;
         self.work.notify_all();
     }
 
-    /// How many operations were taken in.
+    /// Returns the number of enqueued operations.
     pub(super) fn started(&self) -> u64 {
         self.state.lock().started
     }
@@ -232,7 +233,7 @@ impl State {
         }
     }
 
-    /// The next operation, unless one is being carried out.
+    /// Takes the next operation, unless one is running.
     fn take(&mut self) -> Option<Task> {
         if self.busy {
             return None;
@@ -253,7 +254,7 @@ impl State {
         ticket
     }
 
-    /// Empties a slot whose operation has ended.
+    /// Empties the slot of an ended operation.
     fn vacate(&mut self, ticket: usize) -> Option<(Buffer, Result<(), Error>, Option<Seat>)> {
         let slot = &mut self.slots[ticket];
         let result = slot.result.take()?;

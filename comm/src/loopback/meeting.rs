@@ -1,26 +1,26 @@
-//! Where the ranks of a group meet: each says what it is about to do, the bytes are moved when all have come, and all leave together.
+//! Meeting point of a group: each rank posts its call, the bytes move when all ranks have arrived, and all leave together.
 //!
 //! The lock is held while ranks compare what they call, never while bytes move.
 
 use super::shared::View;
 use super::verdict::{Party, Stand, Verdict, verdict};
 use crate::clock::Wake;
-use crate::colours;
+use crate::split_groups;
 use crate::sync::{Condvar, Counter, Guard, Mutex};
 use crate::{Action, Called, Clock, Error};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// What the ranks of one communicator share.
+/// State shared by the ranks of one communicator.
 #[derive(Debug)]
 pub(super) struct Group {
     me: Weak<Group>,
-    /// The one it was split from, kept as long as this one: who aborts that one or one above it aborts this one.
+    /// Parent group, kept alive as long as this one, so that an abort of an ancestor reaches this group.
     _above: Option<Arc<Group>>,
     world_size: usize,
     clock: Clock,
     timeout: Duration,
-    /// By a party's lowest rank: how many portions of its operation have been drawn.
+    /// Number of portions drawn, by the party's lowest rank.
     counters: Vec<Counter>,
     state: Mutex<State>,
     changed: Condvar,
@@ -30,30 +30,30 @@ pub(super) struct Group {
 struct State {
     stands: Vec<Stand>,
     views: Vec<View>,
-    /// The group each rank got from the split it is in.
+    /// New group of each rank, from the split that it is in.
     formed: Vec<Option<Seat>>,
-    /// What was split from it and is not gone.
+    /// Groups split from this one that are still alive.
     below: Vec<Weak<Group>>,
-    /// The first failure; once set nobody begins anything any more.
+    /// First failure; once set, no rank begins an operation.
     cause: Option<Arc<Error>>,
-    /// Whether bytes were left half moved.
+    /// True if a transfer was interrupted.
     spoilt: bool,
 }
 
-/// What a rank does once its party is complete.
+/// Action of a rank once its party is complete.
 #[derive(Debug)]
 pub(super) enum Met {
-    /// It moves its share of the bytes, and then leaves.
+    /// The rank moves its share of the bytes, and then leaves.
     Move,
-    /// It has left: another rank has moved all bytes.
+    /// The rank has left: another rank has moved all bytes.
     Done(Option<Seat>),
 }
 
-/// Buffers that have at most this many bytes together are moved by one rank, the one that completes the party: waking the
-/// others to help takes longer than that. The scheduler's tests have small buffers, of which they see both ways.
+/// Largest total of buffer bytes that one rank, the one that completes the party, moves alone: waking the others to help takes
+/// longer. The shuttle tests have small buffers and cover both cases.
 const MOVED_BY_ONE: usize = if cfg!(feature = "shuttle") { 100 } else { 64 << 10 };
 
-/// A rank's place in a group.
+/// A rank's seat in a group.
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
     pub(super) group: Arc<Group>,
@@ -102,14 +102,14 @@ impl Group {
         &self.clock
     }
 
-    /// The deadline of an operation that brings none of its own.
+    /// Default deadline of an operation.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Posts what `rank` calls and waits until its party is complete, or, if another rank moves all bytes, until that is done. If
-    /// this rank is to move bytes, `views` then holds the buffers, by rank, and until [`leave`](Group::leave) no member of the
-    /// party gets its buffer back.
+    /// Posts `rank`'s call and waits until its party is complete, or, if another rank moves all bytes, until that is done. If
+    /// this rank is to move bytes, `views` then holds the buffers by rank, and no member of the party gets its buffer back until
+    /// [`leave`](Group::leave).
     pub(super) fn meet(
         &self,
         rank: usize,
@@ -144,8 +144,8 @@ impl Group {
         Ok(Met::Move)
     }
 
-    /// What a party draws portions from; at zero when it is complete. A rank is in one party at a time, so parties that
-    /// move bytes at the same time have different lowest ranks.
+    /// Returns the counter for a party's portions, which is zero when the party is complete. A rank is in one party at a time, so
+    /// parties that move bytes at the same time have different lowest ranks.
     pub(super) fn counter(&self, party: Party) -> &Counter {
         let lowest = match party {
             Party::All => 0,
@@ -154,7 +154,7 @@ impl Group {
         &self.counters[lowest]
     }
 
-    /// Says that `rank` has moved its bytes, and waits until its whole party has.
+    /// Records that `rank` has moved its bytes, and waits until its whole party has.
     pub(super) fn leave(&self, rank: usize, party: Party) -> Result<Option<Seat>, Arc<Error>> {
         let mut state = self.state.lock();
         state.stands[rank] = Stand::Moved;
@@ -166,7 +166,7 @@ impl Group {
         self.released(state, rank)
     }
 
-    /// Waits until the whole party of `rank` has moved its bytes, and takes it out of the operation.
+    /// Waits until the whole party of `rank` has moved its bytes, and takes the rank out of the operation.
     fn released(&self, mut state: Guard<'_, State>, rank: usize) -> Result<Option<Seat>, Arc<Error>> {
         while state.stands[rank] != Stand::Released {
             state = self.changed.wait(state, None);
@@ -179,14 +179,14 @@ impl Group {
         }
     }
 
-    /// Records that `rank` panicked while it moved bytes: no operation that is under way now has a good result.
+    /// Records that `rank` panicked while it moved bytes: the running operations have no valid result.
     pub(super) fn spoil(&self, rank: usize) {
         let mut state = self.state.lock();
         state.spoilt = true;
         self.fail_locked(&mut state, Error::Panicked { rank, message: "while moving bytes".to_owned() });
     }
 
-    /// Waits until `until` without taking part in anything, or until the group has failed.
+    /// Waits until `until` outside of any operation, or until the group has failed.
     pub(super) fn pause(&self, until: Duration) -> Result<(), Arc<Error>> {
         let mut state = self.state.lock();
         loop {
@@ -198,21 +198,22 @@ impl Group {
         }
     }
 
-    /// Fails everybody because `rank` never came to what it `called`.
+    /// Fails the group because `rank` never arrived at the operation that it `called`.
     pub(super) fn miss(&self, rank: usize, called: Called, after: Duration) -> Arc<Error> {
         let mut state = self.state.lock();
         let error = state.timeout(rank, called, after);
         self.fail_locked(&mut state, error)
     }
 
-    /// Records that `rank` takes part in nothing any more, from its operation `op_number` on.
+    /// Records that `rank` has left, before its operation `op_number`.
     pub(super) fn depart(&self, rank: usize, op_number: u64) {
         let mut state = self.state.lock();
         state.stands[rank] = Stand::Left(op_number);
         self.settle(&mut state, rank);
     }
 
-    /// Fails it, and whatever was split from it: all before anybody hears of it here, who might pass it on as their own.
+    /// Fails this group and all groups split from it. The lock is held until all have failed, so that a rank that gets the error
+    /// here cannot abort a subgroup under its own rank first.
     pub(super) fn abort(&self, error: &Error) {
         let mut state = self.state.lock();
         self.fail_locked(&mut state, error.clone());
@@ -235,7 +236,7 @@ impl Group {
         cause
     }
 
-    /// Acts on what follows from `rank` having come or left.
+    /// Applies the decision after `rank` has arrived or left.
     fn settle(&self, state: &mut State, rank: usize) {
         if state.cause.is_some() {
             return;
@@ -253,7 +254,7 @@ impl Group {
                     let moves = member == rank || !by_one;
                     state.stands[member] = if moves { Stand::Moving } else { Stand::Carried };
                 }
-                // Those that are carried sleep on until `rank` has moved their bytes.
+                // Carried ranks sleep on until `rank` has moved their bytes.
                 if !by_one {
                     self.changed.notify_all();
                 }
@@ -261,7 +262,7 @@ impl Group {
         }
     }
 
-    /// Where all ranks are in a split, makes the groups.
+    /// Creates the groups once all ranks are in a split.
     fn form(&self, state: &mut State) {
         let asked = |stand: &Stand| match stand.collective()?.action {
             Action::Split { color, key } => Some((color, key)),
@@ -272,7 +273,7 @@ impl Group {
         }
         let asked: Vec<_> = state.stands.iter().filter_map(asked).collect();
         let mut groups: Vec<Option<Arc<Group>>> = vec![None; self.world_size];
-        for (rank, place) in colours::places(&asked).into_iter().enumerate() {
+        for (rank, place) in split_groups::places(&asked).into_iter().enumerate() {
             state.formed[rank] = place.map(|place| {
                 let above = self.me.upgrade();
                 let new = || Group::split_from(above, place.world_size, self.clock.clone(), self.timeout);
@@ -286,7 +287,7 @@ impl Group {
 }
 
 impl State {
-    /// Bytes of the buffer of `rank`, where its operation moves any.
+    /// Bytes of `rank`'s buffer, 0 if its operation moves no data.
     fn moved_bytes(&self, rank: usize) -> usize {
         let moves = matches!(&self.stands[rank], Stand::Waiting(called) if called.action.moves_data());
         if moves { self.views[rank].bytes() } else { 0 }
@@ -296,8 +297,8 @@ impl State {
         self.cause.clone().map_or(Ok(()), Err)
     }
 
-    /// Who came and who did not: of all ranks for a collective; for a pair, along the chain of ranks that each wait for
-    /// the next, down to the one that waits for nobody.
+    /// Returns a timeout with the ranks that arrived and those that did not: all ranks for a collective; for a pair, the chain of
+    /// ranks that each wait for the next, down to the one that waits for none.
     fn timeout(&self, rank: usize, called: Called, after: Duration) -> Error {
         let mut concerned: Vec<usize> = match called.action.peer() {
             None => (0..self.stands.len()).collect(),

@@ -1,5 +1,4 @@
-//! What is done with each portion of an operation's elements, in pieces that stay in cache from the first read to the
-//! last write.
+//! Kernels for portions of an operation's elements. They work in pieces that stay in cache from the first read to the last write.
 
 use super::cut::Part;
 use super::shared::{Portion, Share};
@@ -11,15 +10,15 @@ use meshstep_tensor::{DType, bf16, copy_non_temporal, f16};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Copies whose buffers have this many bytes together go past the cache, which would not keep them. Measured, where the last cache
-/// has 32 MiB: an all_gather of 64 MiB among 4 ranks takes 0.83 of the time, and a step with it 0.88.
+/// Total bytes of the buffers from which copies bypass the cache, which would not keep them. Measured with a last-level cache of
+/// 32 MiB: an all_gather of 64 MiB among 4 ranks takes 0.83 of the time, and a step with it 0.88.
 const NON_TEMPORAL_FROM: usize = 32 << 20;
 
-/// How many bytes ahead of a reduction each buffer is fetched. Measured: a reduce_scatter of 64 MiB among 4 ranks takes 0.79 of the
-/// time, an all_reduce 0.85; more time than without where the number of lines is not a constant.
+/// Prefetch distance of a reduction in bytes, for each buffer. Measured: a reduce_scatter of 64 MiB among 4 ranks takes 0.79 of
+/// the time, an all_reduce 0.85; both take longer than without prefetch if the number of lines is not a constant.
 const AHEAD: usize = 1 << 10;
 
-/// Moves portions until there are none left.
+/// Moves portions until none is left.
 pub(super) fn perform(share: Share<'_>) {
     // A barrier may carry a buffer of any type.
     if !share.action().moves_data() {
@@ -58,8 +57,8 @@ fn typed<T: Wire>(mut share: Share<'_>) {
     }
 }
 
-/// The reduction of portions of all buffers, written to all of them or to that of the rank whose chunk it is. `TIMES`: with a
-/// factor for each rank, of which the others' loops know nothing.
+/// Reduction of portions of all buffers, written to all of them or to that of the chunk's owner. `TIMES` adds a factor for each
+/// rank, at no cost to the loops without factors.
 struct Fold<'a, T, const TIMES: bool> {
     share: Share<'a>,
     reduction: Reduction,
@@ -107,7 +106,7 @@ impl<T: Wire, const TIMES: bool> Body for Fold<'_, T, TIMES> {
     }
 }
 
-/// Copies a portion from the buffer of one rank to those of the others in `targets`.
+/// Copies a portion from the buffer of one rank to those of the other ranks in `targets`.
 fn copy<T: Wire>(portion: &mut Portion<'_>, from: usize, targets: Range<usize>, copy: fn(&mut [T], &[T])) {
     let range = portion.range.clone();
     for to in targets.filter(|&to| to != from) {

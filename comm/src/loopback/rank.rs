@@ -1,4 +1,4 @@
-//! The handle through which a rank communicates, and what happens when it is let go.
+//! Communicator handle of a rank, and its drop.
 
 use super::meeting::Seat;
 use super::worker::Worker;
@@ -11,23 +11,23 @@ use meshstep_tensor::{Buffer, Queue};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard as StdGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-/// A rank of a group whose ranks are threads of this process.
+/// Rank of a group of threads of this process.
 #[derive(Debug)]
 pub(super) struct Loopback {
     place: Arc<Worker>,
     life: Arc<Life>,
 }
 
-/// Everything a rank takes part in: the world and the groups split off from it.
+/// All groups of a rank: the world and the groups split from it.
 #[derive(Debug, Default)]
 pub(super) struct Life {
     places: Mutex<Vec<Arc<Worker>>>,
-    /// The thread whose panics somebody reports, with their message, once it has unwound. Not one of `sync`'s locks:
-    /// it is taken while unwinding, where a simulated thread must not be interrupted.
+    /// Thread with a panic handler (`spawn`), which reports a panic with its message after unwinding. This is not one of `sync`'s
+    /// locks: it is taken while unwinding, where a simulated thread must not be interrupted.
     watched: StdMutex<Option<ThreadId>>,
 }
 
-/// How a rank ends.
+/// Reason for a rank's end.
 #[derive(Clone, Debug)]
 pub(super) enum End {
     Left,
@@ -35,7 +35,7 @@ pub(super) enum End {
 }
 
 impl Loopback {
-    /// Takes `seat`, with a communication thread of its own.
+    /// Takes `seat` and starts its communication thread.
     pub(super) fn new(seat: Seat, life: Arc<Life>, faults: Faults) -> Result<Self, Error> {
         let rank = seat.rank;
         let place = Worker::new(seat, faults);
@@ -65,12 +65,12 @@ impl Worker {
 }
 
 impl Life {
-    /// Leaves the report of a panic of this thread to the caller, who knows its message afterwards.
+    /// Leaves the report of a panic of this thread to the caller, which gets its message after unwinding.
     pub(super) fn watch(&self) {
         *self.watched() = Some(thread::current().id());
     }
 
-    /// Ends the rank's part in every group it is in.
+    /// Ends the rank's membership in all its groups.
     pub(super) fn end(&self, how: &End) {
         *self.watched() = None;
         let places = std::mem::take(&mut *self.places.lock());

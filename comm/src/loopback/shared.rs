@@ -1,17 +1,17 @@
-//! The one place where ranks touch each other's memory, and the reason why they may.
+//! Access to other ranks' memory: the only such place, with its safety argument.
 //!
-//! The elements of an operation are cut into portions, and a shared counter gives each portion to exactly one rank, the
-//! next that asks. Who gets it may touch these elements of these buffers, and no other rank does:
+//! The elements of an operation are cut into portions, and a shared counter gives each portion to exactly one rank, the next that
+//! asks. Only that rank may access these elements of these buffers:
 //!
-//! | operation | a portion is |
+//! | operation | portion |
 //! |---|---|
 //! | all_reduce, reduce_scatter, all_gather, broadcast | a range within one chunk, in every buffer |
 //! | all_to_all | a range of chunk `b` of buffer `a` and the same of chunk `a` of buffer `b` |
 //! | send, recv | a range, in both buffers |
-//! | barrier, split | there is none |
+//! | barrier, split | none |
 //!
-//! So the bytes do not wait for a thread that the system has not woken yet, and the result does not depend on who moves
-//! them.
+//! So no transfer waits for a thread that the system has not woken yet, and the result does not depend on the rank that moves a
+//! portion.
 
 use super::cut::{Cut, Part};
 use super::meeting::{Met, Seat};
@@ -25,7 +25,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where a rank's buffer lies, where only [`Portion`] looks, and what its values are multiplied by.
+/// Address of a rank's buffer, dereferenced only by [`Portion`], and the factor of its values.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
     base: NonNull<u8>,
@@ -34,16 +34,16 @@ pub(super) struct View {
     factor: f64,
 }
 
-// SAFETY: a view is an address and a size; only `Portion` looks behind it, and says why it may.
+// SAFETY: a view is an address and a size; only `Portion` dereferences it, with its own safety argument.
 unsafe impl Send for View {}
 
 impl View {
-    /// A view of nothing.
+    /// Returns an empty view.
     pub(super) fn empty() -> Self {
         View { base: NonNull::<u64>::dangling().cast(), len: 0, dtype: DType::F32, factor: 1.0 }
     }
 
-    /// The whole of `buffer`, on which its rank calls `action`.
+    /// Returns a view of the whole of `buffer`, on which its rank calls `action`.
     pub(super) fn of(buffer: &Buffer, action: Action) -> Self {
         let (len, dtype, factor) = (buffer.len(), buffer.dtype(), action.factor());
         View { base: buffer.as_ptr(), len, dtype, factor }
@@ -54,7 +54,7 @@ impl View {
     }
 }
 
-/// The memory of an operation while bytes move, as one rank of its party sees it.
+/// Memory of an operation while bytes move, as seen by one rank of its party.
 #[derive(Debug)]
 pub(super) struct Share<'a> {
     action: Action,
@@ -63,11 +63,11 @@ pub(super) struct Share<'a> {
     next: &'a Counter,
 }
 
-/// What one rank, and no other, may touch until it has dropped this.
+/// Elements that one rank may access exclusively until this is dropped.
 #[derive(Debug)]
 pub(super) struct Portion<'a> {
     pub(super) part: Part,
-    /// For a part that lies in every buffer alike: where. For a swap: how far into the two chunks.
+    /// Range within a part that lies at the same place in every buffer; for a swap, the offset into the two chunks.
     pub(super) range: Range<usize>,
     cut: Cut,
     views: &'a [View],
@@ -86,13 +86,13 @@ impl Share<'_> {
         self.views.len()
     }
 
-    /// Bytes of the buffers that the operation reads or writes, together.
+    /// Total bytes of the buffers that the operation reads or writes.
     pub(super) fn bytes(&self) -> usize {
         let buffers = if self.action.peer().is_some() { 2 } else { self.views.len() };
         self.views[self.cut.rank].bytes() * buffers
     }
 
-    /// The next portion that nobody has had.
+    /// Claims the next portion.
     pub(super) fn claim(&mut self) -> Option<Portion<'_>> {
         loop {
             let (part, range) = self.cut.portion(self.next.next())?;
@@ -104,34 +104,34 @@ impl Share<'_> {
 }
 
 impl Portion<'_> {
-    /// What rank `of` has its values multiplied by.
+    /// Returns the factor of rank `of`'s values.
     pub(super) fn factor(&self, of: usize) -> f64 {
         self.views[of].factor
     }
 
-    /// Where this portion of the chunks that ranks `a` and `b` exchange lies in their buffers.
+    /// Returns the ranges of this portion in the buffers of ranks `a` and `b`, which exchange their chunks.
     pub(super) fn swapped(&self, a: usize, b: usize) -> (Range<usize>, Range<usize>) {
         let at = |chunk: Range<usize>| chunk.start + self.range.start..chunk.start + self.range.end;
         (at(self.cut.chunk(b)), at(self.cut.chunk(a)))
     }
 
-    /// Elements `range` of the buffer of rank `of`.
+    /// Borrows elements `range` of rank `of`'s buffer.
     ///
     /// # Panics
-    /// If they are not of this portion, or not of type `T`.
+    /// If they are outside this portion, or not of type `T`.
     pub(super) fn slice<T: Element>(&mut self, of: usize, range: Range<usize>) -> &mut [T] {
         let view = self.allow::<T>(of, &range);
-        // SAFETY: `allow` has checked that the range lies in the buffer, holds `T`, and is of this portion, which no
-        // other rank has; the borrow of `self` keeps this rank from having it twice.
+        // SAFETY: `allow` has checked that the range lies in the buffer, holds `T`, and belongs to this portion, which no other
+        // rank has; the borrow of `self` keeps this rank from borrowing it twice.
         unsafe {
             std::slice::from_raw_parts_mut(view.base.cast::<T>().as_ptr().add(range.start), range.len())
         }
     }
 
-    /// Two ranges of equal length in the buffers of two different ranks at once.
+    /// Borrows two ranges of equal length in the buffers of two different ranks.
     ///
     /// # Panics
-    /// As [`slice`](Portion::slice), and if both are of one rank.
+    /// As for [`slice`](Portion::slice), and if both are of one rank.
     pub(super) fn two<T: Element>(
         &mut self,
         (a, in_a): (usize, Range<usize>),
@@ -139,8 +139,8 @@ impl Portion<'_> {
     ) -> (&mut [T], &mut [T]) {
         assert_ne!(a, b, "one buffer cannot be borrowed twice");
         let (view_a, view_b) = (self.allow::<T>(a, &in_a), self.allow::<T>(b, &in_b));
-        // SAFETY: as in `slice` for each of them, and buffers of different ranks do not overlap, because each `Buffer`
-        // owns its range alone.
+        // SAFETY: as in `slice` for both ranges, and buffers of different ranks do not overlap, because each `Buffer` is the only
+        // owner of its range.
         unsafe {
             let a =
                 std::slice::from_raw_parts_mut(view_a.base.cast::<T>().as_ptr().add(in_a.start), in_a.len());
@@ -154,13 +154,13 @@ impl Portion<'_> {
         let view = self.views[of];
         assert_eq!(view.dtype, T::DTYPE, "the operation's type is not the kernel's");
         assert!(range.start <= range.end && range.end <= view.len, "a range beyond the buffer");
-        assert!(self.cut.holds(self.part, &self.range, of, range), "a range that is not of this portion");
+        assert!(self.cut.holds(self.part, &self.range, of, range), "a range outside this portion");
         view
     }
 }
 
-/// One operation of one rank: meets the others, lets `body` move this rank's share, if it has one, and returns when all have
-/// moved theirs, so that nobody touches the buffer behind `view` any more.
+/// Runs one operation of one rank: meets the other ranks, lets `body` move this rank's share, if any, and returns when all ranks
+/// have moved theirs, so that no rank accesses the buffer behind `view` any more.
 pub(super) fn exchange(
     seat: &Seat,
     called: Called,
@@ -178,16 +178,15 @@ pub(super) fn exchange(
         Action::Recv { from } => Party::Pair { from, to: *rank },
         _ => Party::All,
     };
-    // From here until `leave` returns, `Group` holds every rank of the party between these two calls, or within `meet`
-    // where this rank moves the bytes of all, and lets no rank post anything else. All have posted operations that agree,
-    // with lengths and types that agree. So each rank that moves bytes makes the same cut of the same views, and shares the
-    // party's counter, which stood at zero when the party was complete: no number is drawn twice, and different numbers are
-    // portions without a common element. The memory stays, because a rank's buffer remains in its lane until this function
-    // has returned there.
+    // From here until `leave` returns, `Group` holds every rank of the party between these two calls, or within `meet` if this
+    // rank moves the bytes of all, and lets no rank post another operation. All have posted operations that agree, with lengths
+    // and types that agree. So each rank that moves bytes makes the same cut of the same views and shares the party's counter,
+    // which was zero when the party was complete: no number is drawn twice, and different numbers are disjoint portions. The
+    // memory stays allocated, because a rank's buffer remains in its lane until this function has returned there.
     let cut = Cut::new(called.action, *rank, group.world_size(), view.len);
     let share = Share { action: called.action, cut, views, next: group.counter(party) };
-    // A panic in `body` would be a bug of ours; even then nobody gets a buffer back while others touch it, and nobody
-    // takes the result for a good one.
+    // A panic in `body` would be a bug of this crate. Even then no buffer goes back while other ranks access it, and no rank
+    // treats the result as valid.
     if catch_unwind(AssertUnwindSafe(|| body(share))).is_err() {
         group.spoil(*rank);
     }

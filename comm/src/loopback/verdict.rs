@@ -1,27 +1,27 @@
-//! Whether the ranks, each in the operation it is in, may go on, must wait, or contradict each other. Arithmetic only.
+//! Decision for a group from the operation of each rank: go on, wait, or fail on a contradiction. Arithmetic only.
 
 use crate::{Action, Called, Error};
 
-/// Where a rank stands in its group.
+/// State of a rank in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stand {
-    /// In no operation.
+    /// The rank is in no operation.
     Idle,
-    /// In an operation that waits for others.
+    /// The rank waits for others in an operation.
     Waiting(Called),
-    /// Moving bytes.
+    /// The rank moves bytes.
     Moving,
-    /// Another rank of its party moves its bytes.
+    /// Another rank of the party moves this rank's bytes.
     Carried,
-    /// Its bytes moved, waiting for the others of its party to have moved theirs.
+    /// The rank has moved its bytes and waits for the others of its party.
     Moved,
-    /// Everybody of its party has moved: it may go, and its buffer is its own again.
+    /// All ranks of the party have moved their bytes: the rank may return, and its buffer is its own again.
     Released,
-    /// Gone, before the operation of this number.
+    /// The rank has left, before its operation of this number.
     Left(u64),
 }
 
-/// Who takes part in one operation.
+/// Ranks of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Party {
     All,
@@ -36,7 +36,7 @@ pub(super) enum Verdict {
 }
 
 impl Party {
-    /// The ranks that take part, in a group of `world_size`.
+    /// Returns the ranks of the party, in a group of `world_size`.
     pub(super) fn ranks(self, world_size: usize) -> impl Iterator<Item = usize> {
         let (first, second, step) = match self {
             Party::All => (0, world_size.saturating_sub(1), 1),
@@ -54,19 +54,19 @@ impl Stand {
         }
     }
 
-    /// What this rank calls, where that is a collective it waits in.
+    /// Returns this rank's call if it waits in a collective.
     pub(super) fn collective(&self) -> Option<&Called> {
         self.waiting().filter(|called| called.action.peer().is_none())
     }
 
-    /// The rank this one waits for, where it is in a send or a receive.
+    /// Returns the rank that this one waits for in a send or a receive.
     pub(super) fn peer(&self) -> Option<usize> {
         self.waiting().and_then(|called| called.action.peer())
     }
 }
 
-/// What follows after `last` came or left. Called at each such event, so that a contradiction is seen by the first call
-/// that completes it, whoever is still missing.
+/// Returns the decision after `last` arrived or left. It runs at each such event, so that the first call that completes a
+/// contradiction detects it, even if other ranks are still missing.
 pub(super) fn verdict(stands: &[Stand], last: usize) -> Verdict {
     match collectives(stands, last) {
         Verdict::Wait => {}
@@ -119,8 +119,8 @@ fn pairs(stands: &[Stand], rank: usize, last: usize) -> Verdict {
     if never_answers(stands, peer) { mismatch(stands, last) } else { Verdict::Wait }
 }
 
-/// Whether the chain of ranks, each waiting for the next, that begins at `rank` ends in a collective, which waits for
-/// all of them, or in itself.
+/// Returns true if the chain of ranks from `rank`, each waiting for the next, ends in a collective, which waits for all of them,
+/// or in a cycle.
 fn never_answers(stands: &[Stand], rank: usize) -> bool {
     let mut at = rank;
     for _ in 0..stands.len() {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_moves_data_compares_lengths() {
+    fn only_operations_with_data_compare_lengths() {
         let long = Stand::Waiting(Called { op_number: 0, action: BARRIER, len: 9, dtype: DType::U64 });
         assert_eq!(verdict(&[long, in_(BARRIER)], 0), Verdict::Go(Party::All));
     }
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn who_left_is_missed_only_by_those_who_need_it() {
+    fn a_rank_that_left_fails_only_operations_that_need_it() {
         let left = Verdict::Fail(Error::Left { rank: 1, op_number: 3 });
         assert_eq!(verdict(&[in_(GATHER), Stand::Left(3), Stand::Idle], 0), left);
         assert_eq!(verdict(&[recv(1), Stand::Left(3), Stand::Idle], 0), left);

@@ -1,4 +1,4 @@
-//! How a rank's operations are carried out: in order, one at a time, by whoever waits for one or else by a communication thread.
+//! Execution of a rank's operations: in order, one at a time, by a thread that waits for one or else by the communication thread.
 
 use super::lane::{Lane, Task};
 use super::meeting::Seat;
@@ -12,13 +12,13 @@ use meshstep_tensor::{Buffer, Queue};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A rank's side of one group.
+/// One rank's side of a group.
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) seat: Seat,
     pub(super) lane: Arc<Lane>,
     faults: Faults,
-    /// The buffers of an operation that is being carried out; kept, so that nothing is allocated for it.
+    /// Buffers of the running operation; kept, so that an operation does not allocate.
     views: Mutex<Vec<View>>,
 }
 
@@ -29,7 +29,7 @@ impl Worker {
         Arc::new(Worker { seat, lane, faults, views: Mutex::new(Vec::with_capacity(world_size)) })
     }
 
-    /// The communication thread: runs until the rank has left and everything it started is done.
+    /// Body of the communication thread: runs until the rank has left and all its started operations are done.
     pub(super) fn run(&self) {
         while let Some(task) = self.lane.next() {
             self.carry_out(&task);
@@ -37,7 +37,7 @@ impl Worker {
         self.seat.group.depart(self.seat.rank, self.lane.started());
     }
 
-    /// An operation from its start to its end, on the caller's thread.
+    /// Runs an operation from start to end on the caller's thread.
     pub(super) fn complete(&self, op: Op, buffer: Buffer) -> (Buffer, Result<(), Error>, Option<Seat>) {
         match self.lane.enqueue(op, buffer, true) {
             Ok(ticket) => self.collect(ticket),
@@ -68,7 +68,7 @@ impl Worker {
                 Fault::CorruptResult => {}
             }
         }
-        // Operations are carried out one at a time, so nobody else waits for this lock.
+        // Operations run one at a time, so this lock has no contention.
         let formed = exchange(seat, task.called, task.view, after, &mut views.lock(), moves::perform)?;
         if faults.at(seat.rank, task.called.op_number).any(|fault| fault == Fault::CorruptResult) {
             lane.with_buffer(task, flip_a_bit);
@@ -96,7 +96,7 @@ impl Tickets for Worker {
     }
 }
 
-/// Flips a bit in the middle of a buffer, as a damaged wire would.
+/// Flips a bit in the middle of a buffer, as a faulty link would.
 fn flip_a_bit(buffer: &mut Buffer) {
     let middle = buffer.bytes() / 2;
     let mut slice = buffer.as_mut();

@@ -1,4 +1,4 @@
-//! Operations as part of a CUDA graph: captured once on every rank, launched again and again, each time under watch.
+//! Operations in CUDA graphs: captured once on every rank, launched many times, each launch watched.
 
 use super::communicator::Nccl;
 use super::core::{Core, device_error};
@@ -12,27 +12,27 @@ use meshstep_tensor::{Buffer, Place, Queue};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Captured work of a stream, operations of a communicator among it.
+/// Captured work of a stream, including operations of a communicator.
 ///
-/// When the communicator fails or is dropped, its graphs are given up first: NCCL neither ends nor parts before they have gone.
+/// When the communicator fails or is dropped, its graphs are dropped first: NCCL neither aborts nor finalizes while they exist.
 #[derive(Debug)]
 pub struct Captured {
     core: Arc<Core>,
     graph: Arc<Held>,
-    /// As they are called at each launch, and how long all may take.
+    /// Calls of each launch, and the deadline of all of them together.
     calls: Vec<Called>,
     within: Duration,
     _buffers: Vec<Arc<Ticket>>,
 }
 
-/// A graph, until it is given up.
+/// A graph, until it is dropped.
 #[derive(Debug)]
 struct Held(Mutex<Option<Graph>>);
 
-/// What a communicator has captured.
+/// Captures of a communicator.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
-    /// While a capture is under way.
+    /// The capture in progress, if any.
     current: Option<Current>,
     graphs: Vec<Weak<Held>>,
 }
@@ -42,27 +42,27 @@ struct Current {
     calls: Vec<Called>,
     within: Duration,
     tickets: Vec<Arc<Ticket>>,
-    /// What NCCL could not put there. Ending it waits for the capture to end, so it comes after that.
+    /// Error of NCCL during the capture. Ending the communicators waits for the end of the capture, so it comes after that.
     broken: Option<Error>,
 }
 
-/// A captured operation: its buffer, and the point behind it.
+/// A captured operation: its buffer, and the event behind it.
 #[derive(Debug)]
 struct Ticket {
-    /// Without elements once it was given back; what it was a part of stays for the graph.
+    /// Empty once it was given back; the graph keeps the allocation.
     buffer: Mutex<Buffer>,
     end: Arc<Event>,
 }
 
 impl Nccl {
-    /// Makes a graph of what `work` asks of `stream`, instead of doing it, operations of this communicator among it that are
-    /// started after a queue of that stream. [`InFlight::wait`] gives their buffers back at once.
+    /// Captures the work that `work` enqueues on `stream` into a graph, instead of running it, including operations of this
+    /// communicator that start with a queue of that stream. [`InFlight::wait`] gives their buffers back at once.
     ///
-    /// Every rank captures the same operations, and launches the graph as often as the others: as a collective. What
-    /// [`Stream::capture`] refuses is refused, and so is `all_to_all`, which sends from a copy that does not stay; so are
-    /// operations in a capture that does not come from here. With [`Options::check`](super::Options::check) ranks compare what
-    /// they have captured once it is there. A call that fails in NCCL ends the communicators, as any does, when the capture is
-    /// over.
+    /// Every rank captures the same operations and launches the graph as often as the others, like a collective. The errors of
+    /// [`Stream::capture`] apply; `all_to_all` is refused as well, because it sends from a copy that does not stay, and so are
+    /// operations in a capture that was not started here. With [`Options::check`](super::Options::check) ranks compare the
+    /// captured calls after the capture. A call that fails in NCCL ends the communicators once the capture is over, like any
+    /// other failure.
     pub fn capture<E: From<Error>>(
         &self,
         stream: &Stream,
@@ -73,13 +73,14 @@ impl Nccl {
 }
 
 impl Captured {
-    /// Does the captured work, after what is on `stream` so far, and has it wait for the end. The host goes on.
+    /// Launches the graph after the work on `stream` so far, and makes `stream` wait for its end. Does not block the host.
     ///
-    /// On its way it is as operations started one by one would be: they have numbers, and an entry each in the flight record;
-    /// all of it together may take as long as the longest of their deadlines.
+    /// The operations behave as if they were started one by one: they have numbers and entries in the flight record. The deadline
+    /// of the whole graph is the longest of their deadlines.
     ///
     /// # Safety
-    /// As for [`Graph::launch`]: what the graph reads and writes lives until the work has ended, and nobody else touches it.
+    /// As for [`Graph::launch`]: the memory that the graph reads and writes lives until the work has ended, and no other code
+    /// accesses it.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), Error> {
         let core = &*self.core;
         let _turn = core.turn();
@@ -93,14 +94,14 @@ impl Captured {
         let first = core.number(self.calls.iter().copied())?;
         let launched = || -> Result<Events, cuda::Error> {
             let begin = Arc::new(core.stream.record()?);
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's guarantee.
             unsafe { graph.launch(&core.stream)? };
             Ok(Events { begin, end: Arc::new(core.stream.record()?) })
         };
         let launched = launched();
-        // Whoever ends the communicator gives the graph up first.
+        // The lock is released here: ending the communicator takes it to drop the graph.
         drop(held);
-        // The other ranks wait for this one's part.
+        // A failed launch ends the communicator: the other ranks wait for this one's part.
         let events = launched.map_err(|error| core.broke(device_error(error)))?;
         stream.wait(&events.end).map_err(device_error)?;
         let numbered = (first..).zip(&self.calls);
@@ -130,7 +131,7 @@ impl Core {
         captures.graphs.retain(|graph| graph.strong_count() > 0);
         captures.graphs.push(Arc::downgrade(&graph));
         drop(captures);
-        // A failure in between has found no graph to give up: this one is dropped here.
+        // A failure in between found no graph to drop: this check drops the new one.
         self.ledger().refuse()?;
         if self.options.check {
             self.compare_all(&calls)?;
@@ -159,8 +160,8 @@ impl Core {
         if is { Err(capturing("a launch of captured operations")) } else { Ok(()) }
     }
 
-    /// Puts calls into the capture that `after` belongs to, several as one group of NCCL's. It launches nothing, and so needs no
-    /// turn: whoever has that may be ending the communicators, which waits for captures.
+    /// Adds calls to the capture that `after` belongs to, several as one group of NCCL's. It launches nothing, and so takes no
+    /// launch lock: the holder of that lock may be ending the communicators, which waits for captures.
     pub(super) fn start_captured<const N: usize>(
         &self,
         calls: [(Op, Buffer); N],
@@ -174,7 +175,7 @@ impl Core {
         }
     }
 
-    /// Has NCCL put the calls on the captured stream. The point behind them.
+    /// Makes NCCL add the calls to the captured stream. Returns the event behind them.
     fn put_captured(&self, calls: &[(Op, Buffer)], after: &Queue) -> Result<Arc<Event>, Error> {
         calls.iter().try_for_each(|(op, buffer)| self.admit(*op, buffer))?;
         self.ledger().refuse()?;
@@ -193,7 +194,7 @@ impl Core {
         let token = self.token();
         let issue = |(op, buffer): &(Op, Buffer)| self.describe(op.action(), buffer, token);
         let issues: Vec<_> = calls.iter().map(issue).collect();
-        // SAFETY: as in `launch`, where launching the graph is concerned; now nothing is done.
+        // SAFETY: as in `launch` once the graph is launched; now nothing runs.
         let issued = unsafe { self.issue(&issues, Patience { called: said[0], within }) };
         issued.map_err(|error| self.spoilt(error))?;
         let end = self.stream.record().map_err(device_error)?;
@@ -204,7 +205,7 @@ impl Core {
         Ok(Arc::new(end))
     }
 
-    /// Keeps what ends the communicators when the capture is over.
+    /// Keeps the error that ends the communicators when the capture is over.
     fn spoilt(&self, error: Error) -> Error {
         if let Some(current) = &mut self.captures.lock().current {
             current.broken.get_or_insert_with(|| error.clone());
@@ -220,7 +221,7 @@ impl Core {
         InFlight::new(ticket, 0)
     }
 
-    /// Gives up all graphs: those under way go on to their end.
+    /// Drops all graphs; launches in flight complete.
     pub(super) fn drop_graphs(&self) {
         let graphs = std::mem::take(&mut self.captures.lock().graphs);
         for graph in graphs.iter().filter_map(Weak::upgrade) {
@@ -246,11 +247,11 @@ impl Tickets for Ticket {
         true
     }
 
-    /// The graph keeps the buffer, which its launches work on.
+    /// The graph keeps the buffer, which its launches use.
     fn forget(&self, _: usize) {}
 }
 
-/// What a capture was ended by.
+/// Error that ended a capture.
 enum Told<E> {
     Work(E),
     Driver(cuda::Error),

@@ -1,4 +1,4 @@
-//! The handle through which a rank communicates, and what happens when it is let go.
+//! Communicator handle of a rank, and its drop.
 
 use super::core::Core;
 use super::watchdog::{self, Scope};
@@ -7,10 +7,10 @@ use meshstep_tensor::cuda::Device;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};
 use std::sync::Arc;
 
-/// A rank of a group on NCCL.
+/// Rank of a group on NCCL.
 ///
-/// Dropping it waits for what it started and parts from the other ranks, each within its deadline. While its thread unwinds
-/// it ends the group's ranks in this process instead.
+/// Dropping it waits for its started operations and leaves the group, each within its deadline. A drop while the thread unwinds
+/// ends the group's ranks in this process instead.
 #[derive(Debug)]
 pub struct Nccl {
     core: Arc<Core>,
@@ -25,13 +25,13 @@ impl Nccl {
         &self.core
     }
 
-    /// Where its buffers must be.
+    /// Device of its buffers.
     pub fn device(&self) -> &Device {
         self.core.device()
     }
 
-    /// Starts several operations, which NCCL puts on the stream together: fewer launches, and a `send` and a `recv` between
-    /// the same two ranks do not wait for each other. Every rank groups the same calls. All are started or none.
+    /// Starts several operations, all or none, that NCCL puts on the stream together: fewer launches, and a `send` and a `recv`
+    /// between the same two ranks do not wait for each other. Every rank groups the same calls.
     pub fn start_group<const N: usize>(
         &self,
         calls: [(Op, Buffer); N],
@@ -40,12 +40,12 @@ impl Nccl {
         self.core.start_group(calls, after)
     }
 
-    /// The last thousand operations, a line each: what was called, and when it was launched, began and ended.
+    /// Returns the last thousand operations, one per line: the call, and the times of its launch, begin and end.
     pub fn flight_record(&self) -> String {
         self.core.ledger().record()
     }
 
-    /// Ends the group's ranks in this process, because this one panicked.
+    /// Ends the group's ranks in this process after a panic of this one.
     pub(super) fn panicked(core: &Core, message: String) {
         watchdog::trouble(core, Error::Panicked { rank: core.rank, message }, Scope::Group);
     }
@@ -95,10 +95,10 @@ impl Communicator for Nccl {
         Ok(child.map(|core| Arc::new(Nccl { core }) as _))
     }
 
-    /// Ends the ranks of this process, and tells those elsewhere where there is an [`Exchange`](super::Exchange); without one
-    /// they find out by their deadlines.
+    /// Ends the ranks of this process, and informs other processes if there is an [`Exchange`](super::Exchange); without one they
+    /// fail at their deadlines.
     fn abort(&self) {
-        watchdog::trouble(&self.core, Error::Aborted { rank: self.core.rank }, Scope::Below);
+        watchdog::trouble(&self.core, Error::Aborted { rank: self.core.rank }, Scope::Subgroups);
     }
 
     fn sound(&self) -> Result<(), Error> {

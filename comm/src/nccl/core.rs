@@ -1,4 +1,4 @@
-//! One rank's side of a group: its stream, what runs there, and how operations get there.
+//! One rank's side of a group: its stream, its operations, and their tickets.
 
 use super::capture::Captures;
 use super::ledger::Ledger;
@@ -16,17 +16,17 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex as StdMutex, PoisonError};
 use std::time::Duration;
 
-/// How long a wait of the host sleeps at most before it looks again.
+/// Longest sleep of a host wait between two polls.
 pub(super) const NAP: Duration = Duration::from_millis(1);
 
-/// A rank in a group.
+/// Rank in a group.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    /// The same number on all ranks of the group, and on no other's.
+    /// Number of the group, the same on all its ranks and unique to it.
     pub(super) group: u64,
-    /// The groups that this one was split from.
+    /// Ancestors of this group, from the root down.
     above: Vec<u64>,
     pub(super) raw: Raw,
     pub(super) options: Options,
@@ -37,23 +37,23 @@ pub(super) struct Core {
     changed: Condvar,
     pub(super) own: Mutex<Own>,
     pub(super) captures: Mutex<Captures>,
-    /// Memory of NCCL's own that this communicator has given out.
+    /// NCCL allocations that this communicator has handed out.
     pub(super) rooms: Mutex<Vec<Room>>,
-    /// Set before the rank parts from the others.
+    /// Set before the rank leaves the group.
     closing: AtomicBool,
 }
 
-/// Memory of the communicator's own, until it is closed.
+/// The communicator's own memory, until it is closed.
 #[derive(Debug)]
 pub(super) struct Own {
-    /// What barriers reduce.
+    /// Element that barriers reduce.
     pub(super) token: Option<Buffer>,
-    /// What each `all_to_all` of a group sends from.
+    /// Send copies, one for each `all_to_all` of a group of calls.
     pub(super) copies: Vec<Buffer>,
 }
 
 impl Core {
-    /// A rank whose communicator of NCCL is there, watched from here on.
+    /// Creates a rank from NCCL's communicator, watched from here on.
     pub(super) fn new(
         raw: Raw,
         (rank, world_size, group): (usize, usize, u64),
@@ -88,12 +88,12 @@ impl Core {
         self.stream.device()
     }
 
-    /// Whether it is this group, or was split from it.
+    /// Returns true if this is the group, or was split from it.
     pub(super) fn is_within(&self, group: u64) -> bool {
         self.group == group || self.above.contains(&group)
     }
 
-    /// What a group split from this one was split from.
+    /// Returns the ancestors of a group split from this one.
     pub(super) fn down(&self) -> Vec<u64> {
         self.above.iter().copied().chain([self.group]).collect()
     }
@@ -102,16 +102,16 @@ impl Core {
         self.options.clock.now()
     }
 
-    /// The right to launch on the device.
+    /// Takes the device's launch lock.
     pub(super) fn turn(&self) -> Guard<'_, ()> {
         self.order.lock()
     }
 
-    /// The ledger, as of now. What the device could not say the watchdog hears too.
+    /// Locks the ledger and updates it to now. The watchdog also sees an error of the device.
     pub(super) fn ledger(&self) -> Guard<'_, Ledger> {
         let mut ledger = self.ledger.lock();
         if ledger.look(self.now()).is_err() {
-            tracing::debug!(rank = self.rank, "the device does not say how far it is");
+            tracing::debug!(rank = self.rank, "the device cannot be queried");
         }
         ledger
     }
@@ -120,13 +120,12 @@ impl Core {
         Queue::cuda(self.stream.clone())
     }
 
-    /// Records a failure. Whether it is the first.
+    /// Records a failure. Returns true if it is the first.
     pub(super) fn fail(&self, cause: &Arc<Error>) -> bool {
         self.ledger.lock().fail(cause)
     }
 
-    /// For the watchdog: what has gone wrong by now, if anything has. Buffers nobody waits for are returned, to be dropped
-    /// where that may take its time.
+    /// Returns for the watchdog the first failure by now, if any, and the released buffers, to be dropped where a drop may block.
     pub(super) fn poll(&self) -> (Option<Error>, Vec<Buffer>) {
         let mut ledger = self.ledger.lock();
         let looked = ledger.look(self.now()).map_err(device_error);
@@ -145,7 +144,7 @@ impl Core {
         (sound.err(), released)
     }
 
-    /// What NCCL has to say, unless it is busy ending.
+    /// Checks NCCL's state, unless the communicator is closing.
     fn state(&self) -> Result<(), Error> {
         if self.is_closing() {
             return Ok(());
@@ -158,12 +157,12 @@ impl Core {
         self.closing.load(Relaxed)
     }
 
-    /// Whether there is anything the watchdog should look at often.
+    /// Returns true if there are operations that the watchdog should poll often.
     pub(super) fn is_busy(&self) -> bool {
         !self.ledger.lock().is_idle()
     }
 
-    /// Waits until an operation has ended, which the watchdog sees to, and takes its buffer.
+    /// Waits until an operation has ended, which the watchdog guarantees, and takes its buffer.
     fn take(&self, ticket: usize) -> (Buffer, Result<(), Error>) {
         let mut nap = NAP / 50;
         loop {
@@ -176,7 +175,7 @@ impl Core {
         }
     }
 
-    /// Has `stream` wait for an operation that is well on its way.
+    /// Makes `stream` wait for an operation, unless the communicator has failed.
     fn hand_over(&self, ticket: usize, stream: &Stream) -> Option<Buffer> {
         let mut ledger = self.ledger();
         if ledger.failed() {
@@ -186,7 +185,7 @@ impl Core {
         ledger.part(ticket)
     }
 
-    /// Waits for what was started, parts from the other ranks and frees what is the communicator's own.
+    /// Waits for the started operations, leaves the group and frees the communicator's own memory.
     pub(super) fn close(self: &Arc<Self>) {
         while self.is_busy() {
             drop(self.ledger());
@@ -230,7 +229,7 @@ impl Tickets for Core {
     }
 
     fn forget(&self, ticket: usize) {
-        // A buffer that is free already goes after the lock.
+        // The buffer of an ended operation is freed after the lock.
         let _free = self.ledger().forget(ticket);
     }
 }
@@ -239,7 +238,7 @@ pub(super) fn device_error(error: cuda::Error) -> Error {
     Error::Buffer(error.into())
 }
 
-/// The launch order of a device.
+/// Returns the launch lock of a device.
 fn order_of(ordinal: usize) -> Arc<Mutex<()>> {
     static ORDERS: StdMutex<Option<HashMap<usize, Arc<Mutex<()>>>>> = StdMutex::new(None);
     let mut orders = ORDERS.lock().unwrap_or_else(PoisonError::into_inner);

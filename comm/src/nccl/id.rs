@@ -1,4 +1,4 @@
-//! What ranks that are to form a communicator have in common.
+//! Id shared by the ranks of a new communicator.
 
 use super::table::{RawId, Table};
 use crate::Error;
@@ -7,17 +7,18 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ptr::null_mut;
 
-/// NCCL's name for a world that is to be: made by one rank, given to all, used once.
+/// NCCL's id of a new communicator: created by one rank, given to all, used once.
 ///
-/// It says where that rank listens. Whoever has it can join; NCCL's traffic is neither authenticated nor encrypted.
+/// The id contains the address at which that rank listens. Any process with the id can join; NCCL's traffic is neither
+/// authenticated nor encrypted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; 128]);
 
 impl UniqueId {
-    /// How many bytes it has.
+    /// Length in bytes.
     pub const LEN: usize = 128;
 
-    /// A new one.
+    /// Creates a new id.
     pub fn new() -> Result<Self, Error> {
         let table = Table::get()?;
         let mut raw = RawId([0; Self::LEN]);
@@ -26,12 +27,12 @@ impl UniqueId {
         Ok(UniqueId(raw.0.map(|byte| byte as u8)))
     }
 
-    /// One that another rank made.
+    /// Creates the id from the bytes of another rank's id.
     pub fn from_bytes(bytes: [u8; Self::LEN]) -> Self {
         UniqueId(bytes)
     }
 
-    /// To send it to another rank.
+    /// Bytes of the id, to send it to another rank.
     pub fn as_bytes(&self) -> &[u8; Self::LEN] {
         &self.0
     }
@@ -40,7 +41,7 @@ impl UniqueId {
         RawId(self.0.map(|byte| byte as c_char))
     }
 
-    /// A number for the group it makes, the same for all of its ranks.
+    /// Returns a number for the id's group, the same on all of its ranks.
     pub(super) fn group(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.0.hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! How an operation is told to NCCL. The one place where memory is handed to it.
+//! Calls of NCCL's collectives: the only place that passes memory to NCCL.
 
 use super::raw::Raw;
 use super::table::{DropReduction, Handle, Table};
@@ -12,37 +12,37 @@ pub(super) struct Issue {
     pub(super) action: Action,
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    /// Where the buffer begins.
+    /// Address of the buffer.
     pub(super) address: usize,
     pub(super) len: usize,
     pub(super) dtype: DType,
-    /// Where a copy of the buffer begins, for `all_to_all`; where one u64 is, for a barrier.
+    /// Address of the buffer's copy, for `all_to_all`; of one u64, for a barrier.
     pub(super) aside: usize,
 }
 
-/// Puts operations on a stream, several as one group. Whether NCCL is done with that.
+/// Puts operations on a stream, several as one group. Returns true if NCCL is done with that.
 ///
 /// # Safety
 /// - Each buffer, its copy and the barrier's element are live memory of the communicator's device, of the length and type
 ///   given, until the stream has done the work.
-/// - Whatever else touches them is ordered before or after that work.
+/// - Every other access to them is ordered before or after that work.
 /// - `stream` is a live stream of that device.
 pub(super) unsafe fn issue(raw: &Raw, issues: &[Issue], stream: *mut c_void) -> Result<bool, Error> {
     raw.with(|table, comm| {
         let call = Call { table, comm, stream };
-        // Dropped when their calls have returned.
+        // The operators are dropped after their calls have returned.
         let operators = issues.iter().map(|issue| call.operator(issue)).collect::<Result<Vec<_>, _>>()?;
         let mut each = issues.iter().zip(&operators);
         let grouped = issues.len() > 1 || issues.iter().any(|issue| issue.action == Action::AllToAll);
         if !grouped {
-            // SAFETY: as this function's.
+            // SAFETY: the caller's guarantee.
             return each.try_fold(true, |_, (issue, operator)| unsafe { call.one(issue, operator) });
         }
-        // SAFETY: no more than the calls in between.
+        // SAFETY: the group contains only the calls in between.
         call.told("ncclGroupStart", unsafe { (table.group_start)() })?;
-        // SAFETY: as this function's.
+        // SAFETY: the caller's guarantee.
         let issued = each.try_for_each(|(issue, operator)| unsafe { call.one(issue, operator).map(drop) });
-        // A group that was begun is ended, also one that failed.
+        // A group is ended even if one of its calls failed.
         // SAFETY: a group was begun on this thread.
         let ended = call.told("ncclGroupEnd", unsafe { (table.group_end)() });
         issued.and(ended)
@@ -55,7 +55,7 @@ struct Call {
     stream: *mut c_void,
 }
 
-/// How an operation reduces, as NCCL knows it: a number of its own, or one that was made for a factor.
+/// Reduction of an operation as NCCL knows it: a built-in number, or one created for a factor.
 struct Operator<'a> {
     number: c_int,
     made: Option<(DropReduction, &'a Call)>,
@@ -64,8 +64,8 @@ struct Operator<'a> {
 impl Drop for Operator<'_> {
     fn drop(&mut self) {
         if let Some((drop, call)) = self.made {
-            // SAFETY: it was made for this communicator, which has not ended: `Raw::with` keeps it. NCCL needs it until the calls
-            // that are given it have returned.
+            // SAFETY: the number was created for this communicator, which `Raw::with` keeps from ending. NCCL needs it only until
+            // the calls that use it have returned.
             let code = unsafe { drop(self.number, call.comm) };
             tracing::debug!(code, "a reduction of NCCL has been dropped");
         }
@@ -73,7 +73,7 @@ impl Drop for Operator<'_> {
 }
 
 impl Call {
-    /// How `issue` reduces, if it does.
+    /// Returns the reduction of `issue`, if it has one.
     fn operator(&self, issue: &Issue) -> Result<Operator<'_>, Error> {
         let how = issue.action.reduction().unwrap_or(Reduction::Sum);
         let Reduction::PreMulSum { factor } = how else {
@@ -82,7 +82,7 @@ impl Call {
         let (make, drop) = self.table.factors()?;
         let (mut number, mut factor) = (0, as_element(factor, issue.dtype)?);
         let (place, kind) = ((&raw mut factor).cast(), self::number(issue.dtype)?);
-        // SAFETY: NCCL reads a factor of that type from the host before it returns, and writes the number.
+        // SAFETY: NCCL reads a factor of that type from host memory before it returns, and writes the number.
         let code = unsafe { make(&mut number, place, kind, FROM_HOST, self.comm) };
         self.told("ncclRedOpCreatePreMulSum", code)?;
         Ok(Operator { number, made: Some((drop, self)) })
@@ -119,7 +119,7 @@ impl Call {
                 Action::Send { to } => self.send(whole, len, kind, to),
                 Action::Recv { from } => self.recv(whole, len, kind, from),
                 Action::AllToAll => self.all_to_all(issue, part, kind),
-                // A group is formed by `split` alone; here it is as good as any wait for all.
+                // A split creates its groups elsewhere; here it is a barrier.
                 Action::Barrier | Action::Split { .. } => {
                     let one = issue.aside as *mut c_void;
                     let kind = number(DType::U64)?;
@@ -130,7 +130,7 @@ impl Call {
         }
     }
 
-    /// Chunks leave from the copy, so that none is overwritten before it has left.
+    /// Sends chunks from the copy, so that none is overwritten before it has been sent.
     ///
     /// # Safety
     /// As for [`issue`].
@@ -149,7 +149,7 @@ impl Call {
     /// # Safety
     /// `len` elements from `from` on are as [`issue`] says.
     unsafe fn send(&self, from: *mut c_void, len: usize, kind: c_int, to: usize) -> Result<bool, Error> {
-        // SAFETY: as this function's.
+        // SAFETY: the caller's guarantee.
         self.told("ncclSend", unsafe {
             (self.table.send)(from, len, kind, small(to), self.comm, self.stream)
         })
@@ -158,7 +158,7 @@ impl Call {
     /// # Safety
     /// `len` elements from `to` on are as [`issue`] says.
     unsafe fn recv(&self, to: *mut c_void, len: usize, kind: c_int, from: usize) -> Result<bool, Error> {
-        // SAFETY: as this function's.
+        // SAFETY: the caller's guarantee.
         self.told("ncclRecv", unsafe {
             (self.table.recv)(to, len, kind, small(from), self.comm, self.stream)
         })
@@ -170,13 +170,13 @@ impl Call {
 }
 
 impl Issue {
-    /// Where element `index` is.
+    /// Address of element `index`.
     fn at(&self, index: usize) -> *mut c_void {
         (self.address + index * self.dtype.size()) as *mut c_void
     }
 }
 
-/// NCCL's number for a type.
+/// Returns NCCL's number for a type.
 pub(super) fn number(dtype: DType) -> Result<c_int, Error> {
     match dtype {
         DType::U64 => Ok(5),
@@ -188,10 +188,10 @@ pub(super) fn number(dtype: DType) -> Result<c_int, Error> {
     }
 }
 
-/// NCCL's word for a factor that it reads from the host at once.
+/// NCCL's constant for a factor that it reads from host memory at once.
 pub(super) const FROM_HOST: c_int = 1;
 
-/// A factor as the first bytes of what NCCL reads, in the type that travels.
+/// Returns the factor in the buffer's type, as the first bytes of the value that NCCL reads.
 fn as_element(factor: f64, dtype: DType) -> Result<u64, Error> {
     let single = odd(factor);
     Ok(match dtype {
@@ -203,7 +203,8 @@ fn as_element(factor: f64, dtype: DType) -> Result<u64, Error> {
     })
 }
 
-/// A factor as f32, or the one of the two beside it that is odd: 16 bits of that are those of the factor itself, rounded once.
+/// Rounds a factor to the odd one of its two f32 neighbours, or converts it exactly: rounding the result to 16 bits then equals a
+/// single rounding of the factor.
 fn odd(factor: f64) -> f32 {
     let single = factor as f32;
     let (bits, wide) = (single.to_bits(), f64::from(single));
@@ -219,7 +220,7 @@ fn first_bytes(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(all)
 }
 
-/// NCCL's number for a reduction without a factor.
+/// Returns NCCL's number for a reduction without a factor.
 pub(super) fn reduction(how: Reduction) -> c_int {
     match how {
         Reduction::Sum | Reduction::PreMulSum { .. } => 0,
@@ -229,7 +230,7 @@ pub(super) fn reduction(how: Reduction) -> c_int {
     }
 }
 
-/// A rank, which was below the world size when the communicator was made, and so has room.
+/// Converts a rank, which fits because it was below the world size when the communicator was created.
 fn small(rank: usize) -> c_int {
     rank as c_int
 }
@@ -244,7 +245,7 @@ mod tests {
         u16::from_ne_bytes([low, high])
     }
 
-    /// All numbers of a type, and what is beside them and the middles between them.
+    /// Checks all numbers of a type, their neighbours in f64, and the midpoints between them.
     fn check(dtype: DType, infinity: u16, wide: impl Fn(u16) -> f64) {
         let same = |factor: f64, bits: u16| {
             assert_eq!(sixteen(factor, dtype), bits, "{factor:e} as {dtype}");
@@ -259,7 +260,7 @@ mod tests {
             same(middle.next_down(), bits);
             same(middle, if bits % 2 == 0 { bits } else { next });
             same(middle.next_up(), next);
-            // The middle is an f32, too: one further away.
+            // The midpoint is an f32 as well; its f32 neighbours are one unit away.
             let single = middle as f32;
             same(f64::from(single.next_down()).next_up(), bits);
             same(f64::from(single.next_up()).next_down(), next);

@@ -1,4 +1,4 @@
-//! A rank of a job that a launcher started: it meets the others in the store on rank 0, again and again if it must.
+//! Rank of a launched job: it joins the others in the store on rank 0, again after each failure.
 
 use super::communicator::Nccl;
 use super::core::device_error;
@@ -11,35 +11,35 @@ use meshstep_tensor::cuda::{self, Device};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// This process's place in a job of torchrun's or SLURM's, with the store where its ranks meet.
+/// This process's membership in a job of torchrun or SLURM, with the store of its ranks.
 #[derive(Debug)]
 pub struct Job {
     environment: Environment,
     store: Arc<Store>,
     device: Device,
     options: Options,
-    /// The number of the next communicator.
+    /// Generation of the next communicator.
     next: Mutex<u64>,
 }
 
-/// The communicator of all ranks that torchrun or SLURM started, by what they have set ([`Environment::from_env`]); this
-/// rank's device is [`Options::device`]. To build another after a failure, keep a [`Job`].
+/// Creates the communicator of all ranks that torchrun or SLURM started, from their variables ([`Environment::from_env`]); the
+/// rank's device is [`Options::device`]. To build another one after a failure, keep a [`Job`].
 pub fn from_env(options: Options) -> Result<Nccl, Error> {
     Job::from_env(options)?.communicator()
 }
 
 impl Job {
-    /// Meets the other ranks; returns when all are there, within [`Options::deadline`].
+    /// Joins the other ranks; returns when all have joined, within [`Options::deadline`].
     ///
     /// # Errors
-    /// [`Error::Rendezvous`] with what the environment lacks, who is missing, or what else went wrong there.
+    /// [`Error::Rendezvous`] with the missing variables, the missing ranks, or another failure of the rendezvous.
     pub fn from_env(options: Options) -> Result<Self, Error> {
         Self::join(Environment::from_env().map_err(rendezvous::Error::from)?, options)
     }
 
-    /// The same with an environment made by other means.
+    /// Like [`from_env`](Self::from_env), with an environment from another source.
     pub fn join(environment: Environment, options: Options) -> Result<Self, Error> {
-        // First what this machine lacks: the others are told by their deadline.
+        // Faults of this machine come first: the other ranks see them as their deadline.
         let device = device_of(environment.local_rank, options.device)?;
         let patience = rendezvous::Options { deadline: options.deadline, ..rendezvous::Options::default() };
         let store = Arc::new(Store::join(&environment, &patience)?);
@@ -47,7 +47,7 @@ impl Job {
         Ok(Job { environment, store, device, options, next })
     }
 
-    /// A communicator of all ranks, each time of a new generation: after a failure every rank asks for another.
+    /// Creates a communicator of all ranks, each time of a new generation: after a failure every rank calls this again.
     pub fn communicator(&self) -> Result<Nccl, Error> {
         let mut next = self.next.lock();
         let number = *next;
@@ -58,12 +58,12 @@ impl Job {
         join(Arc::new(meeting), number, rank, world_size, &self.device, self.options.clone())
     }
 
-    /// This rank's device.
+    /// Device of this rank.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// What the launcher has set.
+    /// Settings of the launcher.
     pub fn environment(&self) -> &Environment {
         &self.environment
     }
@@ -76,14 +76,14 @@ fn device_of(local_rank: usize, chosen: Option<usize>) -> Result<Device, Error> 
     Device::open(ordinal).map_err(device_error)
 }
 
-/// The chosen GPU, or the one of the rank's number on its machine. A launcher that shows each rank a GPU of its own, as SLURM
-/// does with `--gpus-per-task=1`, leaves one visible: that one is the rank's. NCCL refuses two ranks that share a GPU.
+/// Returns the chosen GPU, or that of the rank's index on its machine. If only one is visible, it is the rank's: a launcher may
+/// show each rank its own GPU, as SLURM does with `--gpus-per-task=1`. NCCL refuses two ranks on one GPU.
 fn ordinal(local_rank: usize, visible: usize, chosen: Option<usize>) -> Result<usize, Error> {
     let ordinal = chosen.unwrap_or(if visible == 1 { 0 } else { local_rank });
     if ordinal < visible { Ok(ordinal) } else { Err(Error::NoDevice { local_rank, ordinal, visible }) }
 }
 
-/// What one communicator's ranks say to one another beside it. It keeps the store.
+/// Rendezvous of one communicator's ranks. It keeps the store alive.
 #[derive(Debug)]
 struct Meeting {
     generation: Generation,
@@ -100,7 +100,7 @@ impl Exchange for Meeting {
     }
 
     fn publish_failure(&self, _rank: usize, message: &str) {
-        // Where it cannot be said, the store has told of this rank, or is gone with rank 0.
+        // If the send fails, the store has reported this rank as lost, or has ended with rank 0.
         let _ = self.generation.fail(message);
     }
 

@@ -1,4 +1,4 @@
-//! How operations get onto a communicator's stream: checked, lined up behind the caller's work, handed to NCCL.
+//! Launch of operations on a communicator's stream: checked, ordered after the caller's work, passed to NCCL.
 
 use super::core::{Core, NAP, Own, device_error};
 use super::issue::{Issue, issue};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// For which call NCCL is waited for, and how long.
+/// Call that is waited for, and its deadline.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     pub(super) called: Called,
@@ -41,7 +41,7 @@ impl Core {
         }
     }
 
-    /// Starts operations, several as one group of NCCL's: all of them or none.
+    /// Starts operations, several as one NCCL group: all of them or none.
     pub(super) fn start_group<const N: usize>(
         self: &Arc<Self>,
         calls: [(Op, Buffer); N],
@@ -70,7 +70,8 @@ impl Core {
         InFlight::new(Arc::clone(self) as _, ticket)
     }
 
-    /// Puts the calls on the stream, which only whose turn it is may do. Returns the number of the first and the points around all.
+    /// Puts the calls on the stream; the caller holds the launch lock. Returns the number of the first call and the events around
+    /// all.
     fn launch(&self, calls: &[(Op, Buffer)], after: &Queue) -> Result<(u64, Events), Error> {
         calls.iter().try_for_each(|(op, buffer)| self.admit(*op, buffer))?;
         self.ledger().refuse()?;
@@ -82,15 +83,15 @@ impl Core {
         let first = called(self.number(calls.iter().map(|call| called(0, call)))?, &calls[0]);
         let patience = Patience { called: first, within };
         let issued = self.put(calls).and_then(|(issues, begin)| {
-            // SAFETY: the caller keeps the buffers, or gives them back when the stream is done; the copies and the token are this
-            // communicator's, used on its stream alone; `put` made each as long as NCCL will take it for.
+            // SAFETY: the caller keeps the buffers, or gives them back when the stream is done; the copies and the token belong
+            // to this communicator and are used on its stream alone; `put` gave each the length that NCCL expects.
             unsafe { self.issue(&issues, patience)? };
             Ok(Events { begin, end: Arc::new(self.stream.record().map_err(device_error)?) })
         });
         issued.map(|events| (first.op_number, events)).map_err(|error| self.broke(error))
     }
 
-    /// What is wrong whatever the other ranks do, before anybody hears of it.
+    /// Checks a call for errors that need no other rank.
     pub(super) fn admit(&self, op: Op, buffer: &Buffer) -> Result<(), Error> {
         op.check(self.rank, self.world_size, buffer.len(), buffer.dtype())?;
         self.raw.knows(op.action())?;
@@ -101,14 +102,14 @@ impl Core {
         Ok(())
     }
 
-    /// The stream's next work comes after what is on `after` so far.
+    /// Orders the stream's next work after the work on `after` so far.
     pub(super) fn line_up(&self, after: &Queue) -> Result<(), Error> {
         let Some(stream) = after.stream() else { return Ok(()) };
         let point = stream.record().map_err(device_error)?;
         self.stream.wait(&point).map_err(device_error)
     }
 
-    /// The next operations are these calls, whatever number they have. Returns that of the first.
+    /// Assigns the next operation numbers to these calls. Returns the first number.
     pub(super) fn number(&self, mut calls: impl Iterator<Item = Called>) -> Result<u64, Error> {
         static LAUNCHES: AtomicU64 = AtomicU64::new(0);
         let (now, mut ledger) = (self.now(), self.ledger());
@@ -117,12 +118,12 @@ impl Core {
         Ok(first)
     }
 
-    /// Where the element is that barriers reduce.
+    /// Address of the element that barriers reduce.
     pub(super) fn token(&self) -> usize {
         self.own.lock().token.as_ref().map_or(0, address)
     }
 
-    /// Makes the copies that operations send from, and the point before them.
+    /// Makes the send copies of operations, and records the event before them.
     fn put(&self, calls: &[(Op, Buffer)]) -> Result<(Vec<Issue>, Arc<Event>), Error> {
         let begin = Arc::new(self.stream.record().map_err(device_error)?);
         let token = self.token();
@@ -146,17 +147,17 @@ impl Core {
         Issue { action, rank, world_size, address, len: buffer.len(), dtype: buffer.dtype(), aside }
     }
 
-    /// Hands operations to NCCL, and waits until it has put them on the stream.
+    /// Passes operations to NCCL, and waits until it has put them on the stream.
     ///
     /// # Safety
-    /// As for [`issue`], of this communicator's stream.
+    /// As for [`issue`], with this communicator's stream.
     pub(super) unsafe fn issue(&self, issues: &[Issue], patience: Patience) -> Result<(), Error> {
-        // SAFETY: as this function's; the stream lives as long as `self`.
+        // SAFETY: the caller's guarantee; the stream lives as long as `self`.
         let done = unsafe { issue(&self.raw, issues, self.stream.as_raw())? };
         if done { Ok(()) } else { self.wait_until(patience, || self.raw.state()) }
     }
 
-    /// Waits on the host, unless the communicator fails meanwhile.
+    /// Waits on the host until `done`, the deadline, or a failure of the communicator.
     pub(super) fn wait_until(
         &self,
         patience: Patience,
@@ -164,7 +165,7 @@ impl Core {
     ) -> Result<(), Error> {
         let (end, pace) = (self.now().saturating_add(patience.within), Pace::new());
         while !done()? {
-            // Of what has failed already the caller is told, whatever error this is.
+            // After a failure the caller gets that failure instead of this error.
             if self.now() >= end || self.ledger().failed() {
                 return Err(patience.over());
             }
@@ -173,7 +174,7 @@ impl Core {
         Ok(())
     }
 
-    /// Waits on the host for what is on the stream.
+    /// Waits on the host for the work on the stream.
     pub(super) fn arrived(&self, patience: Patience) -> Result<(), Error> {
         let point = self.stream.record().map_err(device_error)?;
         self.wait_until(patience, || point.is_done().map_err(device_error))
@@ -183,14 +184,14 @@ impl Core {
         op.deadline().unwrap_or(self.options.deadline)
     }
 
-    /// Ends everything after a failure. Returns it, once nothing touches any buffer any more.
+    /// Ends all communicators after a failure. Returns the failure once no operation accesses any buffer.
     pub(super) fn broke(&self, error: Error) -> Error {
         watchdog::trouble(self, error, Scope::Process);
         self.rest();
         self.ledger().tell()
     }
 
-    /// Waits until a stream whose work has been aborted is empty.
+    /// Waits until the stream is empty after an abort.
     fn rest(&self) {
         let Ok(end) = self.stream.record() else { return };
         let mut errors = 0;
@@ -204,7 +205,7 @@ impl Core {
     }
 }
 
-/// Whether the queue's work goes into a graph.
+/// Returns true if the queue's work is captured into a graph.
 fn is_capturing(queue: &Queue) -> Result<bool, Error> {
     queue.stream().map_or(Ok(false), |stream| stream.is_capturing().map_err(device_error))
 }
@@ -214,7 +215,8 @@ pub(super) fn called(op_number: u64, (op, buffer): &(Op, Buffer)) -> Called {
 }
 
 impl Own {
-    /// Copies `buffer` on the communicator's queue. Where the copy is; it stays as it is until that queue's next work.
+    /// Copies `buffer` on the communicator's queue and returns the address of the copy, which stays unchanged until that queue's
+    /// next work.
     fn copy(
         &mut self,
         index: usize,

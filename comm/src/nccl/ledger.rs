@@ -1,4 +1,4 @@
-//! What a rank has in flight: buffers until they are asked for, and events until they are reached.
+//! A rank's operations in flight: buffers until they are collected, and events until they are reached.
 
 use super::recorder::Recorder;
 use crate::{Called, Error, Stats};
@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Operations in flight for which room is made at the start.
+/// Initial capacity for operations in flight.
 const ROOM: usize = 64;
 
 #[derive(Debug)]
@@ -20,38 +20,38 @@ pub(super) struct Ledger {
     running: VecDeque<Running>,
     started: u64,
     failed: Option<Arc<Error>>,
-    /// Whether the caller has been given the failure itself.
+    /// True once the caller has received the failure itself.
     told: bool,
-    /// How often in a row the device could not say how it is.
+    /// Number of consecutive queries that the device answered with an error.
     mute: u32,
     stats: Stats,
     recorder: Recorder,
-    /// Buffers that nobody waits for and nothing touches any more.
+    /// Buffers of forgotten operations that have ended.
     released: Vec<Buffer>,
 }
 
-/// One operation's buffer, until it is given back.
+/// Buffer of one operation, until it is given back.
 #[derive(Debug)]
 struct Slot {
     buffer: Option<Buffer>,
-    /// Whether it went well, once it has ended.
+    /// Success of the operation, once it has ended.
     ended: Option<bool>,
 }
 
-/// An operation that has been launched, in the order of the communicator's stream.
+/// A launched operation, in the order of the communicator's stream.
 #[derive(Debug)]
 struct Running {
     called: Called,
-    /// The ticket, while somebody holds it.
+    /// Ticket, unless it was given up.
     slot: Option<usize>,
-    /// The buffer, where nobody does.
+    /// Buffer of a given-up ticket.
     held: Option<Buffer>,
     events: Events,
     within: Duration,
     began: Option<Duration>,
 }
 
-/// The points on the communicator's stream before and after an operation, or a group of them.
+/// Events on the communicator's stream before and after an operation, or a group of them.
 #[derive(Clone, Debug)]
 pub(super) struct Events {
     pub(super) begin: Arc<Event>,
@@ -82,12 +82,12 @@ impl Ledger {
         }
     }
 
-    /// Nothing is started after a failure.
+    /// Returns the failure, if there was one: no operation starts after it.
     pub(super) fn refuse(&mut self) -> Result<(), Error> {
         if self.failed.is_some() { Err(self.tell()) } else { Ok(()) }
     }
 
-    /// The next operation's number goes to this call.
+    /// Assigns the next operation number to this call and records its launch.
     pub(super) fn launch(&mut self, call: Called, launch: u64, now: Duration) -> Result<(), Error> {
         self.refuse()?;
         self.recorder.launched(Called { op_number: self.started, ..call }, launch, now);
@@ -95,7 +95,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// The number of the next operation.
+    /// Number of the next operation.
     pub(super) fn next(&self) -> u64 {
         self.started
     }
@@ -113,25 +113,25 @@ impl Ledger {
         ticket
     }
 
-    /// Looks after launched operations of a graph, whose buffers are not kept here.
+    /// Watches launched operations of a graph, which keeps their buffers itself.
     pub(super) fn watch(&mut self, calls: impl Iterator<Item = Called>, events: &Events, within: Duration) {
         let running =
             |called| Running { called, slot: None, held: None, events: events.clone(), within, began: None };
         self.running.extend(calls.map(running));
     }
 
-    /// Counts an operation that the host has waited for.
+    /// Counts a successful operation.
     pub(super) fn done(&mut self, called: Called, now: Duration) {
         let Called { op_number, action, len, dtype } = called;
         self.stats.count(action, self.rank, self.world_size, len, dtype.size());
         self.recorder.ended(op_number, now);
     }
 
-    /// Looks at what has begun and ended by now. An error is the device's.
+    /// Updates the operations that have begun or ended by now. An error is the device's.
     pub(super) fn look(&mut self, now: Duration) -> Result<(), cuda::Error> {
         let looked = self.try_look(now);
         self.mute = if looked.is_err() { self.mute.saturating_add(1) } else { 0 };
-        // A device that answers with errors alone, after a failure, runs nothing any more.
+        // After a failure, a device that only returns errors no longer runs anything.
         if self.mute > 3 && self.failed.is_some() {
             while let Some(lost) = self.running.pop_front() {
                 self.end(lost, now);
@@ -168,14 +168,14 @@ impl Ledger {
         }
     }
 
-    /// The first operation on the stream, if its time is over.
+    /// Returns the first operation on the stream, if it is past its deadline.
     pub(super) fn late(&self, now: Duration) -> Option<Late> {
         let first = self.running.front()?;
         let over = first.began? + first.within <= now;
         over.then_some(Late { called: first.called, after: first.within })
     }
 
-    /// Nothing is right from here on. Whether this is the first failure.
+    /// Records a failure. Returns true if it is the first.
     pub(super) fn fail(&mut self, cause: &Arc<Error>) -> bool {
         let first = self.failed.is_none();
         self.failed.get_or_insert_with(|| Arc::clone(cause));
@@ -186,7 +186,7 @@ impl Ledger {
         self.failed.is_some()
     }
 
-    /// The failure, the first time as it is.
+    /// Returns the failure: the first time itself, later as [`Error::Poisoned`].
     pub(super) fn tell(&mut self) -> Error {
         let Some(cause) = &self.failed else { return Error::Aborted { rank: self.rank } };
         match std::mem::replace(&mut self.told, true) {
@@ -195,7 +195,7 @@ impl Ledger {
         }
     }
 
-    /// Whether nothing runs any more.
+    /// Returns true if no operation runs.
     pub(super) fn is_idle(&self) -> bool {
         self.running.is_empty()
     }
@@ -204,25 +204,25 @@ impl Ledger {
         self.slots[ticket].ended.is_some()
     }
 
-    /// The buffer of an ended operation, and how it went.
+    /// Returns the buffer and the result of an ended operation.
     pub(super) fn collect(&mut self, ticket: usize) -> Option<(Buffer, Result<(), Error>)> {
         let well = self.slots[ticket].ended?;
         let buffer = self.vacate(ticket)?;
         Some((buffer, if well { Ok(()) } else { Err(self.tell()) }))
     }
 
-    /// The event at the end of a running operation.
+    /// Returns the event at the end of a running operation.
     pub(super) fn end_of(&self, ticket: usize) -> Option<&Event> {
         self.running.iter().find(|run| run.slot == Some(ticket)).map(|run| &*run.events.end)
     }
 
-    /// Gives back the buffer of an operation that may still run.
+    /// Returns the buffer of an operation that may still run.
     pub(super) fn part(&mut self, ticket: usize) -> Option<Buffer> {
         self.let_go(ticket);
         self.vacate(ticket)
     }
 
-    /// Nobody will ask for this operation; its buffer is kept for as long as it runs. If it does not, here it is.
+    /// Forgets an operation. Its buffer is kept while it runs; if it has ended, the buffer is returned.
     pub(super) fn forget(&mut self, ticket: usize) -> Option<Buffer> {
         let run = self.let_go(ticket);
         let buffer = self.vacate(ticket);
@@ -235,7 +235,7 @@ impl Ledger {
         }
     }
 
-    /// Which running operation the ticket was of.
+    /// Detaches the ticket from its running operation and returns the operation's index.
     fn let_go(&mut self, ticket: usize) -> Option<usize> {
         let run = self.running.iter().position(|run| run.slot == Some(ticket))?;
         self.running[run].slot = None;
@@ -248,7 +248,7 @@ impl Ledger {
         Some(buffer)
     }
 
-    /// To be dropped without the lock: freeing memory waits for the device.
+    /// Returns the buffers to drop without the lock: freeing memory waits for the device.
     pub(super) fn released(&mut self) -> Vec<Buffer> {
         std::mem::take(&mut self.released)
     }

@@ -1,4 +1,4 @@
-//! What rules a communicator, and what it needs of a rendezvous.
+//! Options of a communicator, and its interface to a rendezvous.
 
 use crate::{Clock, Error};
 use meshstep_tensor::Meter;
@@ -7,33 +7,33 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a communicator behaves. Groups split off from it behave alike.
+/// Options of a communicator. Groups split from it inherit them.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long joining takes at most, and each operation that says nothing else, from when the work before it is done: ten
-    /// minutes.
+    /// Limit for joining, and default deadline of each operation, counted from the end of the work before it: ten minutes.
     pub deadline: Duration,
-    /// How long ending may take, well or by an abort: thirty seconds. Beyond it [`last_resort`](Self::last_resort) is called.
+    /// Limit for ending, by a finalize or an abort: thirty seconds. Beyond it [`last_resort`](Self::last_resort) is called.
     pub abort_within: Duration,
-    /// What deadlines are measured by.
+    /// Clock of deadlines.
     pub clock: Clock,
-    /// Counts the memory of its own: a copy of what `all_to_all` moves, and a few words.
+    /// Counts the communicator's own memory: the copies of `all_to_all`, and a few words.
     pub meter: Meter,
-    /// Whether ranks compare what they call before each call, as a mismatch of calls is a hang for NCCL: slow, and on where
+    /// If true, ranks compare their calls before each call, as mismatched calls hang in NCCL: slow; on by default if
     /// MESHSTEP_COMM_CHECK=1. A `send` is compared with its `recv` only.
     pub check: bool,
-    /// A folder for the last operations of a communicator that fails: MESHSTEP_FLIGHT_RECORDER.
+    /// Folder for the last operations of a communicator that fails: MESHSTEP_FLIGHT_RECORDER.
     pub flight_recorder: Option<PathBuf>,
-    /// Where ranks hear of one another's failures.
+    /// Channel for ranks' failure reports.
     pub exchange: Option<Arc<dyn Exchange>>,
-    /// What is done when an abort does not end: the process exits.
+    /// Called if an abort does not end: exits the process by default.
     pub last_resort: LastResort,
-    /// Whether memory from [`zeroed_on`](crate::Communicator::zeroed_on) is NCCL's own, and registered as windows; the same on
-    /// every rank. An NCCL before 2.27 is refused. Off: it has not been measured on GPUs, and NCCL asks of symmetric windows that
-    /// operations begin at the same offset on every rank, which the own chunk of an operation in place does not.
+    /// If true, memory from [`zeroed_on`](crate::Communicator::zeroed_on) comes from NCCL's allocator and can be registered as
+    /// windows; the same on every rank. NCCL before 2.27 is an error. Off by default: it has not been measured on GPUs, and NCCL
+    /// requires that operations on symmetric windows begin at the same offset on every rank, which the own chunk of an in-place
+    /// operation does not.
     pub windows: bool,
-    /// The GPU of a [`Job`](super::Job)'s rank, as the driver counts the visible ones. None: the one of the rank's number on its
-    /// machine; where one GPU is visible, that one.
+    /// GPU of a [`Job`](super::Job)'s rank, as an ordinal of the visible ones. `None`: that of the rank's index on its machine,
+    /// or the only visible one.
     pub device: Option<usize>,
 }
 
@@ -54,27 +54,27 @@ impl Default for Options {
     }
 }
 
-/// What a rendezvous does for this backend: it spreads a few bytes before there is a communicator, and failures beside it.
+/// Interface to a rendezvous: it distributes a few bytes before there is a communicator, and failure reports beside it.
 pub trait Exchange: Send + Sync + Debug {
-    /// Gives `value` to whoever asks for `key`.
+    /// Sets `key` to `value` for all ranks.
     fn set(&self, key: &str, value: &[u8]) -> Result<(), Error>;
 
-    /// What some rank has given to `key`, waiting for it.
+    /// Waits for the value of `key` and returns it.
     fn get(&self, key: &str, within: Duration) -> Result<Vec<u8>, Error>;
 
-    /// Tells the other ranks that `rank` has failed. Called on a thread of its own, which nobody waits for.
+    /// Reports to the other ranks that `rank` has failed. Called on a detached thread.
     fn publish_failure(&self, rank: usize, message: &str);
 
-    /// A rank that has failed, and what it said. Asked ten times a second: it answers at once, from what it knows.
+    /// Returns a failed rank and its message. Polled ten times a second: it must return at once, from local state.
     fn failure(&self) -> Option<(usize, String)>;
 }
 
-/// Called where NCCL does not even end when it is told to, so that neither memory nor device can be had back.
+/// Called if even an abort of NCCL hangs, so that neither memory nor device can be recovered.
 #[derive(Clone)]
 pub struct LastResort(Arc<dyn Fn(&Error) + Send + Sync>);
 
 impl LastResort {
-    /// Calls `f` with the failure that could not be ended. Nothing that it leaves behind is freed.
+    /// Calls `f` with the failure that could not be ended. Resources that it leaves behind are not freed.
     pub fn new(f: impl Fn(&Error) + Send + Sync + 'static) -> Self {
         LastResort(Arc::new(f))
     }
@@ -85,11 +85,11 @@ impl LastResort {
 }
 
 impl Default for LastResort {
-    /// Ends the process with a message, without running what it has registered for its end, which may wait for NCCL too.
+    /// Aborts the process with a message, without its exit handlers, which may also wait for NCCL.
     fn default() -> Self {
         LastResort::new(|cause| {
             use std::io::Write as _;
-            // There is nobody left to tell where this fails.
+            // An error of this write has no reader.
             let _ = writeln!(std::io::stderr(), "meshstep: NCCL cannot be ended ({cause}); the process ends");
             std::process::abort();
         })

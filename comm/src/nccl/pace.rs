@@ -1,14 +1,14 @@
-//! The pace of a loop that asks the device or NCCL whether a call is done.
+//! Pacing of a loop that polls the device or NCCL.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a loop sleeps between two questions, once it has spun.
+/// Sleep between two polls, after the spinning phase.
 const SLEEP: Duration = Duration::from_micros(50);
-/// How long a loop spins before it sleeps: as long as one sleep takes, so that it costs at most twice the shorter of the two.
+/// Duration of the spinning phase: as long as one sleep takes, so that the loop costs at most twice the shorter of the two.
 const SPIN: Duration = SLEEP;
 
-/// Paces one loop, from its first question on.
+/// Pace of one loop, from its first poll on.
 #[derive(Debug)]
 pub(super) struct Pace {
     begun: Instant,
@@ -19,17 +19,17 @@ impl Pace {
         Pace { begun: Instant::now() }
     }
 
-    /// Returns when the loop is to ask again.
+    /// Pauses until the next poll.
     pub(super) fn pause(&self) {
         match pause(self.begun.elapsed()) {
-            // The thread that works for NCCL may need this core.
+            // NCCL's worker thread may need this core.
             None => thread::yield_now(),
             Some(sleep) => thread::sleep(sleep),
         }
     }
 }
 
-/// The sleep of a loop that has asked for so long; none while it spins.
+/// Returns the sleep of a loop after this polling time; `None` while it spins.
 fn pause(asked: Duration) -> Option<Duration> {
     (asked >= SPIN).then_some(SLEEP)
 }

@@ -1,4 +1,4 @@
-//! A communicator of NCCL, every call of whose functions is one at a time, and none after it has ended.
+//! NCCL's communicator handle. Calls with it are serialised, and none is made after its end.
 
 use super::id::UniqueId;
 use super::table::{Config, Handle, IN_PROGRESS, NO_COLOR, Table};
@@ -10,16 +10,18 @@ use std::sync::atomic::{AtomicPtr, Ordering::Acquire};
 use std::thread;
 use std::time::Duration;
 
-/// Between two questions whether a communicator has ended.
+/// Poll interval while a communicator ends.
 const POLL: Duration = Duration::from_micros(200);
 
-/// A handle, from when NCCL is asked for it until it is destroyed or aborted.
+/// A handle, from the call that creates it until it is destroyed or aborted.
 #[derive(Debug)]
 pub(super) struct Raw {
     table: &'static Table,
-    /// Where NCCL writes the handle, perhaps after the call that asked for it: it must not move, nor go before NCCL is done.
+    /// Place to which NCCL writes the handle, perhaps after the creating call: it must neither move nor be freed before NCCL is
+    /// done.
     place: Box<AtomicPtr<std::ffi::c_void>>,
-    /// Whether it has ended. Held during each call but the last, which may wait for a capture whose next call finds out here.
+    /// True once it has ended. The lock is held during each call except the last one, which may wait for a capture; that
+    /// capture's next call finds the flag set.
     ended: Mutex<bool>,
 }
 
@@ -28,8 +30,8 @@ impl Raw {
         Raw { table, place: Box::default(), ended: Mutex::new(false) }
     }
 
-    /// Asks for the communicator of one rank on the current device; [`state`](Self::state) says when it is there. An old
-    /// library returns only then.
+    /// Starts creating the communicator of one rank on the current device; [`state`](Self::state) reports when it is ready. An
+    /// old library returns only then.
     pub(super) fn init(
         table: &'static Table,
         id: &UniqueId,
@@ -38,7 +40,7 @@ impl Raw {
     ) -> Result<Self, Error> {
         let raw = Raw::new(table);
         let (n, r, id) = (number(world_size)?, number(rank)?, id.raw());
-        // SAFETY: the place stays where it is until the communicator has ended; the settings are copied during the call.
+        // SAFETY: the place does not move until the communicator has ended; the settings are copied during the call.
         let (function, code) = unsafe {
             match table.init_config {
                 Some(init) => {
@@ -51,15 +53,15 @@ impl Raw {
         match table.told(function, code, null_mut()) {
             Ok(_) => Ok(raw),
             Err(error) => {
-                // What failed at once may have left a handle.
+                // A call that failed at once may have left a handle.
                 raw.abort();
                 Err(error)
             }
         }
     }
 
-    /// Asks for the communicator of those who give the same colour, ranked by key; whose handle stays null until this one's
-    /// [`state`](Self::state) is settled. `None` where the library does not know how.
+    /// Starts creating the communicator of the ranks with the same color, ranked by key. Its handle stays null until this one's
+    /// [`state`](Self::state) is settled. `None` if the library cannot split.
     pub(super) fn split(&self, color: Option<usize>, key: usize) -> Option<Result<Raw, Error>> {
         let split = self.table.split?;
         let child = Raw::new(self.table);
@@ -73,7 +75,7 @@ impl Raw {
         Some(asked().map(|()| child))
     }
 
-    /// Whether what was asked for is done. The first error found stays.
+    /// Returns true if the last call has completed. The first error found stays.
     pub(super) fn state(&self) -> Result<bool, Error> {
         let Some(ask) = self.table.async_error else { return Ok(true) };
         let mut code = 0;
@@ -83,7 +85,7 @@ impl Raw {
         Ok(asked && settled)
     }
 
-    /// Refuses an action that the library is too old for.
+    /// Returns an error for an action that the library is too old for.
     pub(super) fn knows(&self, action: Action) -> Result<(), Error> {
         if let Some(Reduction::PreMulSum { .. }) = action.reduction() {
             self.table.factors()?;
@@ -91,7 +93,7 @@ impl Raw {
         Ok(())
     }
 
-    /// Calls a function with the handle, unless the communicator has ended; whether the work is done.
+    /// Calls a function with the handle, unless the communicator has ended; returns true if the call has completed.
     pub(super) fn call(
         &self,
         function: &'static str,
@@ -100,7 +102,7 @@ impl Raw {
         self.with(|table, comm| table.told(function, f(comm), comm))
     }
 
-    /// Runs `f` alone with the handle, unless the communicator has ended.
+    /// Runs `f` with the handle under the lock, unless the communicator has ended.
     pub(super) fn with(
         &self,
         f: impl FnOnce(&'static Table, Handle) -> Result<bool, Error>,
@@ -109,27 +111,27 @@ impl Raw {
         if *ended || self.handle().is_null() { Ok(true) } else { f(self.table, self.handle()) }
     }
 
-    /// Ends everything that is going on, and the communicator. Returns when NCCL is done, which may be never: callers run it
-    /// [within a time](super::bounded::run).
+    /// Aborts all operations and the communicator. Returns when NCCL is done, which may be never: callers use
+    /// [`with_deadline::run`](super::with_deadline::run).
     pub(super) fn abort(&self) {
         // SAFETY: the handle lives, as it has not ended, and is not used after this.
         self.end(|table, comm| unsafe { (table.abort)(comm) });
     }
 
-    /// Begins to part from the other ranks, where the library does that apart from destroying.
+    /// Starts to leave the group, if the library separates that from destroying.
     pub(super) fn finalize(&self) -> Result<bool, Error> {
         let Some(finalize) = self.table.finalize else { return Ok(true) };
         // SAFETY: the handle lives, as it has not ended.
         self.call("ncclCommFinalize", |comm| unsafe { finalize(comm) })
     }
 
-    /// Frees the communicator, all of whose work is done. Returns when NCCL is done, as [`abort`](Self::abort) does.
+    /// Frees the communicator after all its work is done. Returns when NCCL is done, like [`abort`](Self::abort).
     pub(super) fn destroy(&self) {
         // SAFETY: the handle lives, as it has not ended, and is not used after this.
         self.end(|table, comm| unsafe { (table.destroy)(comm) });
     }
 
-    /// An error of the last call is nobody's any more: there is nothing left to do about it.
+    /// Ends the communicator with its last call. An error is only logged: no action is left.
     fn end(&self, with: impl FnOnce(&Table, Handle) -> c_int) {
         let ended = std::mem::replace(&mut *self.ended.lock(), true);
         if !ended && !self.handle().is_null() {
@@ -141,12 +143,12 @@ impl Raw {
         }
     }
 
-    /// Waits for an abort or a destroy that goes on after its call. NCCL knows the handle until it is done; any other answer
+    /// Waits for an abort or a destroy that continues after its call. NCCL knows the handle until it is done; any answer other
     /// than "in progress" is the end.
     fn wait_for_end(&self) {
         let Some(ask) = self.table.async_error else { return };
         let mut code = IN_PROGRESS;
-        // SAFETY: the handle is asked about only while NCCL says that it is not done; the place outlives the call.
+        // SAFETY: the handle is queried only while NCCL says that it is not done; the place outlives the call.
         while unsafe { ask(self.handle(), &mut code) } == 0 && code == IN_PROGRESS {
             thread::sleep(POLL);
         }
@@ -160,7 +162,7 @@ impl Raw {
 impl Drop for Raw {
     fn drop(&mut self) {
         if !*self.ended.lock() {
-            // NCCL may still write here: the place is left to it.
+            // NCCL may still write to the place, so it is leaked.
             std::mem::forget(std::mem::take(&mut self.place));
         }
     }

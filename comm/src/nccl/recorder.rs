@@ -1,24 +1,24 @@
-//! The last operations of a rank, for whoever asks why it stands still.
+//! Flight recorder: the last operations of a rank, for diagnosing a hang.
 
 use crate::Called;
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// Operations that are remembered.
+/// Number of operations kept.
 const ROOM: usize = 1000;
 
-/// A ring of the operations that a rank has called, with the times of its clock.
+/// Ring buffer of the operations that a rank has called, with the times of its clock.
 #[derive(Debug)]
 pub(super) struct Recorder {
     entries: VecDeque<Entry>,
 }
 
-/// One operation on its way.
+/// Record of one operation.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     called: Called,
-    /// How many operations this process had launched before, on any communicator.
+    /// Number of operations that this process had launched before, on any communicator.
     launch: u64,
     launched: Duration,
     began: Option<Duration>,
@@ -30,7 +30,7 @@ impl Recorder {
         Recorder { entries: VecDeque::with_capacity(ROOM) }
     }
 
-    /// An operation with the number after the last one.
+    /// Records the launch of the operation after the last one.
     pub(super) fn launched(&mut self, called: Called, launch: u64, now: Duration) {
         if self.entries.len() == ROOM {
             self.entries.pop_front();
@@ -50,12 +50,12 @@ impl Recorder {
         }
     }
 
-    /// One line for each operation, the oldest first.
+    /// Returns one line per operation, oldest first.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for entry in &self.entries {
             let Entry { called, launch, .. } = entry;
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(
                 text,
                 "operation {} (launch {launch} of the process): {called}; launched {}, began {}, ended {}",

@@ -1,23 +1,23 @@
-//! Groups of a communicator's ranks.
+//! Groups split from a communicator.
 
 use super::core::Core;
 use super::id::UniqueId;
 use super::launch::{Patience, called};
 use super::raw::Raw;
 use super::start::joined;
-use crate::colours::{Place, places};
 use crate::communicator::nothing;
+use crate::split_groups::{Place, places};
 use crate::{Action, Error, Op};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// Words of a unique id.
 const ID: usize = UniqueId::LEN / 8;
-/// What a rank says that wants to be in no group.
+/// Color word of a rank that joins no group.
 const NOWHERE: u64 = u64::MAX;
 
 impl Core {
-    /// The group of the ranks that give the same colour. A collective; the host waits for all.
+    /// Creates the group of the ranks with the same color. A collective; the host waits for all ranks.
     pub(super) fn split(self: &Arc<Self>, color: Option<u32>, key: i64) -> Result<Option<Arc<Core>>, Error> {
         let _turn = self.turn();
         self.ledger().refuse()?;
@@ -38,7 +38,7 @@ impl Core {
         made.map_err(|error| self.broke(error))
     }
 
-    /// Waits until a child that NCCL was asked for is there.
+    /// Waits until NCCL has created a child communicator.
     fn formed(
         self: &Arc<Self>,
         child: Raw,
@@ -51,7 +51,7 @@ impl Core {
         Ok(child)
     }
 
-    /// The rank's side of its group, if it is in one.
+    /// Wraps the rank's child communicator; `None` if the rank is in no group.
     fn take_in(
         &self,
         child: Raw,
@@ -68,7 +68,7 @@ impl Core {
         Core::new(child, place, self.down(), self.device(), self.options.clone()).map(Some)
     }
 
-    /// The same for a library that does not split: the first rank of each group makes an id for it.
+    /// Splits with a library that lacks `ncclCommSplit`: the first rank of each group creates an id for it.
     fn split_by_id(
         self: &Arc<Self>,
         places: &[Option<Place>],

@@ -1,12 +1,12 @@
-//! How ranks find together.
+//! Creation of communicators.
 
-use super::bounded;
 use super::communicator::Nccl;
 use super::core::{Core, device_error};
 use super::id::UniqueId;
 use super::options::{Exchange, Options};
 use super::raw::Raw;
 use super::table::Table;
+use super::with_deadline;
 use crate::Error;
 use crate::sync::real::{Mutex, on_threads};
 use meshstep_tensor::cuda::Device;
@@ -15,11 +15,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Between two questions whether all have come.
+/// Poll interval while ranks join.
 const POLL: Duration = Duration::from_micros(200);
 
-/// Rank `rank` of the `world_size` that are called with this id, on a device that no other rank has. Returns when all have
-/// come, or with [`Error::NotJoined`] at the deadline.
+/// Creates the communicator of rank `rank` of `world_size` with this id, on a device that no other rank uses. Returns when all
+/// ranks have joined, or with [`Error::NotJoined`] at the deadline.
 pub fn init(
     id: &UniqueId,
     rank: usize,
@@ -37,8 +37,8 @@ pub fn init(
     Core::new(raw, (rank, world_size, id.group()), Vec::new(), device, options).map(Nccl::new)
 }
 
-/// [`init`] with an id that rank 0 makes and `exchange` spreads. Ranks that meet again after a failure count `generation` up,
-/// each time by one.
+/// Like [`init`], with an id that rank 0 creates and `exchange` distributes. After a failure all ranks join again with the next
+/// `generation`.
 pub fn join(
     exchange: Arc<dyn Exchange>,
     generation: u64,
@@ -60,9 +60,9 @@ pub fn join(
     init(&id, rank, world_size, device, Options { exchange: Some(exchange), ..options })
 }
 
-/// Runs `body` on ranks that are threads of this process, one for each of `devices` (their ordinals), and returns what they
-/// return, by rank. When one panics, the operations of the others fail with [`Error::Panicked`], and so does this call once
-/// all have ended.
+/// Runs `body` on ranks that are threads of this process, one for each of `devices` (their ordinals), and returns the results by
+/// rank. If one rank panics, the operations of the others fail with [`Error::Panicked`], and so does this call once all have
+/// ended.
 pub fn spawn<T: Send>(
     devices: &[usize],
     options: Options,
@@ -99,7 +99,7 @@ fn said(payload: &(dyn Any + Send)) -> String {
     text.unwrap_or("no message").to_owned()
 }
 
-/// The communicator of NCCL, once all ranks have come.
+/// Creates NCCL's communicator; returns once all ranks have joined.
 pub(super) fn joined(
     id: UniqueId,
     (rank, world_size): (usize, usize),
@@ -114,12 +114,12 @@ pub(super) fn joined(
     let end = clock.now().saturating_add(after);
     let late = || Error::NotJoined { rank, world_size, after };
     let of = device.clone();
-    // On a thread of its own, as an old library does not return before all have come.
+    // Runs on its own thread, as an old library does not return before all ranks have joined.
     let ask = move || {
         of.make_current().map_err(device_error)?;
         Raw::init(table, &id, rank, world_size)
     };
-    let raw = bounded::run(clock, after, vec![ask]).pop().ok_or_else(late)??;
+    let raw = with_deadline::run(clock, after, vec![ask]).pop().ok_or_else(late)??;
     loop {
         let error = match raw.state() {
             Ok(true) => return Ok(raw),
@@ -130,7 +130,7 @@ pub(super) fn joined(
             Ok(false) => late(),
             Err(error) => error,
         };
-        if bounded::run(clock, options.abort_within, vec![move || raw.abort()]).is_empty() {
+        if with_deadline::run(clock, options.abort_within, vec![move || raw.abort()]).is_empty() {
             options.last_resort.call(&error);
         }
         return Err(error);

@@ -1,4 +1,4 @@
-//! NCCL's functions, looked up once in its library.
+//! Table of NCCL's functions, loaded once from its library.
 
 #[cfg(test)]
 mod abi;
@@ -9,62 +9,62 @@ use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-/// The files to look for, in this order: what NCCL's package installs, and what its development package adds.
+/// File names of the library in search order: NCCL's package, then its development package.
 const LIBRARIES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
-/// The oldest version that has all we need: NCCL 2.10, the first with averages and bf16.
+/// Oldest version with all needed functions: NCCL 2.10, the first with averages and bf16.
 const NEEDED: i32 = 21_000;
-/// The oldest that multiplies by factors before it sums.
+/// Oldest version that multiplies by factors before a sum.
 const NEEDED_FOR_FACTORS: i32 = 21_100;
-/// The oldest that registers memory as windows.
+/// Oldest version that registers memory as windows.
 const NEEDED_FOR_WINDOWS: i32 = 22_700;
-/// A name that only a stand-in exports.
+/// Symbol that only the stand-in exports.
 const MARK: &[u8] = b"meshstep_standin\0";
 
-/// The library that was found.
+/// NCCL library that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Its version: 10,000 times the major one, 100 times the minor one, and the patch.
+    /// Version: 10,000 times the major number, 100 times the minor one, and the patch.
     pub version: i32,
-    /// Whether it is the stand-in that tests use in place of NCCL (`MESHSTEP_STANDIN=1`).
+    /// True for the stand-in that tests use in place of NCCL (`MESHSTEP_STANDIN=1`).
     pub stand_in: bool,
-    /// The abilities that it has beside what every version has.
+    /// Abilities beyond those of every version.
     pub abilities: Vec<Ability>,
 }
 
-/// What newer versions of NCCL can do. An ability is there if all its functions are.
+/// Ability of newer versions of NCCL, available if all its functions are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Ability {
-    /// Communicators whose calls return before they are done.
+    /// Nonblocking communicators: calls return before they are done.
     NonBlocking,
     /// Splitting a communicator.
     Split,
-    /// Factors of each rank's own before a sum.
+    /// Factors of each rank before a sum.
     Factors,
-    /// Memory of NCCL's own, and its registration with a communicator.
+    /// NCCL's allocator, and registration of its memory with a communicator.
     Registration,
     /// Registration of the same memory on all ranks, as a window.
     Windows,
-    /// A communicator without some of another one's ranks.
+    /// Creating a communicator without some ranks of another one.
     Shrink,
-    /// An end to what is in flight, after which the communicator's ranks can form another.
+    /// Revoking operations in flight, so that the ranks can form another communicator.
     Revoke,
-    /// A communicator with more ranks than another one.
+    /// Creating a communicator with more ranks than another one.
     Grow,
 }
 
-/// Why NCCL cannot be used on this machine.
+/// Reason why NCCL cannot be used on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unavailable {
-    /// It is not installed, or cannot be loaded.
+    /// The library is not installed, or cannot be loaded.
     #[error(
-        "no NCCL: neither {tried} can be loaded ({reason}); install it, or add its folder to LD_LIBRARY_PATH"
+        "no NCCL: neither {tried} can be loaded ({reason}); install NCCL, or add its folder to LD_LIBRARY_PATH"
     )]
     NoLibrary {
-        /// The files looked for.
+        /// File names tried.
         tried: String,
-        /// The loader's words about the first.
+        /// Loader's error message about the first.
         reason: String,
     },
     /// The library lacks a function that every NCCL has.
@@ -75,17 +75,17 @@ pub enum Unavailable {
         /// The function.
         function: &'static str,
     },
-    /// The library is older than what we call.
+    /// The library is too old.
     #[error("{library} is NCCL {found}; update it to {needed} or later")]
     TooOld {
         /// The library.
         library: &'static str,
         /// Its version.
         found: i32,
-        /// The oldest that works.
+        /// Oldest version that works.
         needed: i32,
     },
-    /// The stand-in for tests, which nobody has asked for.
+    /// The library is the tests' stand-in, and `MESHSTEP_STANDIN` is not set to 1.
     #[error("{library} is a stand-in for tests; take it out of the loader's path, or set MESHSTEP_STANDIN=1")]
     StandIn {
         /// The library.
@@ -93,42 +93,42 @@ pub enum Unavailable {
     },
 }
 
-/// NCCL, or why there is none. Asked once in a process.
+/// Returns the NCCL library found, or the reason why there is none. Runs once per process.
 pub fn probe() -> Result<Found, Unavailable> {
     Table::get().map(|table| table.found.clone())
 }
 
-/// NCCL's name for a communicator.
+/// NCCL's communicator handle.
 pub(super) type Handle = *mut c_void;
 
-/// NCCL's result of a call that is done.
+/// Result of a completed call.
 const SUCCESS: c_int = 0;
-/// NCCL's result of a call that returned before it was done.
+/// Result of a call that returned before its completion.
 pub(super) const IN_PROGRESS: c_int = 7;
-/// NCCL's colour of a rank that is in no group of a split.
+/// Color of a rank that joins no group of a split.
 pub(super) const NO_COLOR: c_int = -1;
 
-/// NCCL's name for a window.
+/// NCCL's window handle.
 pub(super) type Window = *mut c_void;
-/// Windows whose memory the ranks use alike: collectives begin at the same offset in it on every rank.
+/// Flag of symmetric windows: collectives begin at the same offset on every rank.
 pub(super) const SYMMETRIC: c_int = 1;
 
-/// What the ranks of a communicator to be made have in common, as NCCL passes it: by value.
+/// Id of a new communicator, as NCCL passes it: by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct RawId(pub(super) [c_char; 128]);
 
-/// Makes a reduction for a factor: its number goes to the first; then the factor, its type and where it lies.
+/// Creates a reduction for a factor. Arguments: place of its number, the factor, its type, its location, the communicator.
 pub(super) type MakeReduction = unsafe extern "C" fn(*mut c_int, *mut c_void, c_int, c_int, Handle) -> c_int;
 pub(super) type DropReduction = unsafe extern "C" fn(c_int, Handle) -> c_int;
 
 pub(super) type AllocMemory = unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int;
 pub(super) type FreeMemory = unsafe extern "C" fn(*mut c_void) -> c_int;
-/// Makes a window of so many bytes from an address on; its name goes to the place, perhaps after the call.
+/// Creates a window. Arguments: communicator, address, bytes, place of the window (written perhaps after the call), flags.
 pub(super) type MakeWindow = unsafe extern "C" fn(Handle, *mut c_void, usize, *mut Window, c_int) -> c_int;
 pub(super) type EndWindow = unsafe extern "C" fn(Handle, Window) -> c_int;
 
-/// The beginning of NCCL's settings, as of 2.17; what later versions have appended they fill in by themselves.
+/// Leading fields of NCCL's config as of 2.17; later versions fill in the fields that they have appended.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -142,9 +142,9 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Calls return before they are done, so that none can hang (docs/decisions/01-nccl-does-not-block.md).
+    /// Returns the config of a nonblocking communicator, so that no call can hang (docs/decisions/01-nccl-does-not-block.md).
     pub(super) fn not_blocking() -> Self {
-        // The least number is NCCL's sign for what is left to it.
+        // NCCL marks an unset field with the smallest integer.
         let unset = c_int::MIN;
         Config {
             size: size_of::<Config>(),
@@ -159,13 +159,13 @@ impl Config {
     }
 }
 
-/// Declares the table and how it is filled: what every version has, and what only newer ones have.
+/// Declares the table and its loader: functions of every version, and functions of newer ones only.
 macro_rules! table {
     (
         needed { $($need:ident = $need_name:literal ($($need_arg:ty),*) -> $need_result:ty;)* }
         newer { $($new:ident = $new_name:literal ($($new_arg:ty),*) -> $new_result:ty, since $since:literal;)* }
     ) => {
-        /// Functions with the types that NCCL's header gives them.
+        /// Functions with the types of NCCL's header.
         pub(super) struct Table {
             found: Found,
             name: &'static str,
@@ -181,7 +181,7 @@ macro_rules! table {
                     // SAFETY: the header of every version since 2.10 gives each function the type that stands here.
                     $($need: *unsafe { library.get($need_name.as_bytes()) }
                         .map_err(|_| Unavailable::NotNccl { library: name, function: $need_name })?,)*
-                    // SAFETY: the same, for versions that have the function.
+                    // SAFETY: as above, for versions that have the function.
                     $($new: unsafe { library.get($new_name.as_bytes()) }.ok().map(|found| *found),)*
                 })
             }
@@ -189,7 +189,7 @@ macro_rules! table {
 
         #[cfg(test)]
         impl Table {
-            /// Each function of this version: its name, with the kinds of its result and of its arguments.
+            /// Returns each function of this version: its name, with the kinds of its result and of its arguments.
             fn signatures(version: i32) -> Vec<(&'static str, Vec<String>)> {
                 let all = [
                     $((NEEDED, $need_name, vec![abi::kind::<$need_result>(), $(abi::kind::<$need_arg>()),*]),)*
@@ -199,13 +199,13 @@ macro_rules! table {
                 there.map(|(_, name, kinds)| (name, kinds)).collect()
             }
 
-            /// The newer functions that this version is without, as the table says.
+            /// Returns the newer functions that this version lacks according to the table.
             fn later(version: i32) -> Vec<&'static str> {
                 let newer = [$(($new_name, $since)),*];
                 newer.into_iter().filter(|(_, since)| *since > version).map(|(name, _)| name).collect()
             }
 
-            /// The newer functions that the library lacks.
+            /// Returns the newer functions that the library lacks.
             fn lacking(&self) -> Vec<&'static str> {
                 let newer = [$(($new_name, self.$new.is_some())),*];
                 newer.into_iter().filter(|(_, found)| !found).map(|(name, _)| name).collect()
@@ -251,13 +251,13 @@ table! {
 }
 
 impl Table {
-    /// The table, or why there is none. Looked for once in a process; the library stays.
+    /// Returns the table, or the reason why there is none. Loaded once per process; the library stays loaded.
     pub(super) fn get() -> Result<&'static Self, Unavailable> {
         static FOUND: OnceLock<Result<Table, Unavailable>> = OnceLock::new();
         FOUND.get_or_init(look).as_ref().map_err(Clone::clone)
     }
 
-    /// The abilities that all functions are there for.
+    /// Returns the abilities for which all functions are present.
     fn abilities(&self) -> Vec<Ability> {
         let has = [
             (Ability::NonBlocking, self.init_config.is_some() && self.async_error.is_some()),
@@ -272,12 +272,12 @@ impl Table {
         has.into_iter().filter(|(_, has)| *has).map(|(ability, _)| ability).collect()
     }
 
-    /// How memory of NCCL's own is had and freed.
+    /// Returns the functions of NCCL's allocator.
     pub(super) fn memory(&self) -> Result<(AllocMemory, FreeMemory), Unavailable> {
         self.mem_alloc.zip(self.mem_free).ok_or_else(|| self.too_old(NEEDED_FOR_WINDOWS))
     }
 
-    /// How windows are made and ended.
+    /// Returns the functions that create and end windows.
     pub(super) fn windows(&self) -> Result<(MakeWindow, EndWindow), Unavailable> {
         self.window_register.zip(self.window_deregister).ok_or_else(|| self.too_old(NEEDED_FOR_WINDOWS))
     }
@@ -286,19 +286,19 @@ impl Table {
         Unavailable::TooOld { library: self.name, found: self.found.version, needed }
     }
 
-    /// How reductions with factors are made and dropped.
+    /// Returns the functions that create and drop reductions with factors.
     pub(super) fn factors(&self) -> Result<(MakeReduction, DropReduction), Unavailable> {
         self.make_reduction.zip(self.drop_reduction).ok_or_else(|| self.too_old(NEEDED_FOR_FACTORS))
     }
 
-    /// What a call returned: whether it is done, or still going on.
+    /// Converts a result code: true for a completed call, false for one in progress.
     pub(super) fn told(&self, function: &'static str, code: c_int, comm: Handle) -> Result<bool, Error> {
         match code {
             SUCCESS => Ok(true),
             IN_PROGRESS => Ok(false),
             _ => {
-                // SAFETY: NCCL answers for every number, and for every communicator, none included, with constant text or
-                // text of its own that stays.
+                // SAFETY: for every code, and for every communicator including null, NCCL returns constant text or text of its
+                // own that stays valid.
                 let (name, last) = unsafe { ((self.error_string)(code), self.last_error.map(|f| f(comm))) };
                 let last_error = last.map_or_else(String::new, text);
                 Err(Error::Nccl { function, code, name: text(name), last_error })
@@ -317,13 +317,13 @@ fn text(text: *const c_char) -> String {
     if text.is_null() {
         return "nothing".to_owned();
     }
-    // SAFETY: `told` gives what NCCL returned, which has an end.
+    // SAFETY: `told` passes text of NCCL, which ends in a null byte.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 fn look() -> Result<Table, Unavailable> {
     let (library, name) = load()?;
-    // SAFETY: no function of this name is called; only whether it is there counts.
+    // SAFETY: the symbol is not called; only its presence is checked.
     let stand_in = unsafe { library.get::<*const ()>(MARK) }.is_ok();
     if stand_in && std::env::var_os("MESHSTEP_STANDIN").is_none_or(|value| value != "1") {
         return Err(Unavailable::StandIn { library: name });
@@ -334,7 +334,7 @@ fn look() -> Result<Table, Unavailable> {
     }
     let mut table = Table::fill(&library, name, Found { version, stand_in, abilities: Vec::new() })?;
     table.found.abilities = table.abilities();
-    // It stays: the table points into it.
+    // The library stays loaded: the table points into it.
     std::mem::forget(library);
     Ok(table)
 }
@@ -342,7 +342,7 @@ fn look() -> Result<Table, Unavailable> {
 fn load() -> Result<(Library, &'static str), Unavailable> {
     let mut reason = None;
     for name in LIBRARIES {
-        // SAFETY: NCCL may be loaded any number of times, from any thread; that is how every program gets it.
+        // SAFETY: NCCL may be loaded any number of times, from any thread, as every program with NCCL does.
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok((library, name)),
             Err(error) => {
@@ -356,7 +356,7 @@ fn load() -> Result<(Library, &'static str), Unavailable> {
 
 fn version(library: &Library, name: &'static str) -> Result<i32, Unavailable> {
     let function = "ncclGetVersion";
-    // SAFETY: the type that NCCL's header gives the function; a place for a number outlives the call.
+    // SAFETY: the type that NCCL's header gives the function; the place for the number outlives the call.
     unsafe {
         let ask = library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(function.as_bytes());
         let mut version = 0;

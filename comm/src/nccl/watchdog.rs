@@ -1,12 +1,12 @@
-//! One thread for all communicators of the process, which looks at what they have under way, and ends all of them when one
-//! is in trouble.
+//! Watchdog: one thread for all communicators of the process, which polls their operations and ends all communicators when one
+//! fails.
 //!
-//! A kernel of NCCL that waits for a rank that will not come waits for ever, and takes memory and streams with it. So nothing
-//! here waits without an end: deadlines are of operations, an abort has one too, and beyond that is the last resort.
+//! A kernel of NCCL that waits for a missing rank never ends, and holds its memory and stream. So every wait here is bounded:
+//! operations have deadlines, an abort has one too, and after that comes the last resort.
 
-use super::bounded;
 use super::core::Core;
 use super::options::Options;
+use super::with_deadline;
 use crate::Error;
 use meshstep_tensor::{Buffer, cuda};
 use std::collections::VecDeque;
@@ -14,24 +14,24 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between two looks while something is under way, and while nothing is.
+/// Poll interval while operations are in flight, and while there are none.
 const SOON: Duration = Duration::from_millis(1);
 const LATER: Duration = Duration::from_millis(20);
-/// Between two questions to the rendezvous.
+/// Poll interval of the rendezvous.
 const ASK: Duration = Duration::from_millis(100);
 
-/// Whom a failure concerns.
+/// Communicators that a failure concerns.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scope {
-    /// The ranks of one group that are in this process.
+    /// The ranks of one group in this process.
     Group,
-    /// The same of all groups that were split from it too, whatever has become of it.
-    Below,
-    /// Every communicator of the process: where one is stuck, others may wait for it on the same device.
+    /// The ranks of the group and of all groups split from it, even if the group has failed before.
+    Subgroups,
+    /// Every communicator of the process: if one is stuck, others may wait for it on the same device.
     Process,
 }
 
-/// Failed groups that are remembered, for ranks of theirs that are still on their way in.
+/// Number of failed groups that are remembered, for ranks that are still joining them.
 const REMEMBERED: usize = 64;
 
 #[derive(Debug)]
@@ -47,7 +47,7 @@ static CHANGED: Condvar = Condvar::new();
 /// Held while communicators are ended.
 static ENDING: Mutex<()> = Mutex::new(());
 
-/// Looks after a communicator for as long as it lives.
+/// Watches a communicator for as long as it lives.
 pub(super) fn watch(core: &Arc<Core>) -> Result<(), Error> {
     let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
     if !registry.running {
@@ -60,7 +60,7 @@ pub(super) fn watch(core: &Arc<Core>) -> Result<(), Error> {
     let failed = registry.failed.iter().find(|(group, _)| core.is_within(*group));
     let cause = failed.map(|(_, cause)| Arc::clone(cause));
     drop(registry);
-    // The rank has come to a group that another has ended in the meantime.
+    // The rank has joined a group that another rank has ended in the meantime.
     cause.map_or(Ok(()), |cause| {
         end(&core.options, &cause, vec![Arc::clone(core)]);
         Err(Error::Poisoned { cause })
@@ -88,13 +88,13 @@ fn run() {
             }
         }
         let busy = cores.iter().any(|core| core.is_busy());
-        // Whoever lets go of a communicator while this sleeps frees it.
+        // Released before the sleep, so that the last owner frees a communicator, not this thread.
         drop(cores);
         thread::sleep(if busy { SOON } else { LATER });
     }
 }
 
-/// Whether the driver has gone already, as it does where a process ends before its threads.
+/// Returns true if the driver has shut down already, as when a process exits before its threads end.
 fn process_ends(error: &Error) -> bool {
     const DEINITIALIZED: u32 = 4;
     matches!(
@@ -103,7 +103,7 @@ fn process_ends(error: &Error) -> bool {
     )
 }
 
-/// The communicators there are, as soon as there are any.
+/// Waits until there are communicators and returns them.
 fn wait_for_some() -> Vec<Arc<Core>> {
     let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
@@ -116,26 +116,26 @@ fn wait_for_some() -> Vec<Arc<Core>> {
     }
 }
 
-/// What a rank elsewhere has said of itself.
+/// Returns the failure that another process's rank has reported.
 fn told(core: &Core) -> Option<Error> {
     let (rank, message) = core.options.exchange.as_ref()?.failure()?;
     Some(Error::Remote { rank, message })
 }
 
-/// Freeing memory of a device waits for its work, which may be what the watchdog is there to end.
+/// Drops buffers on another thread: freeing device memory waits for its work, which may be stuck until the watchdog ends it.
 fn drop_elsewhere(buffers: Vec<Buffer>) {
     if !buffers.is_empty() {
-        // Where there is no thread to be had they are dropped with the closure.
+        // If the system gives no thread, the buffers are dropped with the closure.
         let _ = thread::Builder::new().spawn(move || drop(buffers));
     }
 }
 
-/// Ends all communicators that `scope` names, the failed one among them. Returns when NCCL has let go of them, or the last
-/// resort was called. What has failed before is in good hands, and new ones made since are not concerned.
+/// Ends all communicators in `scope`, the failed one among them. Returns when NCCL has released them, or the last resort was
+/// called. Communicators that failed before are handled already, and ones created since are not concerned.
 pub(super) fn trouble(origin: &Core, error: Error, scope: Scope) {
     let _one_at_a_time = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
     let failed = origin.ledger().failed();
-    if failed && !matches!(scope, Scope::Below) {
+    if failed && !matches!(scope, Scope::Subgroups) {
         return;
     }
     let cause = Arc::new(error);
@@ -148,17 +148,17 @@ pub(super) fn trouble(origin: &Core, error: Error, scope: Scope) {
 
 /// Marks and aborts these communicators.
 fn end(options: &Options, cause: &Arc<Error>, mut cores: Vec<Arc<Core>>) {
-    // All know before the first is ended, so that no rank takes an aborted operation for one that went well.
+    // All are marked before the first is aborted, so that no rank takes an aborted operation for a successful one.
     cores.retain(|core| core.fail(cause));
     cores.iter().for_each(|core| report(core, cause));
     let aborts: Vec<_> = cores.into_iter().map(|core| move || abort(&core)).collect();
     let count = aborts.len();
-    if bounded::run(&options.clock, options.abort_within, aborts).len() < count {
+    if with_deadline::run(&options.clock, options.abort_within, aborts).len() < count {
         options.last_resort.call(cause);
     }
 }
 
-/// Who is concerned; who comes later to one of their groups will hear of it.
+/// Returns the communicators concerned, and remembers their groups for ranks that join later.
 fn concerned(origin: &Core, scope: Scope, cause: &Arc<Error>) -> Vec<Arc<Core>> {
     let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
     let cores = registry.concerned(origin, scope);
@@ -175,24 +175,24 @@ fn concerned(origin: &Core, scope: Scope, cause: &Arc<Error>) -> Vec<Arc<Core>> 
 impl Registry {
     fn concerned(&self, origin: &Core, scope: Scope) -> Vec<Arc<Core>> {
         let all = self.cores.iter().filter_map(Weak::upgrade);
-        // One that is parting has nothing under way; it is ended when that takes too long.
+        // A closing communicator has no operation in flight; it is ended if closing takes too long.
         let concerned = all.filter(|core| std::ptr::eq(&**core, origin) || !core.is_closing());
         match scope {
             Scope::Process => concerned.collect(),
             Scope::Group => concerned.filter(|core| core.group == origin.group).collect(),
-            Scope::Below => concerned.filter(|core| core.is_within(origin.group)).collect(),
+            Scope::Subgroups => concerned.filter(|core| core.is_within(origin.group)).collect(),
         }
     }
 }
 
 fn abort(core: &Core) {
-    // NCCL makes the device current by itself; where that fails, this does no harm.
+    // NCCL makes the device current by itself; an error here does no harm.
     let _ = core.device().make_current();
     core.drop_graphs();
     core.raw.abort();
 }
 
-/// Lets a communicator part from the others in order, or aborts it if that takes too long.
+/// Finalizes and destroys a communicator, or aborts it if that takes too long.
 pub(super) fn part(core: &Arc<Core>) {
     let options = &core.options;
     let leaver = Arc::clone(core);
@@ -203,10 +203,10 @@ pub(super) fn part(core: &Arc<Core>) {
             thread::sleep(SOON / 20);
             done = leaver.raw.state();
         }
-        // There is nobody left to tell of an error, and nothing left to lose.
+        // No caller is left to receive an error, and there is nothing left to lose.
         if done.is_ok() { leaver.raw.destroy() } else { leaver.raw.abort() }
     };
-    if !bounded::run(&options.clock, options.abort_within, vec![leave]).is_empty() {
+    if !with_deadline::run(&options.clock, options.abort_within, vec![leave]).is_empty() {
         return;
     }
     let stuck =
@@ -214,7 +214,7 @@ pub(super) fn part(core: &Arc<Core>) {
     trouble(core, stuck, Scope::Group);
 }
 
-/// Says what happened, with the last operations of the rank.
+/// Logs the failure with the last operations of the rank.
 fn report(core: &Core, cause: &Error) {
     let record = core.ledger().record();
     let (rank, world_size) = (core.rank, core.world_size);
@@ -229,9 +229,9 @@ fn report(core: &Core, cause: &Error) {
     }
 }
 
-/// Tells the ranks elsewhere, without waiting for that.
+/// Reports the failure to other processes' ranks, without waiting for that.
 fn publish(origin: &Core, cause: &Error) {
-    // What was heard from elsewhere is known there.
+    // A failure from another process is known there.
     let (Some(exchange), false) = (origin.options.exchange.clone(), matches!(cause, Error::Remote { .. }))
     else {
         return;

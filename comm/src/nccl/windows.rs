@@ -1,4 +1,4 @@
-//! Memory of NCCL's own, registered as windows: on every rank in the same order, deregistered before it is freed.
+//! NCCL allocations, registered as windows in the same order on every rank and deregistered before they are freed.
 
 use super::core::{Core, device_error};
 use super::launch::Patience;
@@ -11,21 +11,21 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering::Acquire};
 use std::sync::{Arc, Weak};
 
-/// A window's memory is a multiple of this: `NCCL_WIN_REQUIRED_ALIGNMENT`.
+/// Granularity of a window's memory: `NCCL_WIN_REQUIRED_ALIGNMENT`.
 const ALIGNMENT: usize = 4096;
 
-/// An allocation of NCCL's, and its window where there is one.
+/// NCCL allocation, with its window if it has one.
 #[derive(Debug)]
 pub(super) struct Room {
     start: usize,
-    /// Bytes, the rounding up among them.
+    /// Size in bytes, rounded up.
     bytes: usize,
-    /// Where NCCL writes the window, perhaps after the call that asked for it. Null: there is none.
+    /// Place to which NCCL writes the window, perhaps after the registering call; null until then.
     window: Arc<AtomicPtr<c_void>>,
     asked: bool,
 }
 
-/// What a buffer keeps: its drop ends the window, and then frees the memory.
+/// Owner kept by a buffer: its drop ends the window, and then frees the memory.
 #[derive(Debug)]
 struct Memory {
     device: Device,
@@ -35,7 +35,7 @@ struct Memory {
 }
 
 impl Core {
-    /// Zeros in memory of NCCL's own.
+    /// Allocates zeros with NCCL's allocator.
     pub(super) fn window_memory(
         self: &Arc<Self>,
         queue: &Queue,
@@ -49,7 +49,7 @@ impl Core {
         })?;
         let (device, core) = (self.device().clone(), Arc::downgrade(self));
         let memory = Memory { device, core, start, _claim: meter.claim(category, bytes as u64) };
-        // SAFETY: NCCL has just allocated so many bytes, which `memory` frees; nobody else knows them.
+        // SAFETY: NCCL has just allocated this many bytes, which `memory` frees; no other code knows them.
         let mut buffer = unsafe { Buffer::from_raw_on(queue, start as u64, len, dtype, memory)? };
         queue.zero(buffer.as_mut())?;
         Ok(buffer)
@@ -67,7 +67,7 @@ impl Core {
         Ok(start)
     }
 
-    /// Makes a window of the buffer's memory, where NCCL makes one; whether it has. The flight record calls it a barrier.
+    /// Registers the buffer's memory as a window; returns true if NCCL made one. The flight record shows it as a barrier.
     pub(super) fn register(&self, buffer: &Buffer) -> Result<bool, Error> {
         let _turn = self.turn();
         self.ledger().refuse()?;
@@ -82,7 +82,7 @@ impl Core {
             let mut own = rooms.iter().filter(|room| room.start == start && !room.asked);
             own.next().map(|room| (room.bytes, Arc::clone(&room.window)))
         };
-        // Ranks compare before NCCL is asked, where a difference is a hang.
+        // Ranks compare sizes before the call of NCCL, which would hang on a difference.
         let mine = found.as_ref().map_or(0, |(bytes, _)| *bytes as u64);
         let all = self.gather(&[mine], None, patience)?;
         self.ledger().done(patience.called, self.now());
@@ -105,16 +105,16 @@ impl Core {
         patience: Patience,
     ) -> Result<(), Error> {
         let register = Table::get()?.windows()?.0;
-        // From here on NCCL may write, so the room keeps the place.
+        // From here on NCCL may write the window, so the room keeps the place.
         self.rooms.lock().iter_mut().filter(|room| room.start == start).for_each(|room| room.asked = true);
-        // SAFETY: the memory is NCCL's own, of so many bytes; the place stays with the room until the window has ended or the
-        // communicator has.
+        // SAFETY: the memory is `bytes` bytes of NCCL's allocator; the place stays with the room until the window or the
+        // communicator has ended.
         let ask = |comm| unsafe { register(comm, start as *mut c_void, bytes, window.as_ptr(), SYMMETRIC) };
         self.raw.call("ncclCommWindowRegister", ask)?;
         self.wait_until(patience, || self.raw.state())
     }
 
-    /// Ends the window of the memory at `start`. Whether NCCL touches the memory no more.
+    /// Ends the window of the memory at `start`. Returns true if NCCL no longer accesses the memory.
     fn end_window(&self, start: usize) -> bool {
         let mut rooms = self.rooms.lock();
         let Some(index) = rooms.iter().position(|room| room.start == start) else { return true };
@@ -130,14 +130,14 @@ impl Core {
             return Ok(());
         }
         let deregister = Table::get()?.windows()?.1;
-        // SAFETY: the window was made for this communicator, and is used no more after this; one that has ended has ended its
-        // windows, and is not asked.
+        // SAFETY: the window was made for this communicator and is not used after this. A communicator that has ended has ended
+        // its windows, and `call` does not reach it.
         self.raw.call("ncclCommWindowDeregister", |comm| unsafe { deregister(comm, window) })?;
         let called = Called { op_number: 0, action: Action::Barrier, len: room.bytes, dtype: DType::U64 };
         self.wait_until(Patience { called, within: self.options.abort_within }, || self.raw.state())
     }
 
-    /// Ends all windows before the rank parts from the others. Their memory stays until its buffers go.
+    /// Ends all windows before the rank leaves the group. Their memory stays until its buffers are dropped.
     pub(super) fn end_windows(&self) {
         let rooms = std::mem::take(&mut *self.rooms.lock());
         for room in rooms {
@@ -154,10 +154,10 @@ impl Drop for Memory {
             return;
         }
         let ended = self.core.upgrade().is_none_or(|core| core.end_window(self.start));
-        // It was there when the memory was allocated.
+        // The function was found when the memory was allocated.
         let free = Table::get().and_then(Table::memory).map(|(_, free)| free);
         if let (true, Ok(free)) = (ended, free) {
-            // SAFETY: NCCL allocated it, no window has it, and no stream uses it: the buffer's drop has waited.
+            // SAFETY: NCCL allocated the memory, no window uses it, and no stream uses it: the buffer's drop has waited.
             let code = unsafe { free(self.start as *mut c_void) };
             tracing::debug!(code, "memory of NCCL was freed");
         }

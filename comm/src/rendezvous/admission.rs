@@ -1,4 +1,4 @@
-//! How a rank and the store prove to each other that they know the token, seen from both sides.
+//! Handshake in which a rank and the store prove to each other that they know the token; both sides.
 //!
 //! ```text
 //! rank                                      store
@@ -11,38 +11,38 @@
 use super::link::{self, Receiver, Sender, after};
 use super::message::{Claim, Message};
 use super::proof::{Key, NONCE, Nonce, Proofs};
-use super::server::House;
+use super::server::StoreState;
 use super::{Refusal, Why};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The store's side, on its connection `id`: the rank that was seated, or `None` for one that knows the token and was refused.
+/// Store's side, on its connection `id`. Returns the seated rank, or `None` for a rank that knows the token and was refused.
 pub(super) fn admit(
-    house: &House,
+    store: &StoreState,
     id: u64,
     stream: &Arc<TcpStream>,
 ) -> Result<Option<(usize, Receiver, Sender)>, Why> {
-    let until = after(house.options.handshake);
-    let (mut receiver, mut sender) = link::ends(stream, house.options.handshake)?;
+    let until = after(store.options.handshake);
+    let (mut receiver, mut sender) = link::ends(stream, store.options.handshake)?;
     let (Message::Hello { claim, .. }, hello) = receiver.message(until)? else {
         return Err(Why::NotUnderstood);
     };
-    challenge(&house.token, &hello, until, &mut receiver, &mut sender)?;
-    match house.seat(id, &claim) {
+    challenge(&store.token, &hello, until, &mut receiver, &mut sender)?;
+    match store.seat(id, &claim) {
         Err(refusal) => {
             sender.message(&Message::Refused(refusal))?;
             Ok(None)
         }
         Ok(()) => {
-            // From here on the rank is somebody, whose loss all hear of.
+            // From here on the rank is a member: the store reports its loss to all.
             let welcomed = sender.message(&Message::Welcome);
-            let welcomed = welcomed.and_then(|()| sender.set_patience(house.options.silence));
+            let welcomed = welcomed.and_then(|()| sender.set_patience(store.options.silence));
             match welcomed {
                 Ok(()) => Ok(Some((claim.rank, receiver, sender))),
                 Err(why) => {
-                    house.state.lock().ledger.depart(claim.rank, Some(why));
-                    house.changed.notify_all();
+                    store.state.lock().ledger.depart(claim.rank, Some(why));
+                    store.changed.notify_all();
                     Ok(None)
                 }
             }
@@ -50,20 +50,20 @@ pub(super) fn admit(
     }
 }
 
-/// What came of a rank's attempt.
+/// Result of a rank's attempt.
 pub(super) enum Attempt {
-    /// Both know the token and the store has a seat.
+    /// Both sides know the token, and the store has seated the rank.
     Welcome(Receiver, Sender),
-    /// There may be a store later.
+    /// A later attempt may succeed.
     Again(Why),
-    /// Trying again would not help.
+    /// Another attempt would not help.
     Refused(Refusal),
     WrongToken,
     NotAStore(Why),
 }
 
-/// The rank's side.
-pub(super) fn greet(
+/// Rank's side.
+pub(super) fn handshake(
     token: &Key,
     claim: &Claim,
     until: Instant,
@@ -75,7 +75,7 @@ pub(super) fn greet(
         Ok(Message::Refused(refusal)) => Attempt::Refused(refusal),
         Ok(_) => Attempt::NotAStore(Why::NotUnderstood),
         Err(Why::WrongToken) => {
-            // So that rank 0 can say who was there.
+            // Lets rank 0 report the rejected peer.
             let _ = sender.message(&Message::Stranger);
             Attempt::WrongToken
         }
@@ -95,7 +95,7 @@ fn converse(
     Ok(receiver.message(until)?.0)
 }
 
-/// Has whoever said `first`, the bytes of it, prove the token; seals what follows.
+/// Makes the sender of the payload `first` prove the token; seals later frames.
 pub(super) fn challenge(
     token: &Key,
     first: &[u8],
@@ -116,7 +116,7 @@ pub(super) fn challenge(
     Ok(())
 }
 
-/// Says `first`, has the other side prove the token, then proves it; seals what follows.
+/// Sends `first`, makes the other side prove the token, then proves it; seals later frames.
 pub(super) fn introduce(
     token: &Key,
     first: &Message,

@@ -1,4 +1,4 @@
-//! A connection of its own between two processes that know the job's token: for a service beside the store.
+//! Authenticated connection between two processes that know the job's token, for services beside the store.
 //!
 //! ```text
 //! caller                                    listener
@@ -18,36 +18,36 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The longest purpose, in bytes, so that a call is a short frame.
+/// Longest purpose in bytes, so that a call is a short frame.
 const MAX_PURPOSE: usize = 256;
 
-/// What arrives from the other side.
+/// Receiving half of a connection.
 #[derive(Debug)]
 pub struct Incoming(Receiver);
 
-/// What goes to the other side.
+/// Sending half of a connection.
 #[derive(Debug)]
 pub struct Outgoing(Sender);
 
 impl Incoming {
-    /// The next payload, as it was given to [`Outgoing::send`].
+    /// Returns the next payload given to [`Outgoing::send`].
     ///
     /// # Errors
-    /// [`Why::Silent`] if not all of it comes before `until`, after which one may go on waiting. After any other the
-    /// connection is of no more use.
+    /// [`Why::Silent`] if the payload does not arrive completely before `until`; the caller may then keep waiting. After any
+    /// other error the connection is unusable.
     pub fn next(&mut self, until: Instant) -> Result<Vec<u8>, Why> {
         self.0.payload(until)
     }
 }
 
 impl Outgoing {
-    /// The longest payload, in bytes.
+    /// Longest payload, in bytes.
     pub const MAX: usize = frame::MAX_PAYLOAD;
 
-    /// Gives `payload` to the system, which has taken it when this returns.
+    /// Sends `payload`; returns once the system has taken it.
     ///
     /// # Errors
-    /// [`Why::TooLong`] above [`MAX`](Self::MAX); else how the connection ended.
+    /// [`Why::TooLong`] above [`MAX`](Self::MAX); else the reason for the connection's end.
     pub fn send(&mut self, payload: &[u8]) -> Result<(), Why> {
         if payload.len() > Self::MAX {
             return Err(Why::TooLong { len: payload.len(), max: Self::MAX });
@@ -61,7 +61,7 @@ impl Outgoing {
     }
 }
 
-/// Where a service is called.
+/// Listener of a service.
 #[derive(Debug)]
 pub struct Listener {
     listener: TcpListener,
@@ -71,11 +71,11 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `addr`, port 0 being any that is free, for calls with the same `purpose` and token.
+    /// Listens on `addr` (port 0 picks a free one) for calls with the same `purpose` and token.
     ///
     /// # Errors
-    /// [`Error::TokenNeeded`] without a token where other machines reach `addr`; [`Error::PortTaken`], [`Error::NotLocal`],
-    /// [`Error::NoAddress`] for one that stands for every interface; [`Error::TooLarge`] for a purpose above 256 bytes.
+    /// [`Error::TokenNeeded`] without a token if other machines can reach `addr`; [`Error::PortTaken`], [`Error::NotLocal`];
+    /// [`Error::NoAddress`] for an address of all interfaces; [`Error::TooLarge`] for a purpose above 256 bytes.
     pub fn bind(addr: SocketAddr, token: Option<&Token>, purpose: &str) -> Result<Self, Error> {
         check(purpose)?;
         allowed(&addr.ip().to_string(), token, addr)?;
@@ -86,21 +86,21 @@ impl Listener {
         Ok(Listener { listener, addr, key: key(token), purpose: purpose.to_owned() })
     }
 
-    /// Where it listens.
+    /// Address of the listener.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Somebody who has connected and proven nothing yet; `None` when nobody has. Does not wait.
+    /// Returns a pending connection, not yet authenticated, or `None`. Does not wait.
     pub fn accept(&self) -> Option<TcpStream> {
-        // Whoever was there for a moment only, and a system out of sockets, are nobody as well.
+        // A connection that closed again and a system out of sockets count as no connection.
         self.listener.accept().ok().map(|(stream, _)| stream)
     }
 
-    /// Lets `stream` prove within `handshake` that it knows the token and wants this; a write may take `patience` later.
+    /// Authenticates `stream` within `handshake` and checks its purpose; later writes may take `patience`.
     ///
     /// # Errors
-    /// What is wrong with who is there, after which the connection is closed.
+    /// The fault of the peer; the connection is closed.
     pub fn admit(
         &self,
         stream: TcpStream,
@@ -123,10 +123,10 @@ impl Listener {
     }
 }
 
-/// Calls the [`Listener`] at `addr`, once; a later write may take `within` as well.
+/// Calls the [`Listener`] at `addr` once; later writes may also take `within`.
 ///
 /// # Errors
-/// [`Error::Unreachable`] where nobody answers in that time, which may change; [`Error::WrongToken`], [`Error::OtherRun`] for
+/// [`Error::Unreachable`] if there is no answer in that time, which may change; [`Error::WrongToken`], [`Error::OtherRun`] for
 /// another purpose, [`Error::NotAStore`] and [`Error::TokenNeeded`], which do not.
 pub fn call(
     addr: SocketAddr,
@@ -139,7 +139,7 @@ pub fn call(
     converse(addr, token, purpose, within).map_err(|why| explain(addr, purpose, within, why))
 }
 
-/// How a call failed.
+/// Failure of a call.
 enum Failed {
     Why(Why),
     Other { purpose: String },
@@ -161,7 +161,7 @@ fn converse(
     let system = |error: std::io::Error| Why::System { message: error.to_string() };
     let stream = TcpStream::connect_timeout(&addr, within.max(Duration::from_millis(1))).map_err(system)?;
     if stream.local_addr().is_ok_and(|local| local == addr) {
-        // Where nobody listens, the system may give the socket the very port it calls.
+        // Without a listener, the system may give the socket the very port that it calls.
         return Err(Why::Closed.into());
     }
     let (mut receiver, mut sender) = link::ends(&Arc::new(stream), within)?;

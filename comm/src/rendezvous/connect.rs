@@ -1,4 +1,4 @@
-//! From an environment to a place in its store: rank 0 listens, and every rank tries until it is let in or may not be.
+//! Connection to the store: rank 0 listens, and every rank retries until it is admitted or refused for good.
 
 use super::admission::{self, Attempt};
 use super::link::{self, Receiver, Sender};
@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Between two attempts, and at most for one to be answered by the system.
+/// Pause between attempts, and the limit for the system to answer one.
 const PAUSE: Duration = Duration::from_millis(50);
 const DIAL: Duration = Duration::from_secs(3);
 
@@ -18,7 +18,7 @@ pub(super) fn key(token: Option<&Token>) -> Key {
     Key::of_token(token.map_or(&[], Token::bytes))
 }
 
-/// Rank 0's socket: on the first of the host's addresses that this machine has, and on no other.
+/// Opens rank 0's socket, on the first of the host's addresses that belongs to this machine, and on no other.
 pub(super) fn listen(environment: &Environment) -> Result<TcpListener, Error> {
     let no_address = |message| Error::NoAddress { host: environment.host.clone(), message };
     let addrs = resolve(environment).map_err(|error| no_address(error.to_string()))?;
@@ -40,7 +40,7 @@ pub(super) fn refused(addr: SocketAddr, error: &std::io::Error) -> Error {
     match error.kind() {
         ErrorKind::AddrInUse => Error::PortTaken { addr },
         ErrorKind::AddrNotAvailable => Error::NotLocal { addr },
-        _ => Error::System { what: "socket for the store", message: format!("{addr}: {error}") },
+        _ => Error::System { what: "opening a socket for the store", message: format!("{addr}: {error}") },
     }
 }
 
@@ -48,7 +48,7 @@ fn resolve(environment: &Environment) -> std::io::Result<impl Iterator<Item = So
     (environment.host.as_str(), environment.port).to_socket_addrs()
 }
 
-/// An address of one interface, which strangers cannot reach or at which there is a token to prove.
+/// Checks that `addr` is one interface's address, and that it is a loopback address or the job has a token.
 pub(super) fn allowed(host: &str, token: Option<&Token>, addr: SocketAddr) -> Result<(), Error> {
     if addr.ip().is_unspecified() {
         let message = "it stands for every interface".to_owned();
@@ -60,7 +60,7 @@ pub(super) fn allowed(host: &str, token: Option<&Token>, addr: SocketAddr) -> Re
     }
 }
 
-/// A place in the store, and where that is.
+/// Seated connection to the store.
 pub(super) struct Place {
     pub(super) addr: SocketAddr,
     pub(super) stream: Arc<TcpStream>,
@@ -68,7 +68,7 @@ pub(super) struct Place {
     pub(super) sender: Sender,
 }
 
-/// Tries until `until`; what would not change is an error at once.
+/// Retries until `until`; permanent errors return at once.
 pub(super) fn connect(environment: &Environment, options: &Options, until: Instant) -> Result<Place, Error> {
     loop {
         let last = match attempt(environment, options, until)? {
@@ -79,12 +79,12 @@ pub(super) fn connect(environment: &Environment, options: &Options, until: Insta
             let (host, port, after) = (environment.host.clone(), environment.port, options.deadline);
             return Err(Error::Unreachable { host, port, after, last });
         }
-        // Nothing tells that a socket began to listen.
+        // The system has no notification for a new listener.
         std::thread::sleep(PAUSE);
     }
 }
 
-/// The inner error is what happened, for a person to read if it was the last time.
+/// The inner error describes the failed attempt, for the message if it was the last one.
 fn attempt(
     environment: &Environment,
     options: &Options,
@@ -117,7 +117,7 @@ fn dial(
         Err(error) => return Ok(Err(Why::System { message: error.to_string() })),
     };
     if stream.local_addr().is_ok_and(|local| local == addr) {
-        // Where nobody listens yet, the system may give the socket the very port it calls.
+        // Without a listener, the system may give the socket the very port that it calls.
         return Ok(Err(Why::Closed));
     }
     let (receiver, sender) = match link::ends(&stream, options.silence) {
@@ -125,13 +125,13 @@ fn dial(
         Err(why) => return Ok(Err(why)),
     };
     let claim = claim(environment);
-    match admission::greet(&key(environment.token.as_ref()), &claim, until, receiver, sender) {
+    match admission::handshake(&key(environment.token.as_ref()), &claim, until, receiver, sender) {
         Attempt::Welcome(receiver, sender) => Ok(Ok(Place { addr, stream, receiver, sender })),
         Attempt::Again(why) => Ok(Err(why)),
-        // The store of the start before, which is about to end.
+        // This is the store of the previous start, which is about to end.
         Attempt::Refused(Refusal::OtherRestart { store }) if store < environment.restart => {
             Ok(Err(Why::System {
-                message: format!("the store is of restart {store}, this rank of a later one"),
+                message: format!("the store is of restart {store}, this rank is of a later one"),
             }))
         }
         Attempt::Refused(refusal) => Err(explain(refusal, &claim, addr)),

@@ -1,60 +1,61 @@
-//! Which rank this process is and where rank 0 is, from the variables that launchers set.
+//! Rank of this process and address of rank 0, from launchers' variables.
 
 use super::{EnvironmentError, Token};
 use std::path::Path;
 
-/// The most ranks that meet in one store, which has two threads for each.
+/// Largest number of ranks of one store, which has two threads for each.
 const MAX_WORLD_SIZE: usize = 1 << 16;
-/// The longest name of a run, in bytes.
+/// Longest run id, in bytes.
 const MAX_RUN_ID: usize = 256;
 
-/// What a process must know to meet the others. Every rank of a job must have the same but for `rank` and `local_rank`.
+/// Settings that a process needs to join the others. All ranks of a job must have the same values, except for `rank` and
+/// `local_rank`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
-    /// This process's place in the world.
+    /// Rank of this process in the world.
     pub rank: usize,
     /// Ranks in the world.
     pub world_size: usize,
-    /// This process's place on its machine: usually the ordinal of its GPU.
+    /// Index of this process on its machine: usually the ordinal of its GPU.
     pub local_rank: usize,
-    /// The host of rank 0, by name or address; its store listens on that address and no other.
+    /// Host of rank 0, by name or address; its store listens on that address and no other.
     pub host: String,
-    /// The store's port.
+    /// Port of the store.
     pub port: u16,
-    /// The name of the run, which keeps jobs apart.
+    /// Name of the run, which keeps jobs apart.
     pub run_id: String,
-    /// How often the run's processes were started again, which keeps a process left over from before away.
+    /// Number of restarts of the run's processes, which excludes processes left over from an earlier start.
     pub restart: u64,
-    /// The job's secret; needed unless `host` is this machine's loopback.
+    /// Secret of the job; needed unless `host` is a loopback address.
     pub token: Option<Token>,
 }
 
 impl Environment {
     /// Reads this process's environment.
     ///
-    /// | what | variable, else | else |
+    /// | field | variable | fallback |
     /// |---|---|---|
     /// | `rank`, `world_size`, `local_rank` | `RANK`, `WORLD_SIZE`, `LOCAL_RANK` | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID` |
     /// | `host` | `MASTER_ADDR` | the first of `SLURM_STEP_NODELIST`, or `SLURM_LAUNCH_NODE_IPADDR` |
-    /// | `port` | `MESHSTEP_PORT`, or `MASTER_PORT` + 1 (torchrun's agent may hold that one) | from the SLURM job's number, 20000 to 29999 |
+    /// | `port` | `MESHSTEP_PORT`, or `MASTER_PORT` + 1 (torchrun may hold MASTER_PORT) | from the SLURM job's number, 20000 to 29999 |
     /// | `run_id` | `TORCHELASTIC_RUN_ID` | `SLURM_JOB_ID` and `SLURM_STEP_ID` |
     /// | `restart` | `TORCHELASTIC_RESTART_COUNT` | `SLURM_RESTART_COUNT` |
     /// | `token` | `MESHSTEP_TOKEN`, or the file `MESHSTEP_TOKEN_FILE` of mode 0600 | none |
     ///
-    /// Under `TORCHELASTIC_RUN_ID` SLURM's variables are not looked at: `srun torchrun` starts one task a machine. Each of
-    /// torchrun's agents counts the restarts that its own workers caused, so with several of them (`GROUP_WORLD_SIZE`)
-    /// ranks have no common count and `restart` is 0. An empty variable counts as unset.
+    /// Under `TORCHELASTIC_RUN_ID` SLURM's variables are ignored: `srun torchrun` starts one task per machine. Each of torchrun's
+    /// agents counts the restarts that its own workers caused, so with several agents (`GROUP_WORLD_SIZE`) ranks have no common
+    /// count and `restart` is 0. An empty variable counts as unset.
     ///
     /// # Errors
-    /// An [`EnvironmentError`] that names the variable and what would work.
+    /// An [`EnvironmentError`] with the variable and a remedy.
     pub fn from_env() -> Result<Self, EnvironmentError> {
         Self::read(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// What [`from_env`](Environment::from_env) would make of the variables that `lookup` knows.
+    /// Like [`from_env`](Environment::from_env), with the variables of `lookup`.
     ///
     /// # Errors
-    /// The same.
+    /// As for [`from_env`](Environment::from_env).
     pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, EnvironmentError> {
         let variables = Variables::new(&lookup);
         let (rank, world_size) = variables.place()?;
@@ -72,7 +73,7 @@ impl Environment {
         Ok(environment)
     }
 
-    /// The fields agree with each other.
+    /// Checks that the fields are consistent.
     pub(super) fn check(&self) -> Result<(), EnvironmentError> {
         let world_size = self.world_size;
         if world_size == 0 || world_size > MAX_WORLD_SIZE {
@@ -140,7 +141,7 @@ impl<'a> Variables<'a> {
         if let Some(port) = port("MASTER_PORT")? {
             return port.checked_add(1).ok_or(EnvironmentError::NoNextPort);
         }
-        // Below the ports that systems hand out by themselves, and the same on every rank.
+        // Below the system's ephemeral ports, and the same on every rank.
         let from_job = |(job, step): (u64, u64)| 20_000 + (job.wrapping_add(step) % 10_000) as u16;
         let instead = "set MASTER_PORT, the same on every rank: the store takes the port after it";
         self.step()?.map(from_job).ok_or(EnvironmentError::Missing { variable: "MESHSTEP_PORT", instead })
@@ -172,13 +173,13 @@ impl<'a> Variables<'a> {
         }
     }
 
-    /// SLURM's numbers of the job and of the step in it.
+    /// SLURM's numbers of the job and of its step.
     fn step(&self) -> Result<Option<(u64, u64)>, EnvironmentError> {
         let Some(job) = self.slurm("SLURM_JOB_ID")? else { return Ok(None) };
         Ok(Some((job, self.slurm("SLURM_STEP_ID")?.unwrap_or(0))))
     }
 
-    /// torchrun's variable or SLURM's, which must not contradict each other.
+    /// Reads torchrun's variable or SLURM's, which must not contradict each other.
     fn agreed(
         &self,
         variable: &'static str,
@@ -194,7 +195,7 @@ impl<'a> Variables<'a> {
         number.map(|number| number as usize).ok_or(EnvironmentError::Missing { variable, instead })
     }
 
-    /// A number of SLURM's, unless torchrun started this process.
+    /// Reads a number of SLURM's; `None` if torchrun started this process.
     fn slurm(&self, variable: &'static str) -> Result<Option<u64>, EnvironmentError> {
         if self.torchrun { Ok(None) } else { self.number(variable, 0, u32::MAX.into()) }
     }
@@ -210,7 +211,7 @@ impl<'a> Variables<'a> {
     }
 }
 
-/// The first host of SLURM's notation: `gpu[07-09,12],login` begins with `gpu07`.
+/// Returns the first host of a list in SLURM's notation: `gpu[07-09,12],login` begins with `gpu07`.
 fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
     let mut rest = list;

@@ -1,43 +1,45 @@
-//! What goes wrong where ranks meet.
+//! Errors of the rendezvous.
 
 use super::EnvironmentError;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// What went wrong in a meeting of processes, or between them later.
+/// Error while processes meet, or between them later.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The environment does not say which rank this is.
+    /// The environment does not define this process's rank.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
-    /// The name of rank 0's host leads nowhere.
-    #[error("no address of {host:?} ({message}); set MASTER_ADDR to a name or address of rank 0's machine")]
+    /// The host name of rank 0 has no usable address.
+    #[error(
+        "no usable address for {host:?} ({message}); set MASTER_ADDR to a name or address of rank 0's machine"
+    )]
     NoAddress {
-        /// The name.
+        /// Host name.
         host: String,
-        /// What the system said.
+        /// Message of the system.
         message: String,
     },
-    /// Rank 0 runs where MASTER_ADDR is not.
+    /// Rank 0 does not run on the machine of MASTER_ADDR.
     #[error(
-        "{addr} is no address of this machine, on which rank 0 runs; set MASTER_ADDR to one of rank 0's machine, the \
-         same on every rank"
+        "{addr} is not an address of this machine, on which rank 0 runs; set MASTER_ADDR to an address of rank 0's machine, \
+         the same on every rank"
     )]
     NotLocal {
         /// The address.
         addr: SocketAddr,
     },
-    /// Somebody else listens on the store's port.
+    /// Another process listens on the store's port.
     #[error(
-        "port {} of {} is taken, maybe by an earlier run or another job; `ss -ltnp 'sport = :{}'` says by whom. End it, \
+        "port {} of {} is taken, maybe by an earlier run or another job; `ss -ltnp 'sport = :{}'` shows the process. End it, \
          or set MESHSTEP_PORT to a free port, the same on every rank", addr.port(), addr.ip(), addr.port()
     )]
     PortTaken {
         /// The store's address.
         addr: SocketAddr,
     },
-    /// The store's address is not this machine's loopback, and there is no token.
+    /// The store's address is not a loopback address, and there is no token.
     #[error(
         "{addr} can be reached from other machines, so ranks must prove that they belong to the job; set MESHSTEP_TOKEN, or \
          MESHSTEP_TOKEN_FILE, to the same secret on every rank (`openssl rand -hex 32` makes one)"
@@ -46,34 +48,34 @@ pub enum Error {
         /// The store's address.
         addr: SocketAddr,
     },
-    /// What the system refused: a socket, a thread, random bytes.
-    #[error("no {what}: {message}")]
+    /// The system refused a request: a socket, a thread, random bytes.
+    #[error("{what} failed: {message}")]
     System {
-        /// What was asked for.
+        /// The request.
         what: &'static str,
-        /// What the system said.
+        /// Message of the system.
         message: String,
     },
-    /// Not every rank came.
+    /// Not every rank joined.
     #[error(
-        "ranks {missing:?} had not come to {addr} when rank {gave_up} gave up after {after:?}; see whether they run and can \
+        "ranks {missing:?} had not joined at {addr} when rank {gave_up} gave up after {after:?}; check that they run and can \
          reach it{}", Turned(.turned_away)
     )]
     Missing {
-        /// Where the store is.
+        /// Address of the store.
         addr: SocketAddr,
-        /// Who had not come.
+        /// Missing ranks.
         missing: Vec<usize>,
-        /// Whose deadline it was.
+        /// Rank with the expired deadline.
         gave_up: usize,
         /// The deadline.
         after: Duration,
-        /// On rank 0 the last few connections that were turned away.
+        /// The last few rejected connections, on rank 0.
         turned_away: Vec<TurnedAway>,
     },
     /// There is no store.
     #[error(
-        "no store at {host}:{port} for {after:?} ({last}); see whether rank 0 runs, and that MASTER_ADDR and MESHSTEP_PORT \
+        "no store at {host}:{port} for {after:?} ({last}); check that rank 0 runs, and that MASTER_ADDR and MESHSTEP_PORT \
          (or MASTER_PORT) are the same on every rank"
     )]
     Unreachable {
@@ -83,23 +85,23 @@ pub enum Error {
         port: u16,
         /// The deadline.
         after: Duration,
-        /// What happened last.
+        /// Reason of the last failed attempt.
         last: String,
     },
-    /// Something else listens on the store's port.
+    /// Another program listens on the store's port.
     #[error(
-        "what listens on {addr} is no store of this version ({why}); set MESHSTEP_PORT to a free port, the same on every rank"
+        "the process at {addr} is not a store of this version ({why}); set MESHSTEP_PORT to a free port, the same on every rank"
     )]
     NotAStore {
         /// The store's address.
         addr: SocketAddr,
-        /// How it showed.
+        /// Symptom.
         why: Why,
     },
     /// The store has another token.
     #[error(
-        "the store at {addr} does not have this rank's token; give every rank the same, and see that no other job's store has \
-         this port"
+        "the store at {addr} has another token than this rank; give every rank the same token, and check that no other job's \
+         store has this port"
     )]
     WrongToken {
         /// The store's address.
@@ -107,7 +109,7 @@ pub enum Error {
     },
     /// The store serves another run.
     #[error(
-        "this rank is of run {run_id:?}, but the store at {addr} of {store:?}; set MESHSTEP_PORT to a port of its own for each run"
+        "this rank is of run {run_id:?}, but the store at {addr} is of run {store:?}; set MESHSTEP_PORT to a separate port for each run"
     )]
     OtherRun {
         /// The store's address.
@@ -119,32 +121,34 @@ pub enum Error {
     },
     /// The store serves a later start of the run: this process is left over.
     #[error(
-        "this rank is of restart {restart}, but the store of {store}; end this process, it is left over from before"
+        "this rank is of restart {restart}, but the store is of {store}; end this process, it is left over from an earlier start"
     )]
     OtherRestart {
-        /// This rank's.
+        /// Restart count of this rank.
         restart: u64,
-        /// The store's.
+        /// Restart count of the store.
         store: u64,
     },
-    /// Ranks disagree how many they are. Every rank gets this error while they gather, later only the newcomer.
-    #[error("rank {rank} has world size {world_size}, but rank 0 has {store}; start all ranks with the same")]
+    /// Ranks disagree on the world size. Every rank gets this error while they gather, later only the newcomer.
+    #[error(
+        "rank {rank} has world size {world_size}, but rank 0 has {store}; start all ranks with the same world size"
+    )]
     WorldSize {
-        /// Who disagrees.
+        /// The rank.
         rank: usize,
-        /// What it was told.
+        /// World size of the rank.
         world_size: usize,
-        /// What rank 0 was told.
+        /// World size of rank 0.
         store: usize,
     },
     /// Two processes have the same rank. Every rank gets this error while they gather, later only the newcomer.
-    #[error("two processes are rank {rank}; give each its own RANK, from 0 to the world size less 1")]
+    #[error("two processes have rank {rank}; give each a RANK of its own, from 0 to the world size less 1")]
     SameRank {
         /// The rank.
         rank: usize,
     },
-    /// A process of this rank was here before.
-    #[error("rank {rank} was here and went; a store takes nobody back, so start all ranks again")]
+    /// A process of this rank has left the store before.
+    #[error("rank {rank} has left the store before and cannot rejoin; start all ranks again")]
     RankGone {
         /// The rank.
         rank: usize,
@@ -152,56 +156,52 @@ pub enum Error {
     /// A rank failed.
     #[error(transparent)]
     Failed(#[from] Failure),
-    /// A rank left in order, without what is waited for.
-    #[error("rank {rank} left before {awaited}; every rank must make the same calls before it ends")]
+    /// A rank left the store without providing an awaited value.
+    #[error("rank {rank} left before {awaited}; every rank must make the same calls before it leaves")]
     Left {
-        /// Who left.
+        /// The rank.
         rank: usize,
-        /// What it did not bring.
+        /// The awaited event.
         awaited: String,
     },
-    /// A value did not come.
-    #[error(
-        "nobody set {key:?} in generation {generation} for {after:?}; see what the rank that sets it is doing"
-    )]
+    /// A value was not set in time.
+    #[error("{key:?} of generation {generation} was not set within {after:?}; check the rank that sets it")]
     NotSet {
         /// The key.
         key: String,
-        /// In which generation.
+        /// Generation of the key.
         generation: u64,
         /// The deadline.
         after: Duration,
     },
     /// Not every rank took part in an all-gather or a barrier.
     #[error(
-        "ranks {missing:?} had not come to {name:?} of generation {generation} after {after:?}; see what they are doing"
+        "ranks {missing:?} had not called {name:?} of generation {generation} after {after:?}; check these ranks"
     )]
     Late {
-        /// Its name.
+        /// Name of the operation.
         name: String,
-        /// In which generation.
+        /// Generation of the operation.
         generation: u64,
-        /// Who had not come.
+        /// Missing ranks.
         missing: Vec<usize>,
         /// The deadline.
         after: Duration,
     },
-    /// A key or value that is not small.
-    #[error(
-        "a {what} of {len} bytes, above {max}; the store is for small values, use a collective for large ones"
-    )]
+    /// A key or value is too large for the store.
+    #[error("a {what} of {len} bytes is above the limit of {max}; use a collective for large values")]
     TooLarge {
-        /// Key or value.
+        /// Key, value, name or purpose.
         what: &'static str,
         /// Its length in bytes.
         len: usize,
-        /// The most it may have.
+        /// Limit in bytes.
         max: usize,
     },
-    /// The store keeps all it was ever given, and that is enough.
-    #[error("the store holds {max} bytes, all it takes; set fewer or smaller values")]
+    /// The store is full: it keeps all values that it was ever given.
+    #[error("the store is full at {max} bytes; set fewer or smaller values")]
     Full {
-        /// The most it holds, in bytes.
+        /// Limit in bytes.
         max: usize,
     },
     /// This rank's store was dropped.
@@ -209,75 +209,75 @@ pub enum Error {
     Closed,
 }
 
-/// A failure of a rank that the others learn of.
+/// Failure of a rank that is reported to the others.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// A rank said so.
+    /// The rank reported it.
     #[error("rank {rank} failed in generation {generation}: {text}")]
     Published {
-        /// Who.
+        /// The rank.
         rank: usize,
-        /// In which generation.
+        /// Generation of the failure.
         generation: u64,
-        /// What it said.
+        /// Text of the failure.
         text: String,
     },
-    /// A rank is gone without having left in order: its process ended, or cannot be reached.
+    /// The rank was lost without a goodbye: its process ended, or cannot be reached.
     #[error("rank {rank} is lost: {why}")]
     Lost {
-        /// Who.
+        /// The rank.
         rank: usize,
-        /// How its connection to the store ended.
+        /// Reason for the end of its connection.
         why: Why,
     },
 }
 
-/// How a connection ended that should not have.
+/// Reason for the unexpected end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Why {
     /// The other side closed it, or its process ended.
     #[error("its connection closed")]
     Closed,
-    /// Nothing was heard, or nothing was taken.
+    /// Nothing was received, or the other side did not read.
     #[error("silent for {after:?}")]
     Silent {
-        /// That long.
+        /// Duration of the silence.
         after: Duration,
     },
-    /// It announced a frame above the limit.
-    #[error("it sent a frame of {len} bytes, above {max}")]
+    /// The peer announced a frame above the limit.
+    #[error("it sent a frame of {len} bytes, above the limit of {max}")]
     TooLong {
         /// The frame's length in bytes.
         len: usize,
         /// The limit.
         max: usize,
     },
-    /// A frame was changed, repeated, left out or made by somebody else on the way.
+    /// A frame was changed, repeated, dropped or forged on the way.
     #[error("it sent a frame with a wrong seal")]
     Forged,
-    /// It sent what has no meaning there.
-    #[error("it sent what is not understood")]
+    /// The peer sent an invalid message.
+    #[error("it sent an invalid message")]
     NotUnderstood,
-    /// It does not know the token.
+    /// The peer does not know the token.
     #[error("it has another token")]
     WrongToken,
-    /// What the system said.
+    /// Error of the system.
     #[error("{message}")]
     System {
-        /// In its words.
+        /// Message of the system.
         message: String,
     },
 }
 
-/// A connection that the store turned away before all had come.
+/// Connection that the store rejected before all ranks had joined.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{from}: {why}")]
 pub struct TurnedAway {
-    /// From where.
+    /// Address of the peer.
     pub from: SocketAddr,
-    /// What it had done.
+    /// Reason for the rejection.
     pub why: Why,
 }
 
@@ -293,7 +293,7 @@ impl std::fmt::Display for Turned<'_> {
     }
 }
 
-/// Why the store does not take a rank that knows the token.
+/// Reason why the store refuses a rank that knows the token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     OtherRun { store: String },
@@ -303,7 +303,7 @@ pub(super) enum Refusal {
     RankGone,
 }
 
-/// Why the ranks of a store cannot go on, told to all.
+/// Reason why the ranks of a store cannot go on, sent to all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Broken {
     SameRank { rank: usize },

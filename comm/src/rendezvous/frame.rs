@@ -1,25 +1,25 @@
-//! Bytes of a connection into frames, and back: a length, a payload and, once both ends know each other, a seal.
+//! Framing of a connection: a length, a payload and, after the handshake, a seal.
 //!
-//! A seal is HMAC-SHA256 over the frame's number on this connection in this direction, its length and its payload, under
-//! a key of this connection and direction. Nothing is allocated for a length that is not allowed.
+//! A seal is HMAC-SHA256 over the frame's number on this connection in this direction, its length and its payload, under a key of
+//! this connection and direction. A length above the limit is rejected before any allocation.
 
 use super::proof::{Key, SEAL};
 
-/// The longest payload before a peer has proven that it knows the token.
+/// Longest payload before a peer has proven that it knows the token.
 pub(super) const MAX_GREETING: usize = 512;
-/// The longest payload after.
+/// Longest payload after that.
 pub(super) const MAX_PAYLOAD: usize = 32 * 1024;
 /// Bytes of a length.
 const LENGTH: usize = 4;
 
-/// Why bytes are not a frame.
+/// Framing error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrameError {
     TooLong { len: usize, max: usize },
     Forged,
 }
 
-/// A direction's key and how many frames it has sealed or opened.
+/// Key of one direction, and the number of frames sealed or opened with it.
 #[derive(Debug)]
 pub(super) struct Seals {
     key: Key,
@@ -56,7 +56,7 @@ pub(super) fn write(payload: &[u8], seals: Option<&mut Seals>, out: &mut Vec<u8>
     }
 }
 
-/// Cuts what arrives into payloads.
+/// Splits incoming bytes into payloads.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
     bytes: Vec<u8>,
@@ -64,7 +64,7 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// From the next frame on all must be sealed, and may be longer.
+    /// Requires a seal on every later frame, which may then be longer.
     pub(super) fn expect_seals(&mut self, seals: Seals) {
         self.seals = Some(seals);
     }
@@ -73,7 +73,7 @@ impl Frames {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next payload, if all of it has arrived. After an error the connection has no more frames.
+    /// Returns the next payload if it has arrived completely. After an error the connection has no more frames.
     pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, FrameError> {
         let Some((length, _)) = self.bytes.split_first_chunk::<LENGTH>() else { return Ok(None) };
         let len = u32::from_le_bytes(*length) as usize;
@@ -146,13 +146,13 @@ mod tests {
             let results: Vec<_> = order.iter().map(|_| frames.next()).collect();
             let opened = results.iter().take_while(|result| matches!(result, Ok(Some(_)))).count();
             assert_eq!(opened, expected, "{order:?}");
-            // Nothing comes after a forged frame.
+            // No frame follows a forged one.
             assert!(results[opened..].iter().all(|result| *result == Err(FrameError::Forged)), "{order:?}");
         }
     }
 
     proptest! {
-        /// However the bytes are cut, the payloads are those written.
+        /// For any split of the bytes, the payloads equal those written.
         #[test]
         fn cuts_do_not_matter(
             payloads in vec(vec(any::<u8>(), 0..200), 0..6),
@@ -177,7 +177,7 @@ mod tests {
             prop_assert_eq!(arrived, payloads);
         }
 
-        /// Any bytes at all: payloads within the limit, or an error, and never a panic.
+        /// Arbitrary bytes give payloads within the limit or an error, and never a panic.
         #[test]
         fn any_bytes_are_frames_or_an_error(bytes in vec(any::<u8>(), 0..2000), small in any::<bool>()) {
             let mut frames = Frames::default();
@@ -188,7 +188,7 @@ mod tests {
             }
         }
 
-        /// One bit changed anywhere in a sealed frame: no payload comes out.
+        /// A sealed frame with one changed bit gives no payload.
         #[test]
         fn a_changed_bit_is_noticed(payload in vec(any::<u8>(), 0..60), at in any::<prop::sample::Index>(), bit in 0u8..8) {
             let mut bytes = Vec::new();

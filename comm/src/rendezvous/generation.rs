@@ -1,4 +1,4 @@
-//! One generation of a group: its values, its barriers and its failures.
+//! Values, barriers and failures of one generation of a group.
 
 use super::message::Message;
 use super::store::Member;
@@ -7,16 +7,16 @@ use super::{Error, Failure};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The longest key or name, in bytes.
+/// Longest key or name, in bytes.
 const MAX_KEY: usize = 256;
-/// The longest value, in bytes.
+/// Longest value, in bytes.
 const MAX_VALUE: usize = 16 * 1024;
-/// The longest text of a failure, in bytes.
+/// Longest failure text, in bytes.
 const MAX_TEXT: usize = 4096;
 
-/// What the ranks of a [`Store`](super::Store) tell each other about one generation of a communicator.
+/// Messages between the ranks of a [`Store`](super::Store) about one generation of a communicator.
 ///
-/// Every wait ends early, with [`Error::Failed`], when a failure of this generation is published or a rank is lost.
+/// Every wait ends early with [`Error::Failed`] when a failure of this generation is published or a rank is lost.
 #[derive(Clone, Debug)]
 pub struct Generation {
     member: Arc<Member>,
@@ -28,30 +28,30 @@ impl Generation {
         Generation { member, number }
     }
 
-    /// Which one.
+    /// Number of the generation.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Gives `value` to the store, which spreads it; the last of several counts. Returns before anybody, this rank included,
-    /// has it.
+    /// Sets `key` to `value` in the store, which forwards it to all ranks; the last of several values counts. Returns before the
+    /// value arrives anywhere, including this rank.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] for a key above 256 bytes or a value above 16 KiB; what broke the store.
+    /// [`Error::TooLarge`] for a key above 256 bytes or a value above 16 KiB; the error that ended the store.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
         limit("key", key.len(), MAX_KEY)?;
         self.put([b"set ", key.as_bytes()].concat(), value)
     }
 
-    /// The value that has arrived here.
+    /// Returns the value of `key` if it has arrived at this rank.
     pub fn get(&self, key: &str) -> Option<Vec<u8>> {
         self.member.shared.read(|view| view.value(self.number, &[b"set ", key.as_bytes()].concat()).cloned())
     }
 
-    /// The value, as soon as it is there.
+    /// Waits for the value of `key`.
     ///
     /// # Errors
-    /// [`Error::NotSet`] after `within`, [`Error::Failed`], [`Error::Left`] when rank 0 left; what broke the store.
+    /// [`Error::NotSet`] after `within`, [`Error::Failed`], [`Error::Left`] when rank 0 left; the error that ended the store.
     pub fn wait(&self, key: &str, within: Duration) -> Result<Vec<u8>, Error> {
         let bytes = [b"set ", key.as_bytes()].concat();
         let look = |view: &View| match view.value(self.number, &bytes) {
@@ -63,11 +63,11 @@ impl Generation {
         self.member.shared.wait(within, look, late)
     }
 
-    /// One value of every rank, in the order of ranks. Every rank calls it with the same name; called again with that name
-    /// it is another one.
+    /// Gathers one value of every rank, in the order of ranks. Every rank calls it with the same name; a later call with that
+    /// name is a separate gather.
     ///
     /// # Errors
-    /// [`Error::Late`] names who had not come `within` that time; [`Error::Left`] who never will; else as
+    /// [`Error::Late`] with the ranks that had not arrived after `within`; [`Error::Left`] with a rank that never will; else as
     /// [`set`](Generation::set) and [`wait`](Generation::wait).
     pub fn all_gather(&self, name: &str, value: &[u8], within: Duration) -> Result<Vec<Vec<u8>>, Error> {
         limit("name", name.len(), MAX_KEY)?;
@@ -100,30 +100,30 @@ impl Generation {
         self.member.shared.wait(within, look, late)
     }
 
-    /// Returns when every rank has called it.
+    /// Waits until every rank has called it.
     ///
     /// # Errors
-    /// As [`all_gather`](Generation::all_gather).
+    /// As for [`all_gather`](Generation::all_gather).
     pub fn barrier(&self, name: &str, within: Duration) -> Result<(), Error> {
         self.all_gather(name, &[], within).map(drop)
     }
 
-    /// Tells every rank that this one failed in this generation; a text above 4 KiB is cut.
+    /// Reports to every rank that this one failed in this generation; a text above 4 KiB is cut.
     ///
     /// # Errors
-    /// What broke the store: then the others learn that this rank is lost.
+    /// The error that ended the store: then the others see this rank as lost.
     pub fn fail(&self, text: &str) -> Result<(), Error> {
         let text = text[..text.floor_char_boundary(MAX_TEXT)].to_owned();
         self.send(&Message::Fail { rank: self.member.rank, generation: self.number, text })
     }
 
-    /// The first failure that concerns this generation, of any rank: one that was published in it, or a rank that is lost.
+    /// Returns the first failure that concerns this generation: one published in it, or the loss of a rank.
     pub fn failure(&self) -> Option<Failure> {
         self.member.shared.read(|view| view.failure(self.number).cloned())
     }
 
-    /// Waits for such a failure; `None` if there was none `within` that time, or none will be
-    /// heard of because this rank's store was dropped or rank 0 left.
+    /// Waits for such a failure. Returns `None` if there was none after `within`, or if none can arrive because this rank's store
+    /// was dropped or rank 0 left.
     pub fn wait_failure(&self, within: Duration) -> Option<Failure> {
         let look = |view: &View| match view.failure(self.number) {
             Some(failure) => Some(Some(failure.clone())),
@@ -145,14 +145,14 @@ impl Generation {
         self.member.send(message).map_err(|why| Failure::Lost { rank, why }.into())
     }
 
-    /// Why nothing can be said to the store any more.
+    /// Returns the reason why messages to the store are no longer possible, if any.
     fn gone(&self, view: &View) -> Option<Error> {
         let left = || Error::Left { rank: 0, awaited: "this rank was done".to_owned() };
         let lost = || view.lost().filter(|_| view.over).map(Error::from);
         self.member.trouble(view).or_else(lost).or_else(|| view.left(&[]).map(|_| left()))
     }
 
-    /// Why nothing is to be waited for any more, from these ranks or anybody.
+    /// Returns the reason why waiting for these ranks, or for any rank, is pointless, if any.
     fn hopeless(&self, view: &View, missing: &[usize], awaited: impl Fn() -> String) -> Option<Error> {
         let failed = || view.failure(self.number).map(Error::from);
         let left = || view.left(missing).map(|rank| Error::Left { rank, awaited: awaited() });

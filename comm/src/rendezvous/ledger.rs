@@ -1,12 +1,12 @@
-//! What the store knows: who came, and everything that all ranks are to be told, in one order. No sockets.
+//! Store state without sockets: the seats of the ranks, and the messages for all ranks in one order.
 
 use super::message::{Claim, Message};
 use super::{Broken, Refusal, TurnedAway, Why};
 use std::sync::Arc;
 
-/// The most that a store keeps, in bytes.
+/// Maximum size of the store's log, in bytes.
 pub(super) const MAX_LOG: usize = 64 << 20;
-/// As many connections turned away are remembered.
+/// Number of rejected connections that are remembered.
 const REMEMBERED: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,13 +16,13 @@ enum Seat {
     Gone,
 }
 
-/// What the store demands of a rank, and what it tells all of them.
+/// Seats of the ranks and the log of messages to all of them.
 #[derive(Debug)]
 pub(super) struct Ledger {
     run_id: String,
     restart: u64,
     seats: Vec<Seat>,
-    /// All ranks have come, at some time.
+    /// True once all ranks have joined.
     complete: bool,
     log: Vec<Arc<[u8]>>,
     log_bytes: usize,
@@ -48,7 +48,7 @@ impl Ledger {
         }
     }
 
-    /// Gives a rank that knows the token its seat. While ranks gather, a contradiction is told to all.
+    /// Seats a rank that knows the token. While ranks gather, a contradiction is reported to all.
     pub(super) fn seat(&mut self, claim: &Claim) -> Result<(), Refusal> {
         if claim.run_id != self.run_id {
             return Err(Refusal::OtherRun { store: self.run_id.clone() });
@@ -83,8 +83,8 @@ impl Ledger {
         }
     }
 
-    /// What `rank` says, to all where it is for all; an error for what a rank does not say.
-    pub(super) fn hear(&mut self, rank: usize, message: Message, payload: Vec<u8>) -> Result<(), Why> {
+    /// Handles a message of `rank`: logs it if it is for all ranks, and returns an error for a message that ranks do not send.
+    pub(super) fn receive(&mut self, rank: usize, message: Message, payload: Vec<u8>) -> Result<(), Why> {
         match message {
             Message::Beat => {}
             Message::Set { .. } => self.append(payload.into()),
@@ -95,7 +95,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// The connection of a seated rank has ended: in order, or not.
+    /// Records the end of a seated rank's connection: a goodbye or a loss.
     pub(super) fn depart(&mut self, rank: usize, lost: Option<Why>) {
         self.seats[rank] = Seat::Gone;
         self.tell(&match lost {
@@ -108,7 +108,7 @@ impl Ledger {
         self.push(message.encode().into());
     }
 
-    /// What ranks may say without end; beyond the limit all learn that the store is full, once.
+    /// Logs a message of a rank. Beyond the size limit all ranks learn once that the store is full.
     fn append(&mut self, payload: Arc<[u8]>) {
         if self.log_bytes + payload.len() <= self.max_log {
             return self.push(payload);
@@ -124,7 +124,7 @@ impl Ledger {
         self.log.push(payload);
     }
 
-    /// What was told after the first `from`.
+    /// Returns the log entries after the first `from`.
     pub(super) fn since(&self, from: usize) -> &[Arc<[u8]>] {
         &self.log[from..]
     }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contradiction_is_told_to_all_until_all_have_come() {
+    fn a_contradiction_is_reported_to_all_until_all_have_joined() {
         let broken = |broken| Some(Message::Broken(broken));
         let table = [
             (claim(0, 3), Err(Refusal::RankTaken), broken(Broken::SameRank { rank: 0 })),
@@ -187,7 +187,7 @@ mod tests {
             ledger.seat(&super::tests::claim(0, 3)).unwrap();
             assert_eq!(ledger.seat(&claim), verdict, "{claim:?}");
             assert_eq!(told(&ledger)[1..].first(), message.as_ref(), "{claim:?}");
-            // Once complete, only the newcomer hears of it.
+            // Once all ranks have joined, only the newcomer gets the error.
             let mut complete = super::tests::ledger();
             (0..3).for_each(|rank| complete.seat(&super::tests::claim(rank, 3)).unwrap());
             assert!(complete.seat(&claim).is_err());
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_comes_back() {
+    fn a_departed_rank_cannot_rejoin() {
         let mut ledger = ledger();
         ledger.seat(&claim(1, 3)).unwrap();
         ledger.depart(1, Some(Why::Closed));
@@ -207,9 +207,9 @@ mod tests {
     fn a_rank_speaks_for_itself() {
         let mut ledger = ledger();
         let fail = |rank| Message::Fail { rank, generation: 0, text: "x".to_owned() };
-        let hear = |ledger: &mut Ledger, message: Message| {
+        let receive = |ledger: &mut Ledger, message: Message| {
             let payload = message.encode();
-            ledger.hear(1, message, payload)
+            ledger.receive(1, message, payload)
         };
         for message in [
             fail(2),
@@ -217,21 +217,21 @@ mod tests {
             Message::Welcome,
             Message::Lost { rank: 0, why: Why::Closed },
         ] {
-            assert_eq!(hear(&mut ledger, message), Err(Why::NotUnderstood));
+            assert_eq!(receive(&mut ledger, message), Err(Why::NotUnderstood));
         }
         assert_eq!(told(&ledger), []);
-        hear(&mut ledger, fail(1)).unwrap();
-        hear(&mut ledger, Message::Beat).unwrap();
-        hear(&mut ledger, Message::GiveUp { after: Duration::from_secs(1) }).unwrap();
+        receive(&mut ledger, fail(1)).unwrap();
+        receive(&mut ledger, Message::Beat).unwrap();
+        receive(&mut ledger, Message::GiveUp { after: Duration::from_secs(1) }).unwrap();
         let gave_up = Message::Broken(Broken::GaveUp { rank: 1, after: Duration::from_secs(1) });
         assert_eq!(told(&ledger), [fail(1), gave_up]);
     }
 
     #[test]
-    fn what_does_not_fit_is_told_once() {
+    fn a_full_log_is_reported_once() {
         let mut ledger = ledger();
         let set = Message::Set { generation: 0, key: b"k".to_vec(), value: vec![0; 40] };
-        (0..5).for_each(|_| ledger.hear(0, set.clone(), set.encode()).unwrap());
+        (0..5).for_each(|_| ledger.receive(0, set.clone(), set.encode()).unwrap());
         assert_eq!(told(&ledger), [set, Message::Broken(Broken::Full { max: 100 })]);
     }
 }

@@ -1,4 +1,4 @@
-//! One connection: frames out of a socket until a moment, and frames into it.
+//! Frames over one socket: receive with a deadline, send with a timeout.
 
 use super::Why;
 use super::frame::{self, FrameError, Frames, Seals};
@@ -9,22 +9,22 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// As long as anything is waited for where no end was asked for.
+/// Longest wait, for callers that set no end.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// The moment `duration` from now, however long that is.
+/// Returns the time `duration` from now; very long durations are capped.
 pub(super) fn after(duration: Duration) -> Instant {
     Instant::now() + duration.min(FOREVER)
 }
 
-/// The side that reads.
+/// Reading half.
 #[derive(Debug)]
 pub(super) struct Receiver {
     stream: Arc<TcpStream>,
     frames: Frames,
 }
 
-/// The side that writes.
+/// Writing half.
 #[derive(Debug)]
 pub(super) struct Sender {
     stream: Arc<TcpStream>,
@@ -32,7 +32,7 @@ pub(super) struct Sender {
     patience: Duration,
 }
 
-/// Both sides of `stream`; a write fails that cannot be done within `patience`.
+/// Returns both halves of `stream`; a write fails if it takes longer than `patience`.
 pub(super) fn ends(stream: &Arc<TcpStream>, patience: Duration) -> Result<(Receiver, Sender), Why> {
     stream.set_nonblocking(false).map_err(|error| why(&error, patience))?;
     stream.set_nodelay(true).map_err(|error| why(&error, patience))?;
@@ -41,9 +41,9 @@ pub(super) fn ends(stream: &Arc<TcpStream>, patience: Duration) -> Result<(Recei
     Ok((Receiver { stream: Arc::clone(stream), frames: Frames::default() }, sender))
 }
 
-/// Ends a connection for whoever reads from it or writes to it, here and there.
+/// Shuts a connection down, for readers and writers on both sides.
 pub(super) fn cut(stream: &TcpStream) {
-    // That the other side was faster is no error.
+    // An error here means that the other side has closed already.
     let _ = stream.shutdown(Shutdown::Both);
 }
 
@@ -52,14 +52,15 @@ impl Receiver {
         self.frames.expect_seals(Seals::new(key));
     }
 
-    /// The next message and its bytes, if all of it comes before `until`: one that trickles in is as silent as none.
+    /// Returns the next message and its bytes, if it arrives completely before `until`; a message that trickles in counts as
+    /// silence.
     pub(super) fn message(&mut self, until: Instant) -> Result<(Message, Vec<u8>), Why> {
         let payload = self.payload(until)?;
         let message = Message::decode(&payload).ok_or(Why::NotUnderstood)?;
         Ok((message, payload))
     }
 
-    /// The next frame's bytes, in the same way; after [`Why::Silent`] one may go on waiting.
+    /// Returns the next frame's bytes, in the same way; the caller may keep waiting after [`Why::Silent`].
     pub(super) fn payload(&mut self, until: Instant) -> Result<Vec<u8>, Why> {
         let begin = Instant::now();
         let mut chunk = [0; 4096];
@@ -85,7 +86,7 @@ impl Receiver {
     }
 
     fn read(&mut self, chunk: &mut [u8], at_most: Duration) -> std::io::Result<usize> {
-        // Zero would mean for ever.
+        // A timeout of zero would mean no timeout.
         let timeout = at_most.clamp(Duration::from_millis(1), Duration::from_secs(3600));
         self.stream.set_read_timeout(Some(timeout))?;
         (&*self.stream).read(chunk)
@@ -97,7 +98,7 @@ impl Sender {
         self.seals = Some(Seals::new(key));
     }
 
-    /// How long a write may take from now on.
+    /// Sets the timeout of later writes.
     pub(super) fn set_patience(&mut self, patience: Duration) -> Result<(), Why> {
         self.patience = patience;
         self.limit()
@@ -112,7 +113,7 @@ impl Sender {
         self.payloads(&[message.encode().into()])
     }
 
-    /// All of them in as few writes as it takes. After an error the connection is of no more use.
+    /// Sends all payloads in as few writes as possible. After an error the connection is unusable.
     pub(super) fn payloads(&mut self, payloads: &[Arc<[u8]>]) -> Result<(), Why> {
         for some in payloads.chunks(64) {
             let mut bytes = Vec::new();
@@ -126,7 +127,7 @@ impl Sender {
         cut(&self.stream);
     }
 
-    /// Nothing more will be written; what was arrives.
+    /// Closes the writing half; bytes written before still arrive.
     pub(super) fn finish(&self) {
         let _ = self.stream.shutdown(Shutdown::Write);
     }

@@ -1,13 +1,13 @@
-//! What ranks and the store say to each other, as bytes. Little-endian; a message is read to its last byte or refused.
+//! Messages between ranks and the store, and their encoding: little-endian; trailing or missing bytes are an error.
 
 use super::proof::{NONCE, Nonce, Proof, SEAL};
 use super::{Broken, Refusal, Why};
 use std::time::Duration;
 
-/// The version of this language; a peer that speaks another is not understood.
+/// Protocol version; a peer of another version gets [`Why::NotUnderstood`].
 const VERSION: u8 = 1;
 
-/// What a rank says it is.
+/// Identity that a rank claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) run_id: String,
@@ -18,7 +18,7 @@ pub(super) struct Claim {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    // The greeting, not sealed.
+    // Handshake, not sealed.
     Hello {
         nonce: Nonce,
         claim: Claim,
@@ -30,17 +30,17 @@ pub(super) enum Message {
     Answer {
         proof: Proof,
     },
-    /// A rank to a store that does not know its token.
+    /// Sent by a rank to a store that does not know its token.
     Stranger,
-    /// Instead of a hello: what else than a store is wanted.
+    /// Sent instead of a hello, to a service other than the store.
     Call {
         nonce: Nonce,
         purpose: String,
     },
-    // The store's verdict, sealed as all that follows.
+    // The store's decision, sealed like all later messages.
     Welcome,
     Refused(Refusal),
-    // Both ways: the store repeats it to all.
+    // In both directions: the store forwards the message to all ranks.
     Set {
         generation: u64,
         key: Vec<u8>,
@@ -102,7 +102,7 @@ impl Message {
         out.0
     }
 
-    /// `None` for what no [`encode`](Message::encode) returns.
+    /// Decodes a message; `None` if no [`encode`](Message::encode) returns these bytes.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut input = Reader(bytes);
         let message = match input.byte()? {
@@ -154,7 +154,7 @@ impl Writer {
         self.counted(text.as_bytes())
     }
 
-    /// To the microsecond, and at most half a million years.
+    /// Encodes a duration in microseconds, capped at half a million years.
     fn duration(&mut self, duration: Duration) -> &mut Self {
         self.number(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
     }
@@ -270,7 +270,7 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    /// One of each.
+    /// Returns one message of each kind.
     fn all() -> Vec<Message> {
         let claim = Claim { run_id: "run ü".to_owned(), restart: 3, rank: 1, world_size: 4 };
         let after = Duration::from_millis(1500);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes: a message that is written back as the same bytes, or nothing, and never a panic.
+        /// Arbitrary bytes give a message that encodes to the same bytes, or `None`, and never a panic.
         #[test]
         fn any_bytes_are_a_message_or_nothing(kind in 0..18u8, rest in vec(prop_oneof![Just(0), 0..9u8, any::<u8>()], 0..120)) {
             let bytes = [vec![kind], rest].concat();

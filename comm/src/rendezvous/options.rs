@@ -1,17 +1,17 @@
-//! How long ranks wait for each other.
+//! Timeouts of the rendezvous.
 
 use std::time::Duration;
 
-/// How patient a rank is.
+/// Timeouts of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How long all may take to come; ten minutes.
+    /// Time for all ranks to join; ten minutes.
     pub deadline: Duration,
-    /// How long a connection may take to prove that it knows the token; five seconds.
+    /// Time for a connection to prove that it knows the token; five seconds.
     pub handshake: Duration,
-    /// After how long without a sign a rank is lost; 30 seconds. A process that ends is noticed at once; this is for one that
-    /// stands still, or whose machine is gone. Rank 0's is that of the store, which gives a sign and
-    /// asks for one six times as often; the others' must not be shorter than that.
+    /// Time without a sign of life after which a rank is lost; 30 seconds. The end of a process is detected at once; this is for
+    /// a process that hangs, or a machine that is unreachable. Rank 0's value is that of the store, which sends a beat and
+    /// expects an answer six times as often; the others' must not be shorter than that interval.
     pub silence: Duration,
 }
 

@@ -1,8 +1,8 @@
-//! Who knows the job token, and the keys of a connection between two that do.
+//! Proofs of the job token, and the keys of an authenticated connection.
 //!
-//! A connection begins with a rank's hello (its nonce and what it claims to be) and the store's nonce. Everything else is
-//! HMAC-SHA256, under the token, of a label and the hash of those two: the store's proof, the rank's proof, and a key for
-//! each direction. Both nonces are in all four, so that nothing recorded proves anything later, and so is the claim.
+//! A connection begins with the rank's hello (its nonce and its claim) and the store's nonce. All other values are HMAC-SHA256,
+//! under the token, of a label and the hash of those two: the store's proof, the rank's proof, and a key for each direction. All
+//! four cover both nonces and the claim, so recorded values cannot be reused.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
@@ -15,12 +15,12 @@ pub(super) const SEAL: usize = 32;
 pub(super) type Nonce = [u8; NONCE];
 pub(super) type Proof = [u8; SEAL];
 
-/// A key of HMAC-SHA256.
+/// Key of HMAC-SHA256.
 #[derive(Clone)]
 pub(super) struct Key([u8; 32]);
 
 impl Key {
-    /// The key that a token of any length stands for; that of no bytes where a job has no token.
+    /// Derives the key from a token of any length; from no bytes if the job has no token.
     pub(super) fn of_token(token: &[u8]) -> Self {
         let hash = Sha256::new().chain_update(b"meshstep rendezvous 1: token").chain_update(token);
         Key(hash.finalize().into())
@@ -30,14 +30,14 @@ impl Key {
         self.mac(parts).finalize().into_bytes().into()
     }
 
-    /// Whether `seal` is that of `parts`, in a time that does not depend on where it differs.
+    /// Returns true if `seal` is that of `parts`, in constant time.
     pub(super) fn opens(&self, parts: &[&[u8]], seal: &[u8]) -> bool {
         self.mac(parts).verify_slice(seal).is_ok()
     }
 
-    /// Callers see to it that two lists of parts are never the same bytes.
+    /// Callers ensure that two different lists of parts never concatenate to the same bytes.
     fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
-        // A block of the hash, which HMAC fills with zeros anyway.
+        // The key fills one block of the hash; HMAC pads it with zeros anyway.
         let mut block = [0; 64];
         block[..self.0.len()].copy_from_slice(&self.0);
         let mac = <Hmac<Sha256> as KeyInit>::new(&block.into());
@@ -51,7 +51,7 @@ impl std::fmt::Debug for Key {
     }
 }
 
-/// What the first bytes of a connection and the token make.
+/// Values derived from the token and the first bytes of a connection.
 #[derive(Debug)]
 pub(super) struct Proofs {
     token: Key,
@@ -59,7 +59,7 @@ pub(super) struct Proofs {
 }
 
 impl Proofs {
-    /// `hello` is the rank's first payload, byte for byte, with its nonce in it; `nonce` is the store's.
+    /// `hello` is the rank's first payload, byte for byte, including its nonce; `nonce` is the store's.
     pub(super) fn new(token: &Key, hello: &[u8], nonce: &Nonce) -> Self {
         let hash = Sha256::new().chain_update(nonce).chain_update(hello);
         Proofs { token: token.clone(), hash: hash.finalize().into() }
@@ -89,7 +89,7 @@ impl Proofs {
         Key(self.token.seal(&self.parts(b"key to rank..")))
     }
 
-    /// Labels have one length, so that they and the hash cannot be cut differently.
+    /// Labels have equal lengths, so that label and hash cannot be split differently.
     fn parts<'a>(&'a self, label: &'a [u8; 13]) -> [&'a [u8]; 2] {
         [label, &self.hash]
     }

@@ -1,7 +1,7 @@
-//! The store on rank 0: who may connect, how long they may take to prove themselves, and how it ends.
+//! Store server on rank 0: admission, handshake timeouts, and shutdown.
 //!
-//! A thread accepts, and each connection has a thread that reads, and one that writes once its rank is seated. What is to be
-//! told lies in the ledger; each writer goes through it at its own pace, so that a slow rank holds up no other.
+//! One thread accepts connections. Each connection has a reader thread, and a writer thread once its rank is seated. Messages are
+//! queued in the ledger; each writer goes through it at its own pace, so that a slow rank delays no other.
 
 use super::admission;
 use super::ledger::Ledger;
@@ -16,23 +16,23 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Connections that have not proven themselves, at a time; the others queue in the system.
+/// Maximum number of unauthenticated connections; more of them queue in the system.
 const MAX_STRANGERS: usize = 32;
-/// How often the listener is looked at.
+/// Poll interval of the listener.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long ranks may take to hear the last words.
+/// Time for ranks to receive the last messages.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Runs the store until it is dropped.
+/// Store server, which runs until it is dropped.
 #[derive(Debug)]
 pub(super) struct Server {
-    house: Arc<House>,
+    store: Arc<StoreState>,
     acceptor: Option<JoinHandle<()>>,
 }
 
-/// What the store's threads share.
+/// State shared by the store's threads.
 #[derive(Debug)]
-pub(super) struct House {
+pub(super) struct StoreState {
     pub(super) token: Key,
     pub(super) options: Options,
     pub(super) state: Mutex<State>,
@@ -42,22 +42,22 @@ pub(super) struct House {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) ledger: Ledger,
-    guests: Vec<Guest>,
+    connections: Vec<Connection>,
     threads: Vec<JoinHandle<()>>,
     next_id: u64,
     closing: bool,
 }
 
-/// A connection.
+/// Connection to the store.
 #[derive(Debug)]
-struct Guest {
+struct Connection {
     id: u64,
     stream: Arc<TcpStream>,
     seated: bool,
 }
 
 impl Server {
-    /// Serves the ranks of `environment` on `listener`.
+    /// Starts serving the ranks of `environment` on `listener`.
     pub(super) fn start(
         listener: TcpListener,
         environment: &Environment,
@@ -65,79 +65,83 @@ impl Server {
         options: &Options,
     ) -> Result<Self, Error> {
         let system = |what, error: std::io::Error| Error::System { what, message: error.to_string() };
-        listener.set_nonblocking(true).map_err(|error| system("listening without waiting", error))?;
+        listener.set_nonblocking(true).map_err(|error| system("making the listener non-blocking", error))?;
         let Environment { run_id, restart, world_size, .. } = environment;
         let ledger = Ledger::new(run_id.clone(), *restart, *world_size, super::ledger::MAX_LOG);
-        let (guests, threads) = (Vec::new(), Vec::new());
-        let state = State { ledger, guests, threads, next_id: 0, closing: false };
+        let (connections, threads) = (Vec::new(), Vec::new());
+        let state = State { ledger, connections, threads, next_id: 0, closing: false };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let house = Arc::new(House { token, options: options.clone(), state, changed });
-        let for_thread = Arc::clone(&house);
+        let store = Arc::new(StoreState { token, options: options.clone(), state, changed });
+        let for_thread = Arc::clone(&store);
         let thread = Builder::new().name("store".to_owned()).spawn(move || accept(&for_thread, &listener));
-        let acceptor = Some(thread.map_err(|error| system("thread for the store", error))?);
-        Ok(Server { house, acceptor })
+        let acceptor = Some(thread.map_err(|error| system("starting a thread for the store", error))?);
+        Ok(Server { store, acceptor })
     }
 
-    /// The last few connections that were turned away.
+    /// Returns the last few rejected connections.
     pub(super) fn turned_away(&self) -> Vec<TurnedAway> {
-        self.house.state.lock().ledger.turned_away()
+        self.store.state.lock().ledger.turned_away()
     }
 }
 
 impl Drop for Server {
-    /// Everybody hears what was told, if they take it within [`LINGER`]; then no thread is left.
+    /// Sends the remaining messages to the ranks, for at most [`LINGER`]; then joins all threads.
     fn drop(&mut self) {
         {
-            let mut state = self.house.state.lock();
+            let mut state = self.store.state.lock();
             state.closing = true;
-            state.guests.iter().filter(|guest| !guest.seated).for_each(|guest| link::cut(&guest.stream));
+            state
+                .connections
+                .iter()
+                .filter(|connection| !connection.seated)
+                .for_each(|connection| link::cut(&connection.stream));
         }
-        self.house.changed.notify_all();
+        self.store.changed.notify_all();
         join(self.acceptor.take());
         let until = after(LINGER);
-        let mut state = self.house.state.lock();
-        while !state.guests.is_empty() && Instant::now() < until {
+        let mut state = self.store.state.lock();
+        while !state.connections.is_empty() && Instant::now() < until {
             let left = until.saturating_duration_since(Instant::now());
-            state = self.house.changed.wait(state, Some(left));
+            state = self.store.changed.wait(state, Some(left));
         }
-        state.guests.iter().for_each(|guest| link::cut(&guest.stream));
+        state.connections.iter().for_each(|connection| link::cut(&connection.stream));
         let threads = std::mem::take(&mut state.threads);
         drop(state);
         threads.into_iter().for_each(|thread| join(Some(thread)));
     }
 }
 
-/// Our threads do not panic; if one did, there is nobody to tell in a drop.
+/// The store's threads do not panic; if one did, a drop has no caller to report to.
 fn join(thread: Option<JoinHandle<()>>) {
     let _ = thread.map(JoinHandle::join);
 }
 
-fn accept(house: &Arc<House>, listener: &TcpListener) {
+fn accept(store: &Arc<StoreState>, listener: &TcpListener) {
     loop {
         let may_accept = {
-            let mut state = house.state.lock();
+            let mut state = store.state.lock();
             state.threads.retain(|thread| !thread.is_finished());
             if state.closing {
                 return;
             }
-            state.guests.iter().filter(|guest| !guest.seated).count() < MAX_STRANGERS
+            state.connections.iter().filter(|connection| !connection.seated).count() < MAX_STRANGERS
         };
         match may_accept.then(|| listener.accept()) {
-            Some(Ok((stream, from))) => house.welcome(stream, from),
+            Some(Ok((stream, from))) => store.welcome(stream, from),
             Some(Err(error)) if error.kind() == ErrorKind::Interrupted => {}
-            // Nobody is there, or there is no room for another connection.
+            // There is no pending connection, or no capacity for another one.
             None | Some(Err(_)) => {
-                let state = house.state.lock();
+                let state = store.state.lock();
                 if !state.closing {
-                    drop(house.changed.wait(state, Some(LOOK)));
+                    drop(store.changed.wait(state, Some(LOOK)));
                 }
             }
         }
     }
 }
 
-impl House {
-    /// Gives a connection its thread; without one it is closed, and the peer tries again.
+impl StoreState {
+    /// Starts the thread of a connection; without a thread the connection is closed, and the peer tries again.
     fn welcome(self: &Arc<Self>, stream: TcpStream, from: SocketAddr) {
         let stream = Arc::new(stream);
         let mut state = self.state.lock();
@@ -146,15 +150,15 @@ impl House {
         }
         let id = state.next_id;
         state.next_id += 1;
-        let (house, for_thread) = (Arc::clone(self), Arc::clone(&stream));
-        let body = move || house.serve(id, &for_thread, from);
+        let (store, for_thread) = (Arc::clone(self), Arc::clone(&stream));
+        let body = move || store.serve(id, &for_thread, from);
         if let Ok(thread) = Builder::new().name(format!("store's peer {id}")).spawn(body) {
-            state.guests.push(Guest { id, stream, seated: false });
+            state.connections.push(Connection { id, stream, seated: false });
             state.threads.push(thread);
         }
     }
 
-    /// One connection from its first byte to its last.
+    /// Serves one connection from its first byte to its last.
     fn serve(self: &Arc<Self>, id: u64, stream: &Arc<TcpStream>, from: SocketAddr) {
         match admission::admit(self, id, stream) {
             Ok(Some((rank, receiver, sender))) => self.seated(id, rank, receiver, sender),
@@ -162,34 +166,43 @@ impl House {
             Err(why) => self.state.lock().ledger.turn_away(TurnedAway { from, why }),
         }
         link::cut(stream);
-        self.state.lock().guests.retain(|guest| guest.id != id);
+        self.state.lock().connections.retain(|connection| connection.id != id);
         self.changed.notify_all();
     }
 
-    /// Gives the rank of connection `id` its seat. In one go: a store that closes waits for whom others were told of.
+    /// Seats the rank of connection `id`. The ledger and the connection change under one lock: a closing store waits for every
+    /// rank that was announced to others.
     pub(super) fn seat(&self, id: u64, claim: &Claim) -> Result<(), Refusal> {
         let mut state = self.state.lock();
         let verdict = state.ledger.seat(claim);
         let seated = verdict.is_ok();
-        state.guests.iter_mut().filter(|guest| guest.id == id).for_each(|guest| guest.seated = seated);
+        state
+            .connections
+            .iter_mut()
+            .filter(|connection| connection.id == id)
+            .for_each(|connection| connection.seated = seated);
         drop(state);
         self.changed.notify_all();
         verdict
     }
 
     fn seated(self: &Arc<Self>, id: u64, rank: usize, receiver: link::Receiver, sender: link::Sender) {
-        let house = Arc::clone(self);
+        let store = Arc::clone(self);
         let writer = Builder::new().name(format!("store to rank {rank}"));
-        let writer = writer.spawn(move || house.tell(id, sender));
+        let writer = writer.spawn(move || store.tell(id, sender));
         let lost = match &writer {
             Ok(_) => self.listen(rank, receiver),
             Err(error) => Some(Why::System { message: error.to_string() }),
         };
         let mut state = self.state.lock();
-        state.guests.iter().filter(|guest| guest.id == id).for_each(|guest| link::cut(&guest.stream));
-        state.guests.retain(|guest| guest.id != id);
+        state
+            .connections
+            .iter()
+            .filter(|connection| connection.id == id)
+            .for_each(|connection| link::cut(&connection.stream));
+        state.connections.retain(|connection| connection.id != id);
         if !state.closing || rank == 0 {
-            // Once the store closes, ranks end their connections because of that.
+            // Once the store closes, ranks end their connections for that reason.
             state.ledger.depart(rank, lost);
         }
         drop(state);
@@ -197,13 +210,13 @@ impl House {
         join(writer.ok());
     }
 
-    /// What a rank says, until it says goodbye (`None`) or is lost.
+    /// Receives a rank's messages until its goodbye (`None`) or its loss.
     fn listen(&self, rank: usize, mut receiver: link::Receiver) -> Option<Why> {
         loop {
             match receiver.message(after(self.options.silence)) {
                 Ok((Message::Bye, _)) => return None,
                 Ok((message, payload)) => {
-                    if let Err(why) = self.state.lock().ledger.hear(rank, message, payload) {
+                    if let Err(why) = self.state.lock().ledger.receive(rank, message, payload) {
                         return Some(why);
                     }
                     self.changed.notify_all();
@@ -213,7 +226,7 @@ impl House {
         }
     }
 
-    /// Tells a rank everything in the ledger, in order, and something now and then so that it knows the store lives.
+    /// Sends all ledger entries to a rank, in order, and a beat now and then as a sign of life.
     fn tell(&self, id: u64, mut sender: link::Sender) {
         let mut told = 0;
         while let Some(news) = self.news(id, told) {
@@ -223,14 +236,14 @@ impl House {
                 false => sender.payloads(&news),
             };
             if sent.is_err() {
-                // Its reader, or that of the other side, says why.
+                // The reader of either side reports the reason.
                 return sender.cut();
             }
         }
         sender.finish();
     }
 
-    /// What was told since; empty when it is time for a beat, `None` when the connection is over.
+    /// Returns the new ledger entries; empty when a beat is due, `None` when the connection is over.
     fn news(&self, id: u64, told: usize) -> Option<Vec<Arc<[u8]>>> {
         let beat = after(self.options.beat());
         let mut state = self.state.lock();
@@ -240,7 +253,7 @@ impl House {
                 return Some(news.to_vec());
             }
             let left = beat.saturating_duration_since(Instant::now());
-            if state.closing || state.guests.iter().all(|guest| guest.id != id) {
+            if state.closing || state.connections.iter().all(|connection| connection.id != id) {
                 return None;
             }
             if left.is_zero() {

@@ -1,4 +1,4 @@
-//! A rank's place among the others, and what it can say to them before and beside every backend.
+//! A rank's membership in the store: values and failures, before and beside every backend.
 
 use super::connect::{self, Place};
 use super::link::{self, Receiver, Sender, after};
@@ -13,28 +13,28 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// How long the store may take to close a connection that said goodbye.
+/// Time for the store to close a connection after its goodbye.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// All ranks have met: small values can be spread, and failures are heard of.
+/// Connection to the job's store after all ranks have joined: small values and failure reports.
 ///
-/// Rank 0 runs the store, and everybody else hears from each other through it; when rank 0 is gone there is none. Dropping
-/// it says goodbye, unless the thread panics: then the others learn that this rank is lost. No thread outlives it.
+/// Rank 0 runs the store, and the others communicate through it; it ends with rank 0. Dropping it sends a goodbye, unless the
+/// thread panics: then the others see this rank as lost. No thread outlives it.
 #[derive(Debug)]
 pub struct Store {
     member: Arc<Member>,
     reader: Option<JoinHandle<()>>,
-    /// After the reader: on rank 0 the store outlives its own connection.
+    /// Declared after the reader: on rank 0 the store outlives its own connection.
     server: Option<Server>,
 }
 
-/// What a store and its generations share.
+/// State shared by a store and its generations.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) rank: usize,
     pub(super) world_size: usize,
     pub(super) shared: Shared,
-    /// How often each name of each generation was gathered here.
+    /// Number of gathers of each name in each generation on this rank.
     pub(super) gathered: Mutex<HashMap<(u64, String), u64>>,
     sender: Mutex<Sender>,
     stream: Arc<TcpStream>,
@@ -42,12 +42,12 @@ pub(super) struct Member {
 }
 
 impl Store {
-    /// Meets the other ranks of `environment`; returns when all have come. On rank 0 it starts the store first.
+    /// Joins the other ranks of `environment`; returns when all have joined. On rank 0 it starts the store first.
     ///
     /// # Errors
-    /// [`Error::Missing`] at the deadline, on every rank that is there; [`Error::Unreachable`] where there is no store until
-    /// then; [`Error::WrongToken`], [`Error::SameRank`], [`Error::WorldSize`], [`Error::OtherRun`], [`Error::OtherRestart`]
-    /// and [`Error::NotAStore`] at once, and the others that [`Error`] lists.
+    /// [`Error::Missing`] at the deadline, on every rank that joined; [`Error::Unreachable`] if there is no store until then;
+    /// [`Error::WrongToken`], [`Error::SameRank`], [`Error::WorldSize`], [`Error::OtherRun`], [`Error::OtherRestart`] and
+    /// [`Error::NotAStore`] at once, and the others that [`Error`] lists.
     pub fn join(environment: &Environment, options: &Options) -> Result<Self, Error> {
         environment.check()?;
         let until = after(options.deadline);
@@ -85,12 +85,12 @@ impl Store {
             Ok(reader) => Ok(Store { member, reader: Some(reader), server }),
             Err(error) => {
                 link::cut(&member.stream);
-                Err(Error::System { what: "thread for the store", message: error.to_string() })
+                Err(Error::System { what: "starting a thread for the store", message: error.to_string() })
             }
         }
     }
 
-    /// Waits for everybody to come.
+    /// Waits for all ranks to join.
     fn gather(&self, left: Duration, deadline: Duration) -> Result<(), Error> {
         let member = &self.member;
         let look = |view: &View| {
@@ -100,7 +100,7 @@ impl Store {
             if view.missing().is_empty() {
                 return Some(Ok(()));
             }
-            // One that has left does not wait for the others any more.
+            // A rank that has left no longer waits for the others.
             view.left(&(0..member.world_size).collect::<Vec<_>>()).map(|rank| {
                 Err(Error::Left { rank, awaited: format!("ranks {:?} had come", view.missing()) })
             })
@@ -112,14 +112,14 @@ impl Store {
         member.shared.wait(left, look, late)
     }
 
-    /// Says that this rank waits no more, if nobody else did. The store stays for a while, so that whoever is on the way
-    /// learns what happened.
+    /// Reports that this rank gives up, unless another rank did so first. The store stays for a while, so that late ranks learn
+    /// the reason.
     fn give_up(&self, mut error: Error, options: &Options) -> Error {
         let member = &self.member;
         let everybody = |view: &View| (view.missing().is_empty() || view.over).then_some(());
         if let Error::Missing { gave_up, turned_away, .. } = &mut error {
             if *gave_up == member.rank {
-                // If it cannot be said, the others learn it from the connection.
+                // If the send fails, the others learn it from the connection's end.
                 let _ = member.send(&Message::GiveUp { after: options.deadline });
             }
             *turned_away = self.server.as_ref().map(Server::turned_away).unwrap_or_default();
@@ -129,22 +129,22 @@ impl Store {
         error
     }
 
-    /// This process's rank.
+    /// Rank of this process.
     pub fn rank(&self) -> usize {
         self.member.rank
     }
 
-    /// How many ranks have met.
+    /// Number of ranks.
     pub fn world_size(&self) -> usize {
         self.member.world_size
     }
 
-    /// Where the store listens.
+    /// Address of the store.
     pub fn addr(&self) -> SocketAddr {
         self.member.addr
     }
 
-    /// The values and failures of one generation: a communicator that is built again takes the next, and sees none of the
+    /// Returns the values and failures of one generation. A rebuilt communicator takes the next generation and sees none of the
     /// old one's.
     pub fn generation(&self, number: u64) -> Generation {
         Generation::new(Arc::clone(&self.member), number)
@@ -156,13 +156,13 @@ impl Drop for Store {
         let member = &self.member;
         member.shared.write(|view| view.closed = true);
         if !std::thread::panicking() {
-            // The store may be gone already.
+            // The store may have ended already.
             let _ = member.send(&Message::Bye);
             member.sender.lock().finish();
             member.shared.wait(LINGER, |view| view.over.then_some(()), |_| ());
         }
         link::cut(&member.stream);
-        // Our thread does not panic; if it did, there is nobody to tell in a drop.
+        // The reader thread does not panic; if it did, a drop has no caller to report to.
         let _ = self.reader.take().map(JoinHandle::join);
         self.server.take();
     }
@@ -173,7 +173,7 @@ impl Member {
         self.sender.lock().message(message)
     }
 
-    /// What concerns every generation but is no failure of a rank.
+    /// Returns an error that concerns every generation but is no failure of a rank.
     pub(super) fn trouble(&self, view: &View) -> Option<Error> {
         if view.closed {
             return Some(Error::Closed);
@@ -191,7 +191,7 @@ impl Member {
         })
     }
 
-    /// Writes down what the store says, and answers its beats, until the connection ends.
+    /// Applies the store's messages and answers its beats, until the connection ends.
     fn listen(&self, mut receiver: Receiver, silence: Duration) {
         let why = loop {
             match receiver.message(after(silence)) {

@@ -1,4 +1,4 @@
-//! The job token: the secret that every rank of a job knows and that never travels.
+//! Job token: the secret of all ranks of a job, which is never sent.
 
 use super::EnvironmentError;
 use std::fmt;
@@ -6,22 +6,22 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// The fewest bits a token may have.
+/// Smallest number of bits of a token.
 const MIN_BITS: usize = 128;
-/// As much as is read of a token's file.
+/// Largest number of bytes read of a token file.
 const MAX_FILE: u64 = 4096;
 
-/// A secret of 128 bits or more that ranks prove to each other without sending it.
+/// Secret of 128 bits or more. Ranks prove their knowledge of it without sending it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     bytes: Vec<u8>,
 }
 
 impl Token {
-    /// A token from 32 or more hexadecimal digits, spaces around them aside.
+    /// Parses a token of 32 or more hexadecimal digits; surrounding whitespace is ignored.
     ///
     /// # Errors
-    /// [`EnvironmentError::TokenNotHex`] and [`EnvironmentError::TokenShort`]; neither repeats the text.
+    /// [`EnvironmentError::TokenNotHex`] and [`EnvironmentError::TokenShort`]; neither contains the text.
     pub fn from_hex(text: &str) -> Result<Self, EnvironmentError> {
         let digits: Option<Vec<u8>> =
             text.trim().chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
@@ -33,11 +33,11 @@ impl Token {
         Ok(Token { bytes: digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect() })
     }
 
-    /// A token from a file that holds its digits and that nobody but its owner may open.
+    /// Reads a token from a file that only its owner can access.
     ///
     /// # Errors
-    /// [`EnvironmentError::TokenFile`] where it cannot be read, [`EnvironmentError::TokenFileMode`] where others could,
-    /// and what [`from_hex`](Token::from_hex) says of its contents.
+    /// [`EnvironmentError::TokenFile`] if it cannot be read, [`EnvironmentError::TokenFileMode`] if other users could access it,
+    /// and the errors of [`from_hex`](Token::from_hex).
     pub fn from_file(path: &Path) -> Result<Self, EnvironmentError> {
         let unreadable = |message: String| EnvironmentError::TokenFile { path: path.to_owned(), message };
         let file = File::open(path).map_err(|error| unreadable(error.to_string()))?;
@@ -53,7 +53,7 @@ impl Token {
     }
 }
 
-/// Looks at the open file, not at its path, which could be another file by now.
+/// Checks the open file, not its path, which could be another file by now.
 #[cfg(unix)]
 fn owner_only(path: &Path, file: &File) -> Result<(), EnvironmentError> {
     use std::os::unix::fs::PermissionsExt;
@@ -69,7 +69,7 @@ fn owner_only(path: &Path, file: &File) -> Result<(), EnvironmentError> {
 
 #[cfg(not(unix))]
 fn owner_only(path: &Path, _: &File) -> Result<(), EnvironmentError> {
-    let message = "who may read a file is not known on this system; use MESHSTEP_TOKEN".to_owned();
+    let message = "file permissions cannot be checked on this system; use MESHSTEP_TOKEN".to_owned();
     Err(EnvironmentError::TokenFile { path: path.to_owned(), message })
 }
 

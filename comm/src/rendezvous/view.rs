@@ -1,4 +1,4 @@
-//! A rank's copy of what the store was told, in the store's order, and waiting for it to say something.
+//! A rank's copy of the store's messages, in the store's order, and waits on it.
 
 use super::link::after;
 use super::message::Message;
@@ -7,7 +7,7 @@ use crate::sync::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How a rank is with the store.
+/// Presence of a rank in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Presence {
     Awaited,
@@ -16,16 +16,16 @@ enum Presence {
     Lost,
 }
 
-/// What is known. A function of the messages applied, and of how this rank's own connection ended.
+/// State derived from the messages applied and from the end of this rank's own connection.
 #[derive(Debug)]
 pub(super) struct View {
     ranks: Vec<Presence>,
     values: HashMap<(u64, Vec<u8>), Vec<u8>>,
     failures: Vec<Failure>,
     broken: Option<Broken>,
-    /// No more messages will come.
+    /// True if no more messages will come.
     pub(super) over: bool,
-    /// This rank's store was dropped.
+    /// True if this rank's store was dropped.
     pub(super) closed: bool,
 }
 
@@ -41,7 +41,7 @@ impl View {
         }
     }
 
-    /// `None` for a message that a store does not send to all.
+    /// Applies a message; `None` if stores do not send it to all ranks.
     pub(super) fn apply(&mut self, message: Message) -> Option<()> {
         match message {
             Message::Set { generation, key, value } => {
@@ -64,7 +64,7 @@ impl View {
         Some(())
     }
 
-    /// The connection to the store, which rank 0 keeps, has ended.
+    /// Records the end of the connection to the store, which rank 0 runs.
     pub(super) fn end(&mut self, why: Why) {
         self.over = true;
         if !self.closed && !matches!(self.ranks[0], Presence::Left | Presence::Lost) {
@@ -78,7 +78,7 @@ impl View {
         self.values.get(&(generation, key.to_vec()))
     }
 
-    /// Who has not come yet.
+    /// Returns the ranks that have not joined yet.
     pub(super) fn missing(&self) -> Vec<usize> {
         self.those(&Presence::Awaited)
     }
@@ -87,7 +87,7 @@ impl View {
         (0..self.ranks.len()).filter(|&rank| self.ranks[rank] == *presence).collect()
     }
 
-    /// What concerns `generation`: a rank that is lost concerns all.
+    /// Returns the first failure that concerns `generation`; a lost rank concerns all generations.
     pub(super) fn failure(&self, generation: u64) -> Option<&Failure> {
         self.failures.iter().find(|failure| match failure {
             Failure::Published { generation: of, .. } => *of == generation,
@@ -95,12 +95,12 @@ impl View {
         })
     }
 
-    /// Who is lost, if anybody is.
+    /// Returns the first loss of a rank, if any.
     pub(super) fn lost(&self) -> Option<&Failure> {
         self.failures.iter().find(|failure| matches!(failure, Failure::Lost { .. }))
     }
 
-    /// One of these ranks that left, or rank 0, without whom there is nothing to wait for.
+    /// Returns one of `ranks` that left, or rank 0 if it left, as no wait can succeed without it.
     pub(super) fn left(&self, ranks: &[usize]) -> Option<usize> {
         let mut those = ranks.iter().copied().chain([0]);
         those.find(|&rank| self.ranks[rank] == Presence::Left)
@@ -133,7 +133,7 @@ impl Shared {
         result
     }
 
-    /// The first thing that `look` finds, or what `late` makes of the view when the time is over.
+    /// Waits for the first result of `look`; returns `late` of the view at the timeout.
     pub(super) fn wait<T>(
         &self,
         within: Duration,
@@ -181,7 +181,7 @@ mod tests {
         for generation in [0, 4, 6, u64::MAX] {
             assert_eq!(view.failure(generation), view.lost());
         }
-        // The first of two.
+        // The first of the two failures counts.
         assert!(matches!(view.failure(5), Some(Failure::Published { .. })));
     }
 

@@ -1,5 +1,4 @@
-//! The standard library's primitives, with lock poisoning set aside: what a panic leaves behind is handled where ranks
-//! are, not where locks are.
+//! The standard library's primitives without lock poisoning: ranks handle panics, not locks.
 
 use std::io;
 use std::sync::PoisonError;
@@ -33,7 +32,7 @@ impl Condvar {
         self.0.notify_all();
     }
 
-    /// Waits for a notification, or for `timeout` where there is one; may also wake for no reason.
+    /// Waits for a notification, or at most `timeout`; may also wake spuriously.
     pub(crate) fn wait<'a, T>(&self, guard: Guard<'a, T>, timeout: Option<Duration>) -> Guard<'a, T> {
         match timeout {
             None => self.0.wait(guard).unwrap_or_else(PoisonError::into_inner),
@@ -42,7 +41,7 @@ impl Condvar {
     }
 }
 
-/// Gives each number to one caller only.
+/// Counter that gives each number to one caller only.
 #[derive(Debug)]
 pub(crate) struct Counter(AtomicUsize);
 
@@ -60,13 +59,13 @@ impl Counter {
     }
 }
 
-/// A thread of its own that nobody waits for.
+/// Starts a detached thread.
 pub(crate) fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name).spawn(body).map(drop)
 }
 
-/// `body` on every item, each on a thread of its own; returns when all have ended. `body` must not panic. Where the
-/// system gives no thread, the item is dropped.
+/// Runs `body` on every item, each on its own thread; returns when all have ended. `body` must not panic. If the system gives no
+/// thread, the item is dropped.
 pub(crate) fn on_threads<I: Send, T: Send>(
     items: Vec<I>,
     body: impl Fn(I) -> T + Sync,

@@ -1,4 +1,4 @@
-//! Inside a shuttle execution its primitives, outside of one the real ones: so the feature changes nothing for code that
+//! Shuttle's primitives inside a shuttle execution, the real ones outside, so that the feature changes nothing for code that
 //! shuttle does not run.
 
 use super::real;
@@ -88,20 +88,22 @@ impl Condvar {
         }
     }
 
-    /// Waits for a notification, or for `timeout` where there is one; may also wake for no reason. Shuttle has no
-    /// time, so inside it only a manual clock's advance ends a wait early.
+    /// Waits for a notification, or at most `timeout`; may also wake spuriously. Shuttle has no time, so inside it only a manual
+    /// clock's advance ends a wait early.
     pub(crate) fn wait<'a, T>(&self, guard: Guard<'a, T>, timeout: Option<Duration>) -> Guard<'a, T> {
         match (self, guard) {
             (Condvar::Real(condvar), Guard::Real(guard)) => Guard::Real(condvar.wait(guard, timeout)),
             (Condvar::Shuttle(condvar), Guard::Shuttle(guard)) => {
                 Guard::Shuttle(condvar.wait(guard).unwrap_or_else(PoisonError::into_inner))
             }
-            _ => panic!("a communicator made inside shuttle is used outside of it, or the other way round"),
+            _ => {
+                panic!("a communicator made inside a shuttle execution is used outside of it, or vice versa")
+            }
         }
     }
 }
 
-/// Gives each number to one caller only. Inside shuttle another thread may run before each draw.
+/// Counter that gives each number to one caller only. Inside shuttle another thread may run before each draw.
 #[derive(Debug)]
 pub(crate) enum Counter {
     Real(real::Counter),
@@ -132,7 +134,7 @@ impl Counter {
     }
 }
 
-/// A thread of its own that nobody waits for.
+/// Starts a detached thread.
 pub(crate) fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     if simulating() {
         return shuttle::thread::Builder::new().name(name).spawn(body).map(drop);
@@ -140,7 +142,7 @@ pub(crate) fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::R
     real::spawn(name, body)
 }
 
-/// `body` on every item, each on a thread of its own; returns when all have ended. `body` must not panic.
+/// Runs `body` on every item, each on its own thread; returns when all have ended. `body` must not panic.
 pub(crate) fn on_threads<I: Send, T: Send>(
     items: Vec<I>,
     body: impl Fn(I) -> T + Sync,

@@ -1,11 +1,11 @@
-//! What a program must lead to.
+//! Required outcomes of a program.
 
 use crate::DEADLINE;
 use crate::program::{Fault, Program, Trouble};
 use crate::rank::Outcomes;
 use meshstep_comm::Error;
 
-/// Whether everybody got what the program leads to.
+/// Checks that every rank got the outcome that the program leads to.
 pub(crate) fn judge(program: &Program, outcomes: &[Outcomes]) {
     let causes: Vec<&Error> = outcomes
         .iter()
@@ -33,8 +33,8 @@ pub(crate) fn judge(program: &Program, outcomes: &[Outcomes]) {
     }
 }
 
-/// The first failure a rank sees is the cause itself, every later one its repetition. An operation that was let go
-/// unseen may have been the first.
+/// The first failure of a rank is the cause itself, every later one [`Error::Poisoned`]. A forgotten operation may have been the
+/// first.
 fn told_once(outcomes: &Outcomes) {
     let errors: Vec<&Error> = outcomes.iter().flatten().filter_map(|result| result.as_ref().err()).collect();
     let later = errors.iter().skip(1).all(|error| matches!(error, Error::Poisoned { .. }));
@@ -56,7 +56,7 @@ fn explains(fault: &Fault, cause: &Error) -> bool {
     }
 }
 
-/// A step cannot succeed that needs a rank which, by then, has gone wrong, nor one after a collective that could not.
+/// A step must fail if it needs a rank that has gone wrong by then, or if it follows a collective that had to fail.
 fn must_fail(program: &Program, rank: usize, step: usize) -> bool {
     let fatal = |fault: &Fault| fault.trouble != Trouble::LateButInTime;
     program.faults.iter().filter(|fault| fatal(fault)).any(|fault| {
@@ -70,8 +70,8 @@ fn must_fail(program: &Program, rank: usize, step: usize) -> bool {
     })
 }
 
-/// A step cannot fail that is over before anything goes wrong: because a later collective, or itself, is one that the
-/// ranks in trouble have seen the end of.
+/// A step must succeed if it is over before anything goes wrong: because the faulty ranks have seen the end of it or of a later
+/// collective.
 fn must_succeed(program: &Program, outcomes: &[Outcomes], step: usize) -> bool {
     let fatal = || program.faults.iter().filter(|fault| fault.trouble != Trouble::LateButInTime);
     let Some(first) = fatal().map(|fault| fault.step).min() else { return true };

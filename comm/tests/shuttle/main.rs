@@ -1,8 +1,8 @@
 //! Random programs with random faults under a scheduler that owns every thread and all time: nothing may hang, and every
 //! rank must get the right error. A failing seed is printed; `MESHSTEP_FAULT_SEED=<seed>` replays exactly that run.
 //!
-//! Time passes only when no rank can do anything else. So a deadline comes when somebody is really missing and never
-//! because a thread was slow, and what each program leads to is known beforehand.
+//! Time passes only when no rank can run. So a deadline expires only if a rank is really missing, never because a thread was
+//! slow, and the outcome of each program is known beforehand.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -27,10 +27,10 @@ use std::time::Duration;
 
 const SECOND: Duration = Duration::from_secs(1);
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
-/// More than any program here needs, so whoever still waits then waits for ever.
+/// More time than any program here needs: a rank that still waits then hangs.
 const END_OF_TIME: u32 = 500;
 
-/// One run: the ranks on threads of their own, and time on this one.
+/// Runs one program: the ranks on their own threads, and time on this one.
 fn simulate(seed: u64) {
     let mut random = Random(seed);
     let program = Arc::new(Program::random(&mut random));
@@ -48,13 +48,13 @@ fn simulate(seed: u64) {
         if ended.load(SeqCst) {
             break;
         }
-        // This thread runs when no other can, so here everybody waits. Nobody may wait for time without need.
-        assert!(program.takes_time(), "a known failure is not told at once: {program:?}");
+        // This thread runs when no other can: every rank waits here. A wait for time must be necessary.
+        assert!(program.takes_time(), "a known failure is not reported at once: {program:?}");
         clock.advance(SECOND);
     }
-    assert!(ended.load(SeqCst), "somebody waits for ever: {program:?}");
+    assert!(ended.load(SeqCst), "a rank hangs: {program:?}");
     let (result, outcomes) = world.join().unwrap();
-    // What was let go unseen may still have to see its deadline; shuttle fails the run if any thread is left over then.
+    // Forgotten operations may still have to reach their deadlines; shuttle fails the run if any thread is left over then.
     (0..60).filter(|_| program.takes_time()).for_each(|_| clock.advance(SECOND));
     let panics = program.faults.iter().any(|fault| fault.trouble == Trouble::Panic);
     assert_eq!(result.is_err(), panics, "{result:?}");
@@ -78,7 +78,7 @@ fn run_ranks(program: &Program, clock: Clock, random: &Random) -> (Result<(), Er
     (result.map(drop), outcomes.into_inner().unwrap())
 }
 
-/// Picks at random, but lets time pass only when nothing else can happen.
+/// Scheduler that picks at random, but lets time pass only when nothing else can happen.
 struct TimeStandsStill {
     random: RandomScheduler,
     next_seed: u64,
@@ -88,7 +88,7 @@ struct TimeStandsStill {
 
 impl Scheduler for TimeStandsStill {
     fn new_execution(&mut self) -> Option<Schedule> {
-        // Says that its only execution is over; otherwise it takes being replaced for a failure.
+        // Reports that its only execution is over; otherwise being replaced counts as a failure.
         let _none = self.random.new_execution();
         if self.next_seed > self.last_seed {
             return None;

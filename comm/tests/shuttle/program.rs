@@ -1,4 +1,4 @@
-//! Random programs that all ranks run, and the faults in them.
+//! Random programs that all ranks run, and their faults.
 
 use crate::DEADLINE;
 use meshstep_comm::{Faults, Op, Reduction};
@@ -16,7 +16,7 @@ impl Random {
     }
 }
 
-/// One line of the program that all ranks run.
+/// One step of the program that all ranks run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
     All(Op),
@@ -26,7 +26,7 @@ pub(crate) enum Step {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Trouble {
-    /// Calls something else instead.
+    /// Calls another operation instead.
     Wrong(Op, usize, DType),
     Return,
     Panic,
@@ -36,7 +36,7 @@ pub(crate) enum Trouble {
     LateButInTime,
 }
 
-/// At which step of which rank something goes wrong, and what.
+/// Step, rank and kind of each fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
     pub(crate) rank: usize,
@@ -99,13 +99,13 @@ impl Program {
             _ => Trouble::LateButInTime,
         };
         let on_the_way = matches!(trouble, Trouble::DropOp | Trouble::TooLate | Trouble::LateButInTime);
-        // Two ranks that go wrong at one step might agree with each other.
+        // Two ranks with faults at one step might agree with each other.
         let taken = self.faults.iter().any(|fault| fault.rank == rank || fault.step == step);
         let sensible = !taken && (!on_the_way || self.steps[step].needs(rank));
         sensible.then_some(Fault { rank, step, trouble })
     }
 
-    /// The faults that the backend itself injects, by the number of the rank's operation.
+    /// Returns the faults that the backend itself injects, by the number of the rank's operation.
     pub(crate) fn injected(&self) -> Faults {
         self.faults.iter().fold(Faults::none(), |faults, &Fault { rank, step, trouble }| {
             let number = self.steps[..step].iter().filter(|step| step.needs(rank)).count() as u64;
@@ -118,7 +118,7 @@ impl Program {
         })
     }
 
-    /// Whether somebody is late or missing without having gone, so that only the clock can help.
+    /// Returns true if a rank is late or missing without having left, so that only the clock can end the wait.
     pub(crate) fn takes_time(&self) -> bool {
         let slow = |fault: &Fault| {
             matches!(fault.trouble, Trouble::DropOp | Trouble::TooLate | Trouble::LateButInTime)
@@ -144,7 +144,7 @@ pub(crate) fn step(random: &mut Random, ranks: usize) -> Step {
     }
 }
 
-/// Something that contradicts what the other ranks call, where they call a collective.
+/// Returns a call that contradicts the other ranks' collective.
 pub(crate) fn wrong(random: &mut Random, right: Step, rank: usize, ranks: usize) -> Option<Trouble> {
     let (len, other) = (len(ranks), (rank + 1) % ranks);
     let Step::All(op) = right else { return None };

@@ -5,7 +5,7 @@ use meshstep_comm::{Communicator, Error, InFlight, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 use std::sync::Arc;
 
-/// What became of a rank's steps; `None` where it did not look.
+/// Outcomes of a rank's steps; `None` for a step without a look at its result.
 pub(crate) type Outcomes = Vec<Option<Result<(), Error>>>;
 
 pub(crate) struct Rank<'a> {
@@ -23,7 +23,7 @@ impl<'a> Rank<'a> {
 }
 
 impl Rank<'_> {
-    /// Runs the program to its end, also after failures. `false` where the rank is to panic.
+    /// Runs the program to its end, also after failures. Returns `false` if the rank is to panic.
     pub(crate) fn run(&mut self) -> bool {
         let me = self.comm.rank();
         for (i, &step) in self.program.steps.iter().enumerate() {
@@ -67,7 +67,7 @@ impl Rank<'_> {
         }
     }
 
-    /// Waits for what is in flight, or lets it go unseen.
+    /// Waits for the operations in flight, or forgets them.
     fn land(&mut self) {
         for (i, started) in std::mem::take(&mut self.flying) {
             if self.random.below(8) > 0 {

@@ -1,4 +1,4 @@
-//! After warm-up, starting and waiting allocate nothing, on no thread.
+//! After warm-up, starting and waiting allocate nothing, on any thread.
 
 use meshstep_cases::cases;
 use meshstep_comm::{InFlight, Op, Reduction, loopback};
@@ -12,13 +12,13 @@ struct Counting;
 static COUNTS: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: everything is passed on to the system's allocator unchanged.
+// SAFETY: every call is passed on to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if COUNTS.load(SeqCst) {
             ALLOCATIONS.fetch_add(1, SeqCst);
         }
-        // SAFETY: the caller's promise about `layout` is handed on.
+        // SAFETY: the caller's guarantee about `layout` is passed on.
         unsafe { System.alloc(layout) }
     }
 
@@ -57,10 +57,10 @@ fn round(comm: &dyn meshstep_comm::Communicator, buffers: &mut [Option<Buffer>],
     }
 }
 
-/// Set in the process that counts.
+/// Variable that is set in the counting process.
 const ALONE: &str = "MESHSTEP_TEST_ALONE";
 
-/// In a process of its own, because the count is of all threads and other tests would be counted too.
+/// Runs in a separate process, because the count covers all threads and would include other tests.
 #[test]
 fn starting_and_waiting_allocate_nothing() {
     if std::env::var_os(ALONE).is_some() {
@@ -90,13 +90,13 @@ fn count() {
             for _ in 0..rounds {
                 round(&*comm, &mut buffers, &mut flying);
                 comm.all_reduce(&mut blocking, Reduction::Sum).unwrap();
-                // Moved by all ranks, where the others are moved by one.
+                // Large enough to be moved by all ranks; the other buffers are moved by one.
                 comm.all_reduce(&mut large, Reduction::Sum).unwrap();
                 comm.barrier().unwrap();
             }
         };
         both(10);
-        // The test harness's own thread allocates a little whenever it gets to run: a window of its own would be clean.
+        // The test harness's thread allocates a little whenever it runs, so one of several windows is enough.
         let mut fewest = usize::MAX;
         for _ in 0..3 {
             edge.wait();
@@ -113,7 +113,7 @@ fn count() {
     })
     .unwrap();
 
-    // The counter itself works.
+    // Checks the counter itself.
     COUNTS.store(true, SeqCst);
     drop(std::hint::black_box(Box::new(1)));
     COUNTS.store(false, SeqCst);

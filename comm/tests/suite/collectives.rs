@@ -1,12 +1,12 @@
-//! Every collective, reduction and type, on 1 to 8 ranks, against a naive one that holds all buffers in one place.
+//! Every collective, reduction and type, on 1 to 8 ranks, against a naive implementation that holds all buffers in one place.
 
 use crate::naive::{Naive, What, naive, random};
 use meshstep_comm::{Reduction, loopback};
 use meshstep_tensor::{Buffer, Category, Meter, bf16, f16};
 use proptest::prelude::*;
 
-/// Random elements. A very long vector repeats them, but in the long run. It does so after a prime number of them, so that no two
-/// portions are alike.
+/// Returns random elements. A very long vector repeats them, except in the long run, with a prime period, so that no two portions
+/// are alike.
 fn drawn<T: Naive>(len: usize, seed: &mut u64) -> Vec<T> {
     let period = if meshstep_cases::long() { len } else { len.min(65_537) };
     let mut values: Vec<T> = (0..period).map(|_| T::from_random(random(seed))).collect();
@@ -34,7 +34,7 @@ fn check<T: Naive>(what: What, n: usize, len: usize, peers: [usize; 2], mut seed
         assert_eq!(got.len(), len);
         let got = &got[range.clone()];
         assert_eq!(got.len(), expected.len());
-        // Element by element only where some differ, as NaN may.
+        // Compares element by element only if some differ, as NaN may.
         if bytes(got) == bytes(&expected) {
             continue;
         }
@@ -74,7 +74,7 @@ fn what() -> impl Strategy<Value = What> {
     ]
 }
 
-/// Around the sizes at which vectors, blocks and parts end, and anything in between.
+/// Lengths around the ends of vectors, blocks and parts, and any length in between.
 fn length() -> impl Strategy<Value = usize> {
     prop_oneof![
         3 => 0usize..70,
@@ -128,7 +128,7 @@ fn the_mean_of_equal_values_is_that_value() {
     let bits: Vec<u16> = (0..=u16::MAX).collect();
     let mut seed = 5;
     let floats: Vec<f32> = (0..10_000).map(|_| f32::from_bits(random(&mut seed) as u32)).collect();
-    // bf16 reaches as far as its accumulator, so the sum of eight of the very largest is infinite.
+    // bf16 has the range of its accumulator, so the sum of eight of the largest is infinite.
     let bf16s = bits.iter().map(|&b| bf16::from_bits(b));
     let bf16s: Vec<bf16> = bf16s.filter(|x| x.is_nan() || x.to_f32().abs() < f32::MAX / 8.0).collect();
     for n in 1..=8 {
@@ -153,7 +153,7 @@ fn the_mean_of_equal_numbers_is_that_number() {
     }
 }
 
-/// A sum of products of which f64 loses a half, were they rounded.
+/// A sum of products that would lose half in f64 if they were rounded.
 #[test]
 fn products_of_f64_are_rounded_with_their_sum() {
     let (x, factor) = (1.0 + f64::EPSILON, 1.0 - f64::EPSILON);
@@ -168,12 +168,12 @@ fn products_of_f64_are_rounded_with_their_sum() {
     assert_eq!(sums.unwrap(), [-f64::EPSILON * f64::EPSILON; 2]);
 }
 
-/// More than caches hold is copied in another way.
+/// Data larger than the caches is copied by another path.
 #[test]
-fn what_no_cache_holds_arrives_whole() {
+fn buffers_larger_than_caches_arrive_whole() {
     let len = (11 << 20) + 6;
     check::<u64>(What::SendRecv, 2, len / 4, [1, 0], 5);
-    // One of them will do for `cargo xtask check`.
+    // One of them is enough for `cargo xtask check`.
     if meshstep_cases::tried(1, 1) {
         check::<bf16>(What::AllGather, 2, len, [0, 1], 3);
         check::<f32>(What::Broadcast, 3, len / 3, [1, 0], 4);

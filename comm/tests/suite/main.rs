@@ -1,5 +1,5 @@
-//! Every test of the crate's public interface, one module a subject. The scheduler's tests are a program of their own, as they
-//! replace the threads.
+//! Tests of the crate's public interface, one module per subject. The shuttle tests are a separate program, because they replace
+//! the threads.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

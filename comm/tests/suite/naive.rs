@@ -4,10 +4,10 @@ use meshstep_comm::{Op, Reduction};
 use meshstep_tensor::{Element, bf16, f16};
 use std::ops::Range;
 
-/// What the naive collectives need of an element; written with `half`'s conversions, not with this crate's.
+/// Element operations of the naive collectives, with `half`'s conversions and not with this crate's.
 pub(crate) trait Naive: Element + Copy {
     fn from_random(bits: u64) -> Self;
-    /// The reduction of `values`, in order.
+    /// Reduces `values`, in order.
     fn reduce(values: &[Self], reduction: Reduction) -> Self;
     fn bits(self) -> u64;
     fn is_nan(self) -> bool;
@@ -35,7 +35,7 @@ fn fold<A: Copy + PartialOrd>(
     }
 }
 
-/// Mostly values of similar size, so that rounding matters; some of any bit pattern.
+/// Returns mostly values of similar size, so that rounding matters, and some random bit patterns.
 fn float(bits: u64, any: f64) -> f64 {
     match bits % 8 {
         0 => any,
@@ -76,7 +76,7 @@ impl Naive for f64 {
     fn from_random(bits: u64) -> Self {
         if bits.is_multiple_of(8) { f64::from_bits(bits >> 8) } else { float(bits, 0.0) }
     }
-    /// Sums keep what each addition rounds off, as Dekker writes it, and each product, and are rounded at the end.
+    /// Sums keep the rounding errors of each addition (Dekker) and of each product, and are rounded at the end.
     fn reduce(values: &[Self], reduction: Reduction) -> Self {
         if let Reduction::PreMulSum { .. } = reduction {
             return sum_of_products(values, reduction);
@@ -93,7 +93,7 @@ impl Naive for f64 {
             Reduction::Mean => {
                 let n = values.len() as f64;
                 let quotient = high / n;
-                // Halving is exact but for subnormal numbers, which are rounded once.
+                // Halving is exact except for subnormal numbers, which are rounded once.
                 let left = if values.len().is_power_of_two() { 0.0 } else { quotient.mul_add(-n, high) };
                 let rest = (left + low) / n;
                 if rest != 0.0 && quotient.is_finite() { quotient + rest } else { quotient }
@@ -140,7 +140,7 @@ impl Naive for u64 {
     }
 }
 
-/// The reduction as rank `rank` calls it: with a factor of its own, where there are some; rank 0's is the one given.
+/// Returns the reduction as rank `rank` calls it: with its own factor, if the reduction has factors; rank 0's is the given one.
 pub(crate) fn own(reduction: Reduction, rank: usize) -> Reduction {
     let Reduction::PreMulSum { factor } = reduction else { return reduction };
     let bits = random(&mut (factor.to_bits() ^ rank as u64));
@@ -165,7 +165,7 @@ pub(crate) enum What {
 }
 
 impl What {
-    /// What `rank` calls, if anything, where `a` is the root or the sender and `b` the receiver.
+    /// Returns the call of `rank`, if any; `a` is the root or the sender and `b` the receiver.
     pub(crate) fn op(self, rank: usize, [a, b]: [usize; 2]) -> Option<Op> {
         Some(match self {
             What::AllReduce(reduction) => Op::all_reduce(own(reduction, rank)),
@@ -181,7 +181,7 @@ impl What {
     }
 }
 
-/// What each rank has afterwards, and where; elsewhere the result is unspecified.
+/// Returns the result of each rank and its range; outside of it the result is unspecified.
 pub(crate) fn naive<T: Naive>(what: What, all: &[Vec<T>], [a, b]: [usize; 2]) -> Vec<(Range<usize>, Vec<T>)> {
     let (n, len) = (all.len(), all[0].len());
     let part = |rank: usize| rank * (len / n)..(rank + 1) * (len / n);
@@ -213,7 +213,7 @@ pub(crate) fn naive<T: Naive>(what: What, all: &[Vec<T>], [a, b]: [usize; 2]) ->
     }
 }
 
-/// A small generator, so that a case is a few numbers and its data any length.
+/// Small random generator: a case is a few numbers, and its data any length.
 pub(crate) fn random(seed: &mut u64) -> u64 {
     *seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let x = (*seed ^ (*seed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -31,7 +31,7 @@ fn operations_run_in_the_order_in_which_they_were_started() {
         let one = |value: u64| Buffer::from_slice(&[value], &Meter::new(), Category::Grads).unwrap();
         let started: Vec<_> =
             (0..100).map(|i| comm.start(Op::all_reduce(Reduction::Sum), one(i), &queue).unwrap()).collect();
-        // Waited for from the last to the first: by then all of them are done, and none was mixed up.
+        // Waited for from the last to the first: by then all operations are done, and none was mixed up.
         let mut last = true;
         for (i, started) in started.into_iter().enumerate().rev() {
             assert!(last || started.is_done(), "a later operation ended before operation {i}");
@@ -52,7 +52,7 @@ fn a_buffer_comes_back_only_when_no_rank_writes_to_it_any_more() {
         for round in 1..=u64::from(cases(25, 39)) {
             buffer.typed_mut::<u64>().unwrap().fill(round);
             comm.all_reduce(&mut buffer, Reduction::Sum).unwrap();
-            // Whoever is first to return sees every portion, whichever rank moved it, and may write at once.
+            // The first rank to return sees every portion, no matter which rank moved it, and may write at once.
             let sums = buffer.typed::<u64>().unwrap();
             assert!(sums[0] == 4 * round && sums[1..] == sums[..len - 1], "round {round}");
         }
@@ -60,7 +60,7 @@ fn a_buffer_comes_back_only_when_no_rank_writes_to_it_any_more() {
     .unwrap();
 }
 
-/// Each of a rank's threads carries out what is next, also what another thread waits for: nobody is left waiting.
+/// Each thread of a rank runs the next operation, also one that another thread waits for: no thread is left waiting.
 #[test]
 fn threads_of_a_rank_wait_for_operations_of_their_own() {
     const THREADS: usize = 4;
@@ -74,7 +74,7 @@ fn threads_of_a_rank_wait_for_operations_of_their_own() {
                     let (comm, queue) = (&comm, &queue);
                     scope.spawn(move || {
                         for round in 0..rounds {
-                            // They are alike, so that it does not matter whose comes first.
+                            // The operations are alike, so their order does not matter.
                             let mut buffer =
                                 Buffer::from_slice(ones, &Meter::new(), Category::Grads).unwrap();
                             if (round + thread) % 3 == 0 {
@@ -99,9 +99,9 @@ fn threads_of_a_rank_wait_for_operations_of_their_own() {
     }
 }
 
-/// An operation that nobody waits for is carried out also where it was started while another thread carried one out.
+/// A started operation also runs without a waiting thread if another thread was running one at its start.
 #[test]
-fn what_is_started_behind_a_blocking_call_ends_by_itself() {
+fn operations_started_behind_a_blocking_call_end_by_themselves() {
     let begun = Instant::now();
     loopback::spawn(2, |comm| {
         let queue = Queue::cpu();
@@ -114,7 +114,7 @@ fn what_is_started_behind_a_blocking_call_ends_by_itself() {
                 assert!(!blocked.is_finished());
                 let started = comm.start(Op::all_reduce(Reduction::Sum), one(), &queue).unwrap();
                 while !started.is_done() {
-                    assert!(begun.elapsed() < Duration::from_secs(30), "nobody carries it out");
+                    assert!(begun.elapsed() < Duration::from_secs(30), "no thread runs it");
                     std::thread::yield_now();
                 }
                 assert_eq!(started.wait(&queue).0.typed::<f32>().unwrap(), [2.0]);

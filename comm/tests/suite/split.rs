@@ -1,4 +1,4 @@
-//! Groups formed by colour and key, their independence, and what happens to them when a member goes.
+//! Groups formed by color and key, their independence, and the effects of a member's end.
 
 use meshstep_comm::{Communicator, Error, Reduction, loopback};
 use meshstep_tensor::{Buffer, Category, DType, Meter};
@@ -15,9 +15,9 @@ fn sum(comm: &Arc<dyn Communicator>, value: f32) -> Result<f32, Error> {
 }
 
 #[test]
-fn colours_make_groups_and_keys_order_them() {
+fn colors_make_groups_and_keys_order_them() {
     let places = loopback::spawn(6, |comm| {
-        // Ranks 0, 2, 4 in reverse order; 1, 3 as they are; 5 in none.
+        // Ranks 0, 2, 4 in reverse order; 1, 3 unchanged; 5 in none.
         let color = if comm.rank() == 5 { None } else { Some(comm.rank() as u32 % 2) };
         let key = if comm.rank() % 2 == 0 { -(comm.rank() as i64) } else { 0 };
         let group = comm.split(color, key).unwrap();
@@ -31,7 +31,7 @@ fn colours_make_groups_and_keys_order_them() {
 fn a_group_and_its_world_do_not_wait_for_each_other() {
     let sums = loopback::spawn(4, |comm| {
         let half = comm.split(Some(comm.rank() as u32 / 2), 0).unwrap().unwrap();
-        // The halves make different numbers of calls between two of the world's.
+        // The halves make different numbers of calls between two calls of the world.
         let turns = if comm.rank() < 2 { 5 } else { 1 };
         let inner: f32 = (0..turns).map(|_| sum(&half, 1.0).unwrap()).sum();
         let quarter = half.split(Some(comm.rank() as u32), 0).unwrap().unwrap();
@@ -55,7 +55,7 @@ fn a_split_of_some_and_something_else_of_others_is_a_mismatch() {
 }
 
 #[test]
-fn who_leaves_is_missed_in_its_groups_and_nowhere_else() {
+fn a_rank_that_leaves_fails_only_its_own_groups() {
     let results = loopback::spawn(4, |comm| {
         let pair = comm.split(Some(comm.rank() as u32 / 2), 0).unwrap().unwrap();
         if comm.rank() == 3 {
@@ -81,7 +81,7 @@ fn a_panic_reaches_the_groups_of_its_rank() {
             std::panic::resume_unwind(Box::new("out of luck"));
         }
         let rank = comm.rank();
-        // Nothing but the pair is used from here on.
+        // Only the pair is used from here on.
         drop(comm);
         let sum = sum(&pair, 1.0);
         seen.lock().unwrap().push((rank, sum));
@@ -93,13 +93,14 @@ fn a_panic_reaches_the_groups_of_its_rank() {
     assert_eq!(seen, [(0, Ok(2.0)), (1, Ok(2.0)), (3, Err(panicked(0)))]);
 }
 
-/// Of each rank: what a world, a pair split from it and each rank's own group split from that say, after an abort of one.
+/// Returns for each rank the results of a world, of a pair split from it, and of each rank's own group split from that, after an
+/// abort of one.
 fn after_an_abort(abort: impl Fn(&[Arc<dyn Communicator>; 3]) + Sync) -> Vec<[Result<f32, Error>; 3]> {
     let together = Barrier::new(4);
     let ends = loopback::spawn(4, |comm| {
         let me = comm.rank() as u32;
         let pair = comm.split(Some(me / 2), 0).unwrap().unwrap();
-        // What a group was split from need not be there any more, where it is itself of a group that is.
+        // A parent group may be dropped, if its own parent is alive.
         let between = pair.split(Some(0), 0).unwrap().unwrap();
         let own = between.split(Some(me), 0).unwrap().unwrap();
         drop(between);
@@ -117,7 +118,7 @@ fn after_an_abort(abort: impl Fn(&[Arc<dyn Communicator>; 3]) + Sync) -> Vec<[Re
 }
 
 #[test]
-fn an_abort_reaches_what_was_split_from_it_and_nothing_above() {
+fn an_abort_reaches_subgroups_and_no_ancestor() {
     let aborted = |rank| Err(Error::Aborted { rank });
     let end = after_an_abort(|[comm, ..]| comm.abort());
     assert_eq!(end, vec![[aborted(2), aborted(2), aborted(2)]; 4]);

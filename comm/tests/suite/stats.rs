@@ -34,7 +34,7 @@ fn each_kind_counts_what_a_ring_would_send() {
         assert!(stats.iter().all(|stats| stats.of(Kind::AllReduce).operations == 2));
         assert!(stats.iter().all(|stats| stats.of(Kind::Barrier) == Traffic { operations: 1, bytes: 0 }));
         assert!(stats.iter().all(|stats| stats.total().operations == 7));
-        // The last of the ring that begins at the root has nobody to send to.
+        // The last rank of the ring that begins at the root sends nothing.
         let last = (world_size / 2 + world_size - 1) % world_size;
         assert_eq!(stats[last].of(Kind::Broadcast).bytes, 0);
     }

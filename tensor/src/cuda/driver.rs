@@ -1,11 +1,11 @@
-//! The driver's functions, their results as values.
+//! Driver functions with their results as values.
 
 use super::Error;
 use cudarc::driver::sys;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Calls a function of the driver, which must have been found by [`probe`](super::probe): cudarc panics where there is none.
+/// Calls a function of the driver. [`probe`](super::probe) must have found a driver before: cudarc panics without one.
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {
         $crate::cuda::driver::told(stringify!($function), cudarc::driver::sys::$function($($argument),*))
@@ -15,17 +15,17 @@ pub(super) use call;
 
 static WAITS: AtomicU64 = AtomicU64::new(0);
 
-/// How often this process has waited here for a stream, an event, or for memory to be freed, which waits for its device.
+/// Number of host waits of this process: for a stream, for an event, or for a free of memory, which waits for its device.
 pub fn waits() -> u64 {
     WAITS.load(Relaxed)
 }
 
-/// Counts a wait.
+/// Counts one wait of the host.
 pub(super) fn waited() {
     WAITS.fetch_add(1, Relaxed);
 }
 
-/// What a call returned.
+/// Converts the result of a call to a [`Result`].
 pub(super) fn told(call: &'static str, result: sys::CUresult) -> Result<(), Error> {
     match result {
         sys::CUresult::CUDA_SUCCESS => Ok(()),
@@ -39,11 +39,11 @@ pub(super) fn told(call: &'static str, result: sys::CUresult) -> Result<(), Erro
 
 fn name(result: sys::CUresult) -> String {
     let mut text = std::ptr::null();
-    // SAFETY: a result came from the driver, so there is one; `text` is a place for a pointer.
+    // SAFETY: the result came from the driver, so the driver is loaded; `text` is a valid place for a pointer.
     let known = unsafe { sys::cuGetErrorName(result, &mut text) };
     if known != sys::CUresult::CUDA_SUCCESS || text.is_null() {
         return "an unknown error".to_owned();
     }
-    // SAFETY: the driver's names are constant strings with an end.
+    // SAFETY: the driver's names are constant strings that end in a null byte.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

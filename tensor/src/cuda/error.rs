@@ -1,44 +1,44 @@
-//! What can go wrong with a GPU.
+//! Errors of GPUs.
 
 use super::Unavailable;
 use crate::{Category, DType, Place};
 use std::fmt;
 
-/// What went wrong with a device, a stream or memory there.
+/// Error of a device, a stream or device memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// CUDA cannot be used on this machine.
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
-    /// A device that does not exist.
+    /// The ordinal is not that of a device.
     #[error("there is no device {ordinal}; use one below {devices}")]
     Ordinal {
-        /// Asked for.
+        /// Ordinal requested.
         ordinal: usize,
-        /// How many there are.
+        /// Number of devices.
         devices: usize,
     },
-    /// The device has not so much left.
+    /// The device is out of memory.
     #[error("device {ordinal} has no memory for {bytes} bytes of {category}")]
     OutOfMemory {
         /// The device.
         ordinal: usize,
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: usize,
-        /// What they were for.
+        /// Category of the allocation.
         category: Category,
     },
-    /// A buffer is not of the stream's device.
-    #[error("a buffer of {given} for a stream of GPU {ordinal}; make it there, with Buffer::zeroed_on")]
+    /// A buffer is not on the stream's device.
+    #[error("the buffer is on {given} but the stream on GPU {ordinal}; make it with Buffer::zeroed_on")]
     Elsewhere {
-        /// Where the buffer is.
+        /// Place of the buffer.
         given: Place,
         /// The stream's device.
         ordinal: usize,
     },
     /// Two buffers, or a buffer and host memory, differ in bytes.
-    #[error("{given} bytes given where {expected} are needed")]
+    #[error("{given} bytes given but {expected} are needed")]
     WrongLen {
         /// Bytes given.
         given: usize,
@@ -46,45 +46,43 @@ pub enum Error {
         expected: usize,
     },
     /// A range reaches past the end of page-locked memory.
-    #[error("bytes {start}..{end} of pinned memory of {len}")]
+    #[error("bytes {start}..{end} are out of bounds for pinned memory of {len}")]
     OutOfBounds {
-        /// First byte asked for.
+        /// First byte requested.
         start: usize,
-        /// One past the last byte asked for; the largest number where that has no place in an address.
+        /// One past the last byte requested; `usize::MAX` if that overflows.
         end: usize,
-        /// Bytes there are.
+        /// Bytes of the memory.
         len: usize,
     },
-    /// Host memory is used by a stream.
+    /// Pinned memory is in use by a stream.
     #[error("pinned memory is in use by a stream; wait for the stream first")]
     InUse,
-    /// What cannot be part of a graph, while a stream is captured into one.
+    /// The operation cannot be part of a graph, and the stream is being captured.
     #[error("{what} cannot be part of a graph; do it before the capture, or after")]
     Capturing {
-        /// What was asked for, or the driver's function.
+        /// Operation, or the driver's function.
         what: &'static str,
     },
-    /// A capture ended before work on another stream that belongs to it.
-    #[error("work on a second stream belongs to the graph; wait for its end on the stream that is captured")]
+    /// A capture ended before the end of another stream's captured work.
+    #[error("work on a second stream belongs to the graph; make the captured stream wait for its end")]
     Unjoined,
-    /// A stream that is another one on each thread.
+    /// The stream is the per-thread default stream.
     #[error(
-        "a stream of each thread has no order across threads; use one of its own (candle: Device::new_cuda_with_stream)"
+        "the per-thread default stream has no order across threads; use an explicit stream (candle: Device::new_cuda_with_stream)"
     )]
     PerThread,
-    /// A stream of a context that is not the device's primary one.
-    #[error(
-        "a stream of another context of device {ordinal}; only those of its primary one share memory with it"
-    )]
+    /// The stream belongs to a context other than the device's primary one.
+    #[error("the stream belongs to another context of device {ordinal}; use a stream of its primary context")]
     OtherContext {
         /// The device.
         ordinal: usize,
     },
-    /// An address of nothing.
-    #[error("no memory is at address 0")]
+    /// The address is null.
+    #[error("the memory address is null")]
     Null,
-    /// An address where an element cannot begin.
-    #[error("{dtype} at address {address:#x}, which is not a multiple of {align}")]
+    /// The address is not aligned for the element type.
+    #[error("address {address:#x} of {dtype} elements is not a multiple of {align}")]
     Misaligned {
         /// The address.
         address: u64,
@@ -93,83 +91,83 @@ pub enum Error {
         /// Bytes of an element.
         align: usize,
     },
-    /// Memory that is not the device's.
-    #[error("{found} at address {address:#x}, where memory of device {ordinal} is needed")]
+    /// The memory is not on the device.
+    #[error("address {address:#x} is {found}; memory of device {ordinal} is needed")]
     NotThere {
-        /// The address, of the first byte or of the last.
+        /// Address of the first or of the last byte.
         address: u64,
-        /// Where memory is needed.
+        /// Ordinal of the device.
         ordinal: usize,
-        /// What is there.
+        /// Memory found at the address.
         found: Found,
     },
-    /// cudarc has kept an error of an earlier call, or has met one.
+    /// cudarc returned an error, of this call or of an earlier one.
     #[error("cudarc: {name} ({code})")]
     Cudarc {
-        /// The driver's number for it.
+        /// Driver's error code.
         code: u32,
-        /// The driver's name for it.
+        /// Driver's name of the error.
         name: String,
     },
-    /// The driver cannot compile the text of kernels.
+    /// The driver cannot compile the PTX.
     #[error("the driver refuses this PTX ({log}); a newer driver may take it")]
     Ptx {
-        /// The driver's reason.
+        /// Driver's log.
         log: String,
     },
-    /// The driver is older than the text of kernels.
+    /// The driver is older than the PTX version.
     #[error(
         "the driver's compiler is too old for this PTX ({log}); update the driver, or build with the feature `cubins`"
     )]
     PtxTooNew {
-        /// The driver's reason.
+        /// Driver's log.
         log: String,
     },
-    /// The driver lacks its compiler of PTX.
+    /// The driver lacks its PTX compiler.
     #[error(
         "the driver has no PTX compiler (libnvidia-ptxjitcompiler); install it, start the container with the driver \
          capability `compute` (NVIDIA_DRIVER_CAPABILITIES), or build with the feature `cubins`"
     )]
     NoPtxCompiler,
-    /// The environment forbids the driver to compile PTX.
+    /// The environment forbids PTX compilation.
     #[error(
         "CUDA_DISABLE_PTX_JIT forbids the driver to compile PTX; unset it, or build with the feature `cubins`"
     )]
     PtxDisabled,
-    /// A module does not have a kernel.
+    /// A module lacks a kernel.
     #[error("the module has no kernel {name}")]
     NoKernel {
-        /// Asked for.
+        /// Name requested.
         name: String,
     },
-    /// The driver refused, or an earlier call has failed on the device.
+    /// A driver call failed, or an earlier one has failed on the device.
     #[error("{call} failed with {name} ({code})")]
     Call {
-        /// The driver's function.
+        /// Driver function.
         call: &'static str,
-        /// The driver's number for it.
+        /// Driver's error code.
         code: u32,
-        /// The driver's name for it.
+        /// Driver's name of the error.
         name: String,
     },
 }
 
-/// What the driver says is at an address.
+/// Kind of memory at an address, as the driver reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing that it knows: ordinary memory of the host, or none.
+    /// Unknown to the driver: ordinary host memory, or none.
     Unknown,
-    /// Memory of the host that the driver knows.
+    /// Host memory known to the driver.
     Host,
-    /// Memory of this device.
+    /// Memory of the device with this ordinal.
     Device(usize),
 }
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Found::Unknown => f.write_str("nothing that the driver knows"),
-            Found::Host => f.write_str("memory of the host"),
+            Found::Unknown => f.write_str("unknown to the driver"),
+            Found::Host => f.write_str("host memory"),
             Found::Device(ordinal) => write!(f, "memory of device {ordinal}"),
         }
     }

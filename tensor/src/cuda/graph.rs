@@ -1,4 +1,4 @@
-//! Work that is put together once and launched again and again.
+//! CUDA graphs: work captured once and launched many times.
 
 use super::driver::call;
 use super::{Device, Error, Stream};
@@ -6,27 +6,27 @@ use crate::Place;
 use cudarc::driver::sys;
 use std::sync::{Mutex, PoisonError};
 
-/// Captured work of one stream and of those that joined it, ready to be launched any number of times.
+/// Captured work of one stream and of the streams that joined it.
 #[derive(Debug)]
 pub struct Graph {
     device: Device,
     handle: sys::CUgraphExec,
-    /// The driver does not lock graphs.
+    /// Launch lock: the driver does not lock graphs.
     launching: Mutex<()>,
 }
 
-// SAFETY: a handle of the driver's, used by one thread at a time: a launch holds `launching`, a drop is alone.
+// SAFETY: a driver handle used by one thread at a time: a launch holds `launching`, and a drop has exclusive access.
 unsafe impl Send for Graph {}
 // SAFETY: as above.
 unsafe impl Sync for Graph {}
 
 impl Stream {
-    /// Makes a graph of what `work` asks of this stream, instead of doing it.
+    /// Captures the work that `work` enqueues on this stream into a graph, instead of running it.
     ///
-    /// Work on another stream belongs to it as well, from where that waits for an event recorded here; its end has to be waited
-    /// for here before `work` returns. Kernels, copies within the device, zeroing and events can be captured. What the host
-    /// takes part in is refused with [`Error::Capturing`]: waits, copies from and to its memory, new buffers, graphs. An error
-    /// of `work` ends the capture, and nothing remains of it. Meanwhile no buffer of others' memory may be dropped.
+    /// Work on another stream is captured as well from where that stream waits for an event recorded here; this stream must wait
+    /// for its end before `work` returns. Kernels, copies within the device, zeroing and events can be captured. Operations that
+    /// involve the host fail with [`Error::Capturing`]: waits, copies from and to host memory, new buffers, graphs. An error of
+    /// `work` ends the capture and discards it. Do not drop a buffer over another library's memory during a capture.
     pub fn capture<E: From<Error>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         let capture = Capture::begin(self)?;
         work()?;
@@ -35,11 +35,11 @@ impl Stream {
 }
 
 impl Graph {
-    /// Does the captured work on `stream`, after all work so far. Launches of one graph come one after the other.
+    /// Launches the graph on `stream`, after all work so far. Launches of one graph run one after the other.
     ///
     /// # Safety
-    /// Until the work has ended, the memory that it reads and writes, and the kernels it runs, live, and nobody else touches the
-    /// memory: the borrows that the captured calls checked are over.
+    /// Until the work has ended, the memory that it reads and writes and the kernels that it runs stay alive, and no other code
+    /// accesses the memory: the borrows that the captured calls checked are over.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), Error> {
         let (own, given) = (self.device.ordinal(), stream.device().ordinal());
         if own != given {
@@ -47,27 +47,27 @@ impl Graph {
         }
         stream.outside_graphs("a graph")?;
         let _alone = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: both live and are of one device; no other thread uses the graph.
+        // SAFETY: graph and stream are live and of one device; no other thread uses the graph.
         unsafe { call!(cuGraphLaunch(self.handle, stream.as_raw().cast())) }
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made once, destroyed once; the driver keeps what is under way to its end.
+        // SAFETY: made once, destroyed once; the driver finishes launches in flight.
         self.device.late(|| unsafe { call!(cuGraphExecDestroy(self.handle)) });
     }
 }
 
-/// A capture under way, discarded when it is dropped.
+/// Capture in progress, discarded on drop.
 struct Capture<'a>(&'a Stream);
 
 impl<'a> Capture<'a> {
     fn begin(stream: &'a Stream) -> Result<Self, Error> {
         stream.outside_graphs("a capture")?;
-        // Other threads may go on as they please, and so may this one with other streams.
+        // In relaxed mode other threads, and this one on other streams, may call the driver without restriction.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream lives and its context is current.
+        // SAFETY: the stream is live and its context is current.
         unsafe { call!(cuStreamBeginCapture_v2(stream.as_raw().cast(), mode))? };
         Ok(Capture(stream))
     }
@@ -81,18 +81,18 @@ impl<'a> Capture<'a> {
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        // That it was spoilt is what the caller has been told.
+        // The caller already has the error that ended the capture.
         let _ = captured(self.0);
     }
 }
 
-/// What was captured, which is no use yet.
+/// Captured graph before its instantiation.
 struct Captured(sys::CUgraph);
 
 fn captured(stream: &Stream) -> Result<Captured, Error> {
     let mut graph = Captured(std::ptr::null_mut());
     stream.device().make_current()?;
-    // SAFETY: the stream lives; the place outlives the call.
+    // SAFETY: the stream is live; the place outlives the call.
     unsafe { call!(cuStreamEndCapture(stream.as_raw().cast(), &mut graph.0))? };
     Ok(graph)
 }
@@ -100,7 +100,7 @@ fn captured(stream: &Stream) -> Result<Captured, Error> {
 impl Captured {
     fn ready(self, stream: &Stream) -> Result<Graph, Error> {
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the graph lives; the place outlives the call.
+        // SAFETY: the graph is live; the place outlives the call.
         unsafe { call!(cuGraphInstantiateWithFlags(&mut handle, self.0, 0))? };
         Ok(Graph { device: stream.device().clone(), handle, launching: Mutex::new(()) })
     }
@@ -109,7 +109,7 @@ impl Captured {
 impl Drop for Captured {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: made once, destroyed once; what was made ready of it needs it no more.
+            // SAFETY: made once, destroyed once; the executable instantiated from it does not need it.
             let _ = unsafe { call!(cuGraphDestroy(self.0)) };
         }
     }

@@ -1,4 +1,4 @@
-//! Memory and streams of other libraries, and ours for them, without a copy.
+//! Memory and streams shared with other libraries without a copy.
 
 use super::driver::{call, told};
 use super::memory::Foreign;
@@ -14,15 +14,15 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The handle that means another stream on each thread.
+/// Handle of the per-thread default stream.
 const PER_THREAD: usize = 2;
 
 impl Stream {
-    /// Somebody else's stream; null is the device's default one. `keep` lives as long as this stream and its clones, which never
-    /// destroy it. A stream that is another one on each thread is refused.
+    /// Wraps another library's stream; null is the device's default one. `keep` lives as long as this stream and its clones,
+    /// which never destroy the handle. The per-thread default stream is an error.
     ///
     /// # Safety
-    /// `handle` is a stream of the device's primary context, and lives as long as `keep` does.
+    /// `handle` is a stream of the device's primary context and lives as long as `keep` does.
     pub unsafe fn from_raw(
         device: &Device,
         handle: *mut c_void,
@@ -34,30 +34,30 @@ impl Stream {
         Ok(Stream::of(device, handle.cast(), Some(Box::new(keep))))
     }
 
-    /// The same order of work as cudarc's stream, which lives as long as this one. Streams of a context that is not the
-    /// device's primary one are refused, and those that are another one on each thread.
+    /// Wraps cudarc's stream and keeps it alive. Returns an error for streams of a context other than the device's primary one,
+    /// and for the per-thread default stream.
     pub fn from_cudarc(stream: Arc<CudaStream>) -> Result<Self, Error> {
         let device = Device::open(stream.context().ordinal())?;
         if stream.context().cu_ctx() != device.context() {
             return Err(Error::OtherContext { ordinal: device.ordinal() });
         }
-        // SAFETY: a stream of the primary context, which its owner, kept, destroys when it is dropped.
+        // SAFETY: `stream` belongs to the primary context and is kept; its owner destroys it on drop.
         unsafe { Stream::from_raw(&device, stream.cu_stream().cast(), stream) }
     }
 }
 
 impl Buffer {
-    /// Somebody else's memory: `len` elements from `address` on, of the device where `queue` works.
+    /// Wraps another library's memory: `len` elements from `address` on, on the device of `queue`.
     ///
-    /// `keep` lives until the last part of the buffer is gone and the device is idle, which that drop waits for; where it cannot,
-    /// `keep` is leaked. No [`Meter`](crate::Meter) counts the memory; to have it counted, put a
-    /// [`claim`](crate::Meter::claim) into `keep`. Refused are null, an address that is not a multiple of the element's size, and
-    /// addresses where the driver knows no memory of this device; without elements, any address will do.
+    /// `keep` lives until the last part of the buffer is dropped and the device is idle, which that drop waits for; if the wait
+    /// fails, `keep` is leaked. No [`Meter`](crate::Meter) counts the memory; to have it counted, put a
+    /// [`claim`](crate::Meter::claim) into `keep`. Errors: a null address, an address that is not a multiple of the element's
+    /// size, and an address where the driver knows no memory of this device. With `len` 0 any address is valid.
     ///
     /// # Safety
     /// - The memory lives as long as `keep` does.
-    /// - Until the buffer is gone, nobody else touches it but through what the buffer lends, and work that others have started on
-    ///   it comes before the work that is started through the buffer.
+    /// - Until the buffer is dropped, other code accesses the memory only through what the buffer lends, and work that other code
+    ///   has started on it comes before the work started through the buffer.
     pub unsafe fn from_raw_on(
         queue: &Queue,
         address: u64,
@@ -76,22 +76,22 @@ impl Buffer {
         Ok(Buffer::of_slab(slab, len, dtype))
     }
 
-    /// cudarc's memory, ours from now on: freed when the last part of the buffer is gone. What `queue` does from here on comes
-    /// after the work on it so far. On an error the slice is dropped. Counted as memory of [`from_raw_on`](Self::from_raw_on) is.
+    /// Takes over cudarc's memory, which is freed when the last part of the buffer is dropped. Later work on `queue` comes after
+    /// all work on the slice so far. On an error the slice is dropped. Metering is as for [`from_raw_on`](Self::from_raw_on).
     pub fn from_cudarc<T: Element>(queue: &Queue, mut slice: CudaSlice<T>) -> Result<Buffer, crate::Error> {
         let ours = stream(queue)?;
         let theirs = Stream::from_cudarc(Arc::clone(slice.stream()))?;
         let (len, order) = (slice.len(), Arc::clone(slice.stream()));
-        // That stream waits for what cudarc knows of others.
+        // cudarc makes that stream wait for the other streams that it knows to use the slice.
         let (address, _touched) = slice.device_ptr_mut(&order);
         ours.wait(&theirs.record()?)?;
         drop(_touched);
-        // SAFETY: the slice owns the memory alone and is kept; the queue waits for the work on it so far.
+        // SAFETY: the slice is the only owner of the memory and is kept; the queue waits for the work on it so far.
         unsafe { Buffer::from_raw_on(queue, address, len, T::DTYPE, slice) }
     }
 
-    /// The buffer as cudarc's memory, for libraries on cudarc that work on `stream`: their work comes after `queue`'s so far, and
-    /// what `queue` does once the loan is over comes after theirs.
+    /// Lends the buffer as cudarc's memory, for libraries on cudarc that work on `stream`. Their work comes after `queue`'s work
+    /// so far, and `queue`'s work after the loan comes after theirs.
     pub fn lend<T: Element>(
         &mut self,
         queue: &Queue,
@@ -105,18 +105,19 @@ impl Buffer {
         let theirs = Stream::from_cudarc(Arc::clone(stream))?;
         Place::Cuda(theirs.device().ordinal()).check(queue.place())?;
         theirs.wait(&ours.record()?)?;
-        // An error that cudarc has kept would be a panic where it makes events.
+        // cudarc panics on a stored error when it makes events; binding the context returns the error first.
         stream.context().bind_to_thread().map_err(cudarc_said)?;
-        // SAFETY: so many elements, initialised, borrowed for as long as the loan lasts, which never frees them.
+        // SAFETY: `self.len()` initialised elements, borrowed for as long as the loan lasts, which never frees them.
         let slice = unsafe { stream.upgrade_device_ptr(self.as_slice().address() as u64, self.len()) };
         Ok(Lent { slice: ManuallyDrop::new(slice), ours, theirs, _buffer: PhantomData })
     }
 }
 
-/// A [`Buffer`] as cudarc's memory: a [`CudaSlice`] to read, [`view_mut`](Self::view_mut) to write. Its drop frees nothing.
+/// A [`Buffer`] viewed as cudarc's memory: a [`CudaSlice`] to read, [`view_mut`](Self::view_mut) to write. Dropping it frees
+/// nothing.
 #[derive(Debug)]
 pub struct Lent<'a, T> {
-    /// Leaked in the end. Handed out shared only: in exchange for another slice it would be freed.
+    /// Leaked on drop. Handed out shared only: a caller with `&mut` could swap the slice, and cudarc would free it.
     slice: ManuallyDrop<CudaSlice<T>>,
     ours: Stream,
     theirs: Stream,
@@ -124,7 +125,7 @@ pub struct Lent<'a, T> {
 }
 
 impl<T> Lent<'_, T> {
-    /// The elements, to write.
+    /// Returns a mutable view of the elements.
     pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
         self.slice.as_view_mut()
     }
@@ -140,7 +141,7 @@ impl<T> Deref for Lent<'_, T> {
 
 impl<T> Drop for Lent<'_, T> {
     fn drop(&mut self) {
-        // SAFETY: taken once, here. Its stream now waits for the others that have used it.
+        // SAFETY: taken once, here. `leak` makes its stream wait for the other streams that have used the slice.
         unsafe { ManuallyDrop::take(&mut self.slice) }.leak();
         self.ours.device().late(|| self.ours.wait(&self.theirs.record()?));
     }
@@ -151,7 +152,7 @@ fn stream(queue: &Queue) -> Result<&Stream, crate::Error> {
     queue.stream().ok_or(wrong)
 }
 
-/// Whether elements can be at `address`, and are where the stream works.
+/// Checks that `address` is aligned, and that its first and last byte are memory of the stream's device.
 fn check(stream: &Stream, address: u64, bytes: usize, dtype: DType) -> Result<(), Error> {
     let (ordinal, align) = (stream.device().ordinal(), dtype.size());
     if address == 0 {
@@ -170,14 +171,14 @@ fn check(stream: &Stream, address: u64, bytes: usize, dtype: DType) -> Result<()
     Ok(())
 }
 
-/// What the driver knows of an address. A context is current.
+/// Asks the driver which memory is at an address. A context must be current.
 fn at(address: u64) -> Result<Found, Error> {
     use sys::CUpointer_attribute::{
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as DEVICE, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as KIND,
     };
     const HOST: u32 = sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32;
     let (mut kind, mut ordinal) = (0u32, 0i32);
-    // SAFETY: any address may be asked about; the place has the attribute's type and outlives the call, as below.
+    // SAFETY: any address may be queried; the place has the attribute's type and outlives the call, as below.
     match unsafe { sys::cuPointerGetAttribute((&raw mut kind).cast(), KIND, address) } {
         sys::CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(Found::Unknown),
         other => told("cuPointerGetAttribute", other)?,

@@ -1,10 +1,10 @@
-//! A few bytes to a device and back, again and again, without waiting.
+//! Small messages to a device and back that neither side waits for.
 
 use super::{Device, Error, Event, Pinned, Stream};
 use crate::{Category, Meter, Slice, SliceMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Page-locked memory for messages of one length, as many as are under way at once.
+/// Pool of page-locked memory for messages of one length; it grows to the number of messages in flight.
 #[derive(Clone, Debug)]
 pub struct Mail(Arc<Inner>);
 
@@ -13,26 +13,26 @@ struct Inner {
     device: Device,
     len: usize,
     meter: Meter,
-    /// Memory that no letter holds; a stream may still copy from it.
+    /// Memory that no letter holds; a stream may still copy from it or to it.
     spare: Mutex<Vec<Pinned>>,
 }
 
-/// A message on its way to the host.
+/// Message in flight to the host.
 #[derive(Debug)]
 pub struct Letter {
     mail: Mail,
-    /// Gone once it was read.
+    /// `None` only during the drop.
     memory: Option<Pinned>,
     sent: Event,
 }
 
 impl Mail {
-    /// For messages of `len` bytes; counted as staging.
+    /// Creates a pool for messages of `len` bytes, counted as staging.
     pub fn new(device: &Device, len: usize, meter: &Meter) -> Self {
         Mail(Arc::new(Inner { device: device.clone(), len, meter: meter.clone(), spare: Mutex::default() }))
     }
 
-    /// Writes `message` into memory of the device, after the stream's work so far. The host goes on.
+    /// Writes `message` into device memory, after the stream's work so far. Does not wait.
     pub fn send(&self, stream: &Stream, message: &[u8], into: SliceMut<'_>) -> Result<(), Error> {
         let memory = self.idle()?;
         let sent = memory.write(0, message).and_then(|()| stream.copy_in(&memory, 0, into));
@@ -40,14 +40,14 @@ impl Mail {
         sent
     }
 
-    /// Sends what memory of the device holds after the stream's work so far. The host goes on.
+    /// Copies device memory to the host, after the stream's work so far. Does not wait.
     pub fn fetch(&self, stream: &Stream, from: Slice<'_>) -> Result<Letter, Error> {
         let memory = self.idle()?;
         stream.copy_out(from, &memory, 0)?;
         Ok(Letter { mail: self.clone(), memory: Some(memory), sent: stream.record()? })
     }
 
-    /// Memory that no stream uses: some that was used before, or more.
+    /// Returns memory that no stream uses: an idle one of the pool, or a new one.
     fn idle(&self) -> Result<Pinned, Error> {
         let Inner { device, len, meter, .. } = &*self.0;
         let mut spare = self.lock();
@@ -70,12 +70,12 @@ impl Mail {
 }
 
 impl Letter {
-    /// Whether it has arrived, so that [`read`](Self::read) does not wait.
+    /// Returns true once the message has arrived, so that [`read`](Self::read) does not wait.
     pub fn has_arrived(&self) -> Result<bool, Error> {
         self.sent.is_done()
     }
 
-    /// Waits for it, and copies it.
+    /// Waits for the message and copies it into `into`.
     pub fn read(&self, into: &mut [u8]) -> Result<(), Error> {
         if !self.has_arrived()? {
             self.sent.synchronize()?;

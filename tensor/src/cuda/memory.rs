@@ -1,4 +1,4 @@
-//! Bytes on a device, and bytes of the host that a device copies from and to by itself.
+//! Device memory, and page-locked host memory that a device accesses by itself.
 
 use super::driver::{call, waited};
 use super::stream::Owner;
@@ -8,19 +8,19 @@ use cudarc::driver::sys;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The driver's number for memory that has run out.
+/// Driver's error code for exhausted memory.
 const OUT_OF_MEMORY: u32 = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
 
-/// Bytes of a device. Its drop waits until no stream uses them.
+/// Device memory. Its drop waits until no stream uses it.
 #[derive(Debug)]
 pub(crate) struct Memory {
     device: Device,
-    /// 0 where there are no bytes.
+    /// 0 if there are no bytes.
     start: sys::CUdeviceptr,
 }
 
 impl Memory {
-    /// `len` bytes, as they happen to be.
+    /// Allocates `len` uninitialised bytes.
     pub(crate) fn new(device: &Device, len: usize, category: Category) -> Result<Self, Error> {
         device.enter()?;
         let mut start = 0;
@@ -32,12 +32,12 @@ impl Memory {
         Ok(Memory { device: device.clone(), start })
     }
 
-    /// Where it is.
+    /// Device of the memory.
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The address of the first byte on the device.
+    /// Device address of the first byte.
     pub(crate) fn address(&self) -> u64 {
         self.start
     }
@@ -53,7 +53,7 @@ impl Drop for Memory {
     }
 }
 
-/// Bytes of a device that belong to somebody else, who is kept alive until no stream uses them.
+/// Device memory of another owner, which is kept alive until no stream uses the memory.
 #[derive(Debug)]
 pub(crate) struct Foreign {
     device: Device,
@@ -65,7 +65,7 @@ impl Foreign {
         Foreign { device: device.clone(), owner: Some(owner) }
     }
 
-    /// Where it is.
+    /// Device of the memory.
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
@@ -81,21 +81,21 @@ impl Drop for Foreign {
             Ok(())
         });
         if !idle {
-            // Streams may still use it, so its owner is never dropped.
+            // Streams may still use the memory, so its owner is never dropped.
             std::mem::forget(self.owner.take());
         }
     }
 }
 
-/// Page-locked memory of the host, cached as any, counted for as long as it lives.
+/// Page-locked host memory, cached like any other, counted for as long as it lives.
 ///
-/// Reading and writing are refused while a stream has yet to copy from it or to it.
+/// Reads and writes return an error while a stream's copy from or to it is pending.
 #[derive(Debug)]
 pub struct Pinned {
     device: Device,
     start: NonNull<u8>,
     len: usize,
-    /// Points after which a stream no longer touches it. Whoever touches it holds the lock.
+    /// Events after which no stream accesses the memory. The lock is held during every access.
     uses: Mutex<Vec<Event>>,
     _claim: Claim,
 }
@@ -106,33 +106,33 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// `len` zeros.
+    /// Allocates `len` zeros.
     pub fn zeroed(device: &Device, len: usize, meter: &Meter, category: Category) -> Result<Self, Error> {
         device.enter()?;
         let mut start = std::ptr::null_mut();
-        // Not write-combined, which reads of the host would find slow.
+        // Not write-combined: host reads of such memory are slow.
         // SAFETY: the device's context is current; the place outlives the call; at least one byte.
         let made = unsafe { call!(cuMemHostAlloc(&mut start, len.max(1), 0)) };
         made.map_err(|error| refused(error, device, len, category))?;
         let start = NonNull::new(start.cast::<u8>());
         let start = start.ok_or(Error::OutOfMemory { ordinal: device.ordinal(), bytes: len, category })?;
-        // SAFETY: so many bytes, which nobody else knows yet.
+        // SAFETY: the allocation has `len` bytes, and no other code knows its address yet.
         unsafe { start.write_bytes(0, len) };
         let claim = meter.claim(category, len as u64);
         Ok(Pinned { device: device.clone(), start, len, uses: Mutex::default(), _claim: claim })
     }
 
-    /// Bytes.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no byte.
+    /// Returns true if there is no byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether no stream uses it, so that it can be read and written.
+    /// Returns true if no stream uses the memory, so that it can be read and written.
     pub(super) fn is_idle(&self) -> Result<bool, Error> {
         match self.idle() {
             Ok(_) => Ok(true),
@@ -141,16 +141,16 @@ impl Pinned {
         }
     }
 
-    /// Copies the bytes from `from` on, as many as `into` has.
+    /// Copies `into.len()` bytes from byte `from` on into `into`.
     pub fn read(&self, from: usize, into: &mut [u8]) -> Result<(), Error> {
         let (at, _held) = (self.at(from, into.len())?, self.idle()?);
-        // SAFETY: the range was checked; no stream and, by the lock, no other thread touches it; `into` is not part of it, as
-        // nobody has a reference to it.
+        // SAFETY: the range was checked; no stream and, by the lock, no other thread accesses it; `into` does not overlap, as
+        // there is no reference to this memory.
         unsafe { at.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 
-    /// Sets the bytes from `to` on.
+    /// Writes `bytes` at byte `to`.
     pub fn write(&self, to: usize, bytes: &[u8]) -> Result<(), Error> {
         let (at, _held) = (self.at(to, bytes.len())?, self.idle()?);
         // SAFETY: as in `read`.
@@ -158,7 +158,7 @@ impl Pinned {
         Ok(())
     }
 
-    /// The address of byte `from`, where `len` bytes are. To be used only while the lock is held.
+    /// Returns the address of byte `from` after checking that `len` bytes follow. Use it only while the lock is held.
     pub(super) fn at(&self, from: usize, len: usize) -> Result<*mut u8, Error> {
         match from.checked_add(len) {
             Some(end) if end <= self.len => {}
@@ -171,7 +171,7 @@ impl Pinned {
         Ok(unsafe { self.start.as_ptr().add(from) })
     }
 
-    /// Starts a copy on `stream`, and keeps the point after it.
+    /// Starts a copy on `stream`, and keeps the event after it.
     pub(super) fn copied(
         &self,
         stream: &Stream,
@@ -183,7 +183,7 @@ impl Pinned {
         match stream.record() {
             Ok(event) => uses.push(event),
             Err(error) => {
-                // Without a point to wait for, the copy is waited for at once.
+                // Without an event to wait for, wait for the copy at once.
                 stream.synchronize()?;
                 return Err(error);
             }
@@ -216,7 +216,7 @@ impl Drop for Pinned {
 
 fn retain_pending(uses: &mut Vec<Event>) -> Result<(), Error> {
     while let Some(done) = uses.iter().map(Event::is_done).position(|done| !matches!(done, Ok(false))) {
-        // One that failed stays: what it was for may not have ended.
+        // A failed event stays in the list: its copy may not have ended.
         uses[done].is_done()?;
         uses.swap_remove(done);
     }

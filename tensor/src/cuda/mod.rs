@@ -1,23 +1,23 @@
-//! NVIDIA GPUs: devices, streams, events, and host memory that they copy from and to by themselves.
+//! NVIDIA GPUs: devices, streams, events, and host memory for asynchronous copies.
 //!
-//! | item | what it is |
+//! | item | meaning |
 //! |---|---|
-//! | [`probe`] | whether CUDA can be used here, without a panic where it cannot |
+//! | [`probe`] | check for a usable CUDA driver, without a panic if there is none |
 //! | [`Device`] | a GPU and its primary context, which other libraries share |
-//! | [`Stream`], [`Event`] | an order of work, and a point in it that another stream can wait for |
-//! | [`Moment`], [`waits`] | how long a device takes, and how often the host has waited for it |
+//! | [`Stream`], [`Event`] | a queue of work, and a point in it that another stream can wait for |
+//! | [`Moment`], [`waits`] | device time of work, and a count of the host's waits |
 //! | [`Pinned`] | page-locked bytes of the host |
-//! | [`Mail`], [`Letter`] | a few bytes there and back without waiting |
+//! | [`Mail`], [`Letter`] | small messages to the device and back without waiting |
 //! | [`Module`], [`Function`] | kernels, loaded from PTX |
 //! | [`Graph`] | work that was captured once and is launched again and again |
-//! | [`Lent`] | a buffer as cudarc's, for libraries on cudarc |
+//! | [`Lent`] | a buffer viewed as a cudarc slice, for libraries on cudarc |
 //!
-//! Memory and streams of other libraries are taken as they are, without a copy: [`Buffer::from_raw_on`](crate::Buffer::from_raw_on),
+//! Memory and streams of other libraries are used without a copy: [`Buffer::from_raw_on`](crate::Buffer::from_raw_on),
 //! [`Buffer::from_cudarc`](crate::Buffer::from_cudarc), [`Stream::from_raw`], [`Stream::from_cudarc`].
 //!
 //! Device memory is a [`Buffer`](crate::Buffer) made by [`Buffer::zeroed_on`](crate::Buffer::zeroed_on) on a stream's
-//! [`Queue`](crate::Queue). Work takes place some time after the call that asks for it, and memory is not freed before. What a
-//! drop could not do is told by the device's next call.
+//! [`Queue`](crate::Queue). Work runs asynchronously to the call that enqueues it, and memory is not freed before that work is
+//! done. An error in a drop is returned by the next call on the device.
 //!
 //! ```
 //! use meshstep_tensor::cuda::{self, Device, Pinned, Stream};
@@ -33,8 +33,8 @@
 //! let host = Pinned::zeroed(&device, 8, &meter, Category::Staging)?;
 //! host.write(0, bytemuck::bytes_of(&[1.5f32, 2.5]))?;
 //! let mut params = Buffer::zeroed_on(&queue, 2, DType::F32, &meter, Category::Params)?;
-//! copies.copy_in(&host, 0, params.as_mut())?; // goes on at once
-//! compute.wait(&copies.record()?)?; // what follows on `compute` sees the copy
+//! copies.copy_in(&host, 0, params.as_mut())?; // asynchronous
+//! compute.wait(&copies.record()?)?; // later work on `compute` sees the copy
 //! let mut values = [0f32; 2];
 //! Queue::cuda(compute).download(params.as_slice(), (&mut values[..]).into())?;
 //! assert_eq!(values, [1.5, 2.5]);

@@ -1,4 +1,4 @@
-//! Kernels: loaded from PTX, launched on streams.
+//! Kernels: loaded from PTX or a cubin, launched on streams.
 
 use super::driver::call;
 use super::{Device, Error, Stream};
@@ -6,10 +6,10 @@ use cudarc::driver::sys;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-/// Bytes that the driver's compiler may say about what is wrong.
+/// Bytes of the log of the driver's compiler.
 const LOG: usize = 4096;
 
-/// Kernels that are loaded on a device.
+/// Kernels loaded on a device.
 #[derive(Clone, Debug)]
 pub struct Module(Arc<Inner>);
 
@@ -19,41 +19,41 @@ struct Inner {
     handle: sys::CUmodule,
 }
 
-/// One kernel of a [`Module`].
+/// Kernel of a [`Module`].
 #[derive(Clone, Debug)]
 pub struct Function {
     module: Module,
     handle: sys::CUfunction,
 }
 
-// SAFETY: a module is a handle that the driver locks by itself; every call makes its context current first.
+// SAFETY: a module is a handle with the driver's own locking; every call makes its context current first.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
-// SAFETY: as above; the function lives as long as the module it holds.
+// SAFETY: as above; the function holds its module, which keeps the handle valid.
 unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
 impl Module {
-    /// Compiles PTX for `device`, once; the driver keeps what it has compiled on disk. An error carries the compiler's words.
+    /// Compiles PTX for `device`; the driver caches the result on disk. An error carries the compiler's log.
     pub fn load(device: &Device, ptx: &str) -> Result<Self, Error> {
         let text = CString::new(ptx).map_err(|_| Error::Ptx { log: "a zero byte in the text".to_owned() })?;
-        // SAFETY: the text has an end.
+        // SAFETY: the text ends in a null byte.
         unsafe { Self::load_image(device, text.as_ptr().cast()) }
     }
 
-    /// Loads machine code, which the driver does not compile: a cubin for `device`'s chip.
+    /// Loads a cubin, machine code for `device`'s chip that needs no compilation.
     ///
     /// # Safety
-    /// `cubin` is a whole one: the driver reads as far as its headers say.
+    /// `cubin` is complete: the driver reads as far as its headers say.
     pub unsafe fn load_cubin(device: &Device, cubin: &[u8]) -> Result<Self, Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee.
         unsafe { Self::load_image(device, cubin.as_ptr().cast()) }
     }
 
     /// # Safety
-    /// The image is text that has an end, or a whole cubin.
+    /// The image is text that ends in a null byte, or a complete cubin.
     unsafe fn load_image(device: &Device, image: *const c_void) -> Result<Self, Error> {
         device.enter()?;
         let (mut handle, mut log) = (std::ptr::null_mut(), vec![0u8; LOG]);
@@ -62,7 +62,7 @@ impl Module {
             sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         ];
         let mut values = [log.as_mut_ptr().cast::<c_void>(), std::ptr::without_provenance_mut(LOG)];
-        // SAFETY: the caller's promise; each option has its value, and all outlive the call.
+        // SAFETY: the caller's guarantee; each option has its value, and all outlive the call.
         let loaded = unsafe {
             call!(cuModuleLoadDataEx(&mut handle, image, 2, options.as_mut_ptr(), values.as_mut_ptr()))
         };
@@ -70,13 +70,13 @@ impl Module {
         Ok(Module(Arc::new(Inner { device: device.clone(), handle })))
     }
 
-    /// The kernel of this name.
+    /// Returns the kernel of this name.
     pub fn function(&self, name: &str) -> Result<Function, Error> {
         let unknown = || Error::NoKernel { name: name.to_owned() };
         let text = CString::new(name).map_err(|_| unknown())?;
         self.0.device.enter()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the module lives; the name has an end; the place outlives the call.
+        // SAFETY: the module is live; the name ends in a null byte; the place outlives the call.
         match unsafe { sys::cuModuleGetFunction(&mut handle, self.0.handle, text.as_ptr()) } {
             sys::CUresult::CUDA_ERROR_NOT_FOUND => Err(unknown()),
             other => super::driver::told("cuModuleGetFunction", other)
@@ -84,7 +84,7 @@ impl Module {
         }
     }
 
-    /// Where its kernels run.
+    /// Device of the kernels.
     pub fn device(&self) -> &Device {
         &self.0.device
     }
@@ -92,32 +92,32 @@ impl Module {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: loaded once, unloaded once; the driver waits for kernels of it that run.
+        // SAFETY: loaded once, unloaded once; the driver waits for running kernels of the module.
         self.device.late(|| unsafe { call!(cuModuleUnload(self.handle)) });
     }
 }
 
-/// The driver's account of a kernel on its device.
+/// Resources of a kernel on its device, as the driver reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes of a thread outside of registers.
+    /// Bytes of local memory per thread.
     pub local: u32,
-    /// Bytes of shared memory of a block.
+    /// Bytes of shared memory per block.
     pub shared: u32,
-    /// Blocks, of the threads asked about, that a multiprocessor holds at once.
+    /// Resident blocks per multiprocessor at the given block size.
     pub blocks: u32,
 }
 
 impl Function {
-    /// The driver's account of the kernel, in blocks of so many threads.
+    /// Returns the kernel's resources for blocks of `threads` threads.
     pub fn footprint(&self, threads: u32) -> Result<Footprint, Error> {
         use sys::CUfunction_attribute as About;
         let blocks = self.blocks_at_once(threads)?;
         let attribute = |what: About| {
             let mut value = 0;
-            // SAFETY: the function lives; the place outlives the call.
+            // SAFETY: the function is live; the place outlives the call.
             unsafe { call!(cuFuncGetAttribute(&mut value, what, self.handle))? };
             Ok::<_, Error>(u32::try_from(value).unwrap_or(0))
         };
@@ -129,28 +129,29 @@ impl Function {
         })
     }
 
-    /// Blocks of so many threads that fit on the device at once: a grid of this size keeps it busy.
+    /// Returns the number of blocks of `threads` threads that are resident on the whole device at once: a grid of this size fills
+    /// it.
     pub fn resident_blocks(&self, threads: u32) -> Result<u32, Error> {
         Ok(self.blocks_at_once(threads)?.max(1) * self.module.device().multiprocessors()?)
     }
 
-    /// The same on one multiprocessor; 0 where such a block does not fit.
+    /// Returns the resident blocks per multiprocessor; 0 if such a block does not fit.
     fn blocks_at_once(&self, threads: u32) -> Result<u32, Error> {
         self.module.device().enter()?;
         let (mut blocks, threads) = (0, i32::try_from(threads).unwrap_or(i32::MAX));
-        // SAFETY: the function lives; the place outlives the call.
+        // SAFETY: the function is live; the place outlives the call.
         unsafe { call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.handle, threads, 0))? };
         Ok(u32::try_from(blocks).unwrap_or(0))
     }
 }
 
 impl Stream {
-    /// Runs `blocks` blocks of `threads` threads of a kernel, after all work so far. Nothing happens where `blocks` is 0.
+    /// Launches a kernel with `blocks` blocks of `threads` threads, after all work so far. Does nothing if `blocks` is 0.
     ///
     /// # Safety
     /// - `arguments` points at as many values as the kernel has parameters, each of its parameter's type. They are read before
     ///   the call returns.
-    /// - What the kernel reads and writes lives and is nobody else's until it has run.
+    /// - The memory that the kernel reads and writes stays alive, and no other code accesses it, until the kernel has run.
     pub unsafe fn launch(
         &self,
         function: &Function,
@@ -166,7 +167,7 @@ impl Stream {
             return Ok(());
         }
         let arguments = arguments.as_mut_ptr();
-        // SAFETY: the function and the stream live and are of one device; the caller promises the arguments.
+        // SAFETY: the function and the stream are live and of one device; the caller guarantees the arguments.
         unsafe {
             let (stream, none) = (self.as_raw().cast(), std::ptr::null_mut());
             call!(cuLaunchKernel(function.handle, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, none))
@@ -174,7 +175,7 @@ impl Stream {
     }
 }
 
-/// What a driver refuses in a text is the text's fault; what it lacks to compile one is an error that says so.
+/// Maps the driver's codes to errors: a fault of the PTX, or a missing part of the driver with advice.
 fn refused(error: Error, log: &[u8]) -> Error {
     use sys::CUresult as Code;
     let Error::Call { code, name, .. } = &error else { return error };

@@ -1,36 +1,36 @@
-//! Whether CUDA can be used, asked once and without a panic.
+//! Probe for a CUDA driver, run once per process and without a panic.
 
 use libloading::Library;
 use std::error::Error as _;
 use std::ffi::{c_int, c_uint};
 use std::sync::OnceLock;
 
-/// The oldest driver that has all we call: CUDA 12.0.
+/// Oldest driver with all functions that this crate calls: CUDA 12.0.
 const NEEDED: i32 = 12_000;
-/// The file that a driver's installation puts into the loader's path.
+/// File name of an installed driver.
 const INSTALLED: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
-/// The name that development packages and toolkits' stubs have. cudarc tries it before [`INSTALLED`], unless another crate has
-/// cudarc linked to the driver, as candle does.
+/// File name in development packages and toolkits' stubs. cudarc tries it before [`INSTALLED`], unless another crate links cudarc
+/// to the driver, as candle does.
 const DEVELOPMENT: Option<&str> = if cfg!(windows) { None } else { Some("libcuda.so") };
-/// What a driver says where it has no device.
+/// Driver's error code if there is no device.
 const NO_DEVICE: c_int = 100;
-/// What every function of a toolkit's stub says.
+/// Error code of every function of a toolkit's stub.
 const STUB: c_int = 34;
-/// A name that only a stand-in exports.
+/// Symbol that only the stand-in exports.
 const MARK: &[u8] = b"meshstep_standin\0";
 
-/// The driver that was found.
+/// CUDA driver that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Driver {
-    /// The newest CUDA it speaks: 1000 times the major version, and 10 times the minor one.
+    /// Newest supported CUDA version: 1000 times the major version plus 10 times the minor one.
     pub version: i32,
-    /// How many GPUs it shows.
+    /// Number of visible GPUs.
     pub devices: usize,
-    /// Whether it is the stand-in that tests use in place of a driver (`MESHSTEP_STANDIN=1`).
+    /// True for the stand-in that tests use in place of a driver (`MESHSTEP_STANDIN=1`).
     pub stand_in: bool,
 }
 
-/// Why CUDA cannot be used on this machine.
+/// Reason why CUDA cannot be used on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unavailable {
@@ -39,7 +39,7 @@ pub enum Unavailable {
     NoDriver {
         /// The library.
         library: String,
-        /// The loader's words.
+        /// Loader's error message.
         reason: String,
     },
     /// The library lacks a function that every driver has.
@@ -50,7 +50,7 @@ pub enum Unavailable {
         /// The function.
         function: &'static str,
     },
-    /// The library is a toolkit's stub, which is for linking only.
+    /// The library is a toolkit's stub, for linking only.
     #[error(
         "{library} is a toolkit's stub and not a driver; take the stubs folder (lib64/stubs) out of LD_LIBRARY_PATH, so that \
          the libcuda.so.1 of NVIDIA's driver is loaded"
@@ -59,26 +59,26 @@ pub enum Unavailable {
         /// The library.
         library: String,
     },
-    /// The driver is older than what we call.
+    /// The driver is too old.
     #[error("the CUDA driver speaks version {found}; update it to one of {needed} or later")]
     TooOld {
-        /// Its version.
+        /// Its CUDA version.
         found: i32,
-        /// The oldest that works.
+        /// Oldest version that works.
         needed: i32,
     },
-    /// The driver cannot be started: it does not fit the kernel's module, or access is denied.
+    /// The driver cannot be initialised: it does not match the kernel module, or access is denied.
     #[error("the CUDA driver does not start: {function} returned {code}")]
     Start {
         /// The function that failed.
         function: &'static str,
-        /// The driver's number for it.
+        /// Driver's error code.
         code: i32,
     },
-    /// A driver without a GPU.
+    /// The driver finds no GPU.
     #[error("the CUDA driver finds no GPU (see CUDA_VISIBLE_DEVICES)")]
     NoDevice,
-    /// The stand-in for tests, which nobody has asked for.
+    /// The library is the tests' stand-in, and `MESHSTEP_STANDIN` is not set to 1.
     #[error("{library} is a stand-in for tests; take it out of the loader's path, or set MESHSTEP_STANDIN=1")]
     StandIn {
         /// The library.
@@ -86,7 +86,7 @@ pub enum Unavailable {
     },
 }
 
-/// The driver, or why there is none. Asked once in a process; nothing else of CUDA is touched before.
+/// Returns the driver, or the reason why there is none. Runs once per process, before any other CUDA call.
 pub fn probe() -> Result<&'static Driver, Unavailable> {
     static FOUND: OnceLock<Result<Driver, Unavailable>> = OnceLock::new();
     FOUND.get_or_init(look).as_ref().map_err(Clone::clone)
@@ -94,19 +94,19 @@ pub fn probe() -> Result<&'static Driver, Unavailable> {
 
 fn look() -> Result<Driver, Unavailable> {
     let (library, name) = load()?;
-    // SAFETY: no function of this name is called; only whether it is there counts.
+    // SAFETY: the symbol is not called; only its presence is checked.
     let stand_in = unsafe { library.get::<*const ()>(MARK) }.is_ok();
     if stand_in && std::env::var_os("MESHSTEP_STANDIN").is_none_or(|value| value != "1") {
         return Err(Unavailable::StandIn { library: name });
     }
     let driver = ask(&library, &name, stand_in)?;
-    // It stays: a driver does not stop and start again within a process.
+    // The library stays loaded: a driver cannot be stopped and started again within a process.
     std::mem::forget(library);
     Ok(driver)
 }
 
-/// The driver's library that cudarc calls: the installed one where cudarc is linked to it, else the first of cudarc's names. Two
-/// libraries in one process would not know each other's contexts.
+/// Loads the driver library that cudarc calls: the installed one if cudarc is linked to it, else the first of cudarc's names. Two
+/// copies of the library in one process would not share contexts.
 pub(super) fn load() -> Result<(Library, String), Unavailable> {
     let installed = open(INSTALLED);
     if let Ok(library) = &installed
@@ -120,15 +120,16 @@ pub(super) fn load() -> Result<(Library, String), Unavailable> {
     installed.map_err(|reason| missing(&reason))
 }
 
-/// A library and its name, or why it cannot be loaded.
+/// Loads a library; returns it with its name.
 fn open(name: &str) -> Result<(Library, String), libloading::Error> {
-    // SAFETY: a driver may be loaded any number of times, from any thread; that is how every program gets it.
+    // SAFETY: a driver may be loaded any number of times, from any thread, as every CUDA program does.
     unsafe { Library::new(name) }.map(|library| (library, name.to_owned()))
 }
 
-/// Whether cudarc's function is the library's own: by dynamic loading it would be one that looks for it.
+/// Returns true if cudarc is linked to the library: cudarc's function is then the library's own. With dynamic loading it is a
+/// wrapper that looks the function up.
 fn is_linked((library, _): &(Library, String)) -> bool {
-    // SAFETY: the function is not called; its address alone counts.
+    // SAFETY: the function is not called; only its address is compared.
     let own = unsafe { library.get::<*const ()>(b"cuDriverGetVersion\0") };
     own.is_ok_and(|own| *own == cudarc::driver::sys::cuDriverGetVersion as *const ())
 }
@@ -140,7 +141,7 @@ fn missing(error: &libloading::Error) -> Unavailable {
 
 fn ask(library: &Library, name: &str, stand_in: bool) -> Result<Driver, Unavailable> {
     let mut version = 0;
-    // SAFETY: the driver's documented signature, as in the calls below; a place for a number outlives the call.
+    // SAFETY: the driver's documented signature, as in the calls below; the place for the number outlives the call.
     call("cuDriverGetVersion", library, name, |f: extern "C" fn(*mut c_int) -> c_int| f(&mut version))?;
     if version < NEEDED {
         return Err(Unavailable::TooOld { found: version, needed: NEEDED });
@@ -154,7 +155,7 @@ fn ask(library: &Library, name: &str, stand_in: bool) -> Result<Driver, Unavaila
     }
 }
 
-/// Calls a function that has the type which `with` takes.
+/// Calls a function of the library, of the type that `with` takes.
 fn call<F: Copy>(
     function: &'static str,
     library: &Library,

@@ -1,4 +1,4 @@
-//! Orders of work, and the points in them that others wait for.
+//! Streams, and events that other streams wait for.
 
 use super::driver::{call, waited};
 use super::memory::Pinned;
@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 use std::any::Any;
 use std::sync::Arc;
 
-/// An order of work on a device. Work on different streams has no order but what [`wait`](Stream::wait) makes.
+/// Queue of work on a device. Work on different streams is ordered only by [`wait`](Stream::wait).
 #[derive(Clone, Debug)]
 pub struct Stream(Arc<Inner>);
 
@@ -16,19 +16,19 @@ pub struct Stream(Arc<Inner>);
 struct Inner {
     device: Device,
     handle: sys::CUstream,
-    /// Whose stream it is, if not ours to destroy.
+    /// Owner of a foreign stream, which this type never destroys.
     owner: Option<Owner>,
 }
 
-/// What keeps something of another library alive.
+/// Keeps an object of another library alive.
 pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
-// SAFETY: a stream is a handle that the driver locks by itself; every call makes its context current first.
+// SAFETY: a stream is a handle with the driver's own locking; every call makes its context current first.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
-/// A point in a stream's order.
+/// Point in a stream's order of work.
 #[derive(Debug)]
 pub struct Event {
     device: Device,
@@ -41,12 +41,12 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Stream {
-    /// A stream that the default stream does not wait for.
+    /// Creates a stream that does not synchronise with the default stream.
     pub fn new(device: &Device) -> Result<Self, Error> {
         Self::with_priority(device, 0)
     }
 
-    /// A stream whose work goes before that of others, for communication.
+    /// Creates a stream of the highest priority, for communication.
     pub fn urgent(device: &Device) -> Result<Self, Error> {
         device.enter()?;
         let (mut least, mut greatest) = (0, 0);
@@ -68,70 +68,72 @@ impl Stream {
         Stream(Arc::new(Inner { device: device.clone(), handle, owner }))
     }
 
-    /// Where its work takes place.
+    /// Device of the stream.
     pub fn device(&self) -> &Device {
         &self.0.device
     }
 
-    /// The driver's handle, for kernels and libraries. It lives as long as this stream or a clone of it.
+    /// Driver's handle, for kernels and libraries. It is valid as long as this stream or a clone of it lives.
     pub fn as_raw(&self) -> *mut std::ffi::c_void {
         self.0.handle.cast()
     }
 
-    /// The point after all work so far.
+    /// Records an event after all work so far.
     pub fn record(&self) -> Result<Event, Error> {
         self.mark(sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// The point after all work so far, with these flags.
+    /// Records an event with these flags after all work so far.
     pub(super) fn mark(&self, flags: sys::CUevent_flags_enum) -> Result<Event, Error> {
         self.enter()?;
         let event = Event::new(&self.0.device, flags)?;
-        // SAFETY: both live, on one device.
+        // SAFETY: event and stream are live, on one device.
         unsafe { call!(cuEventRecord(event.handle, self.0.handle))? };
         Ok(event)
     }
 
-    /// What follows here begins after `event`. The host goes on at once.
+    /// Makes later work on this stream start after `event`. Does not block the host.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
         self.enter()?;
-        // SAFETY: both live; events of other devices may be waited for.
+        // SAFETY: event and stream are live; a stream may wait for events of other devices.
         unsafe { call!(cuStreamWaitEvent(self.0.handle, event.handle, 0)) }
     }
 
-    /// Whether its work goes into a graph instead of being done, as during [`capture`](Self::capture).
+    /// Returns true while work on this stream is captured into a graph, as during [`capture`](Self::capture).
     pub fn is_capturing(&self) -> Result<bool, Error> {
         self.enter()?;
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the stream lives; the place outlives the call.
+        // SAFETY: the stream is live; the place outlives the call.
         unsafe { call!(cuStreamIsCapturing(self.0.handle, &mut status))? };
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// An error while the stream is captured, for what cannot be: without asking the driver to do it, which would spoil the graph.
+    /// Returns an error while the stream is being captured, for operations that cannot be. Asking the driver for such an
+    /// operation would invalidate the capture.
     pub(crate) fn outside_graphs(&self, what: &'static str) -> Result<(), Error> {
         if self.is_capturing()? { Err(Error::Capturing { what }) } else { Ok(()) }
     }
 
-    /// Returns when all work so far is done, or with what went wrong in it.
+    /// Waits until all work so far is done; returns its error.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.outside_graphs("a wait of the host")?;
         waited();
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is live.
         unsafe { call!(cuStreamSynchronize(self.0.handle)) }
     }
 
-    /// Fills `into` with page-locked bytes from byte `from` on, without waiting for it.
+    /// Copies page-locked bytes from byte `from` on into `into`, asynchronously.
     pub fn copy_in(&self, host: &Pinned, from: usize, into: SliceMut<'_>) -> Result<(), Error> {
         let (target, len) = (self.address(into.as_slice())?, into.as_slice().size());
         let source = host.at(from, len)?;
         self.outside_graphs("a copy of pinned memory")?;
-        // SAFETY: both ranges were checked. The driver frees device memory after work that uses it; `host` waits for the copy.
+        // SAFETY: both ranges were checked. The driver frees device memory only after work that uses it; `host` waits for the
+        // copy.
         let start = || unsafe { call!(cuMemcpyHtoDAsync_v2(target, source.cast(), len, self.0.handle)) };
         if len == 0 { Ok(()) } else { host.copied(self, start) }
     }
 
-    /// Copies `from` to page-locked bytes from byte `to` on, without waiting for it.
+    /// Copies `from` into page-locked bytes from byte `to` on, asynchronously.
     pub fn copy_out(&self, from: Slice<'_>, host: &Pinned, to: usize) -> Result<(), Error> {
         let (source, len) = (self.address(from)?, from.size());
         let target = host.at(to, len)?;
@@ -141,7 +143,7 @@ impl Stream {
         if len == 0 { Ok(()) } else { host.copied(self, start) }
     }
 
-    /// Fills `into` with ordinary bytes, which the driver has taken when the call returns.
+    /// Copies pageable host bytes into `into`; `bytes` may be reused when the call returns.
     pub(crate) fn upload(&self, bytes: &[u8], into: SliceMut<'_>) -> Result<(), Error> {
         let target = self.address(into.as_slice())?;
         check_len(bytes.len(), into.as_slice().size())?;
@@ -149,13 +151,13 @@ impl Stream {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: both have so many bytes. Of pageable memory the driver makes a copy before it returns; should it not, as in
-        // memory that was page-locked elsewhere, the stream is waited for while the borrow lasts.
+        // SAFETY: source and target have `bytes.len()` bytes. The driver copies pageable memory before it returns. Memory that
+        // other code has page-locked it may read later; the stream is synchronised while the borrow lasts.
         unsafe { call!(cuMemcpyHtoDAsync_v2(target, bytes.as_ptr().cast(), bytes.len(), self.0.handle))? };
         self.synchronize()
     }
 
-    /// Copies `from` to ordinary bytes, and returns when that is done.
+    /// Copies `from` into pageable host bytes; returns when the copy is done.
     pub(crate) fn download(&self, from: Slice<'_>, into: &mut [u8]) -> Result<(), Error> {
         let source = self.address(from)?;
         check_len(from.size(), into.len())?;
@@ -163,7 +165,7 @@ impl Stream {
         if into.is_empty() {
             return self.synchronize();
         }
-        // SAFETY: both have so many bytes; the stream is waited for while the borrow lasts.
+        // SAFETY: source and target have `into.len()` bytes; the stream is synchronised while the borrow lasts.
         let copied = unsafe {
             call!(cuMemcpyDtoHAsync_v2(into.as_mut_ptr().cast(), source, into.len(), self.0.handle))
         };
@@ -177,7 +179,7 @@ impl Stream {
         if from.is_empty() {
             return Ok(());
         }
-        // SAFETY: both have so many bytes, none in common, since one of them is borrowed exclusively.
+        // SAFETY: source and target have `from.size()` bytes and do not overlap, since `into` is borrowed exclusively.
         unsafe { call!(cuMemcpyDtoDAsync_v2(target, source, from.size(), self.0.handle)) }
     }
 
@@ -187,11 +189,11 @@ impl Stream {
         if memory.is_empty() {
             return Ok(());
         }
-        // SAFETY: the whole of live memory.
+        // SAFETY: exactly the bytes of live memory.
         unsafe { call!(cuMemsetD8Async(target, 0, memory.as_slice().size(), self.0.handle)) }
     }
 
-    /// Where memory of this device begins there.
+    /// Returns the device address of memory on this stream's device.
     fn address(&self, memory: Slice<'_>) -> Result<sys::CUdeviceptr, Error> {
         let ordinal = self.0.device.ordinal();
         if memory.place() != Place::Cuda(ordinal) {
@@ -207,7 +209,7 @@ impl Stream {
 }
 
 impl PartialEq for Stream {
-    /// Whether both are one order of work.
+    /// Returns true if both are the same stream.
     fn eq(&self, other: &Stream) -> bool {
         self.0.handle == other.0.handle && self.0.device.ordinal() == other.0.device.ordinal()
     }
@@ -227,31 +229,31 @@ impl Event {
         Ok(Event { device: device.clone(), handle })
     }
 
-    /// Whether what was before it is done.
+    /// Returns true if all work before the event is done.
     pub fn is_done(&self) -> Result<bool, Error> {
         self.device.enter()?;
-        // SAFETY: the event lives.
+        // SAFETY: the event is live.
         match unsafe { sys::cuEventQuery(self.handle) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             other => super::driver::told("cuEventQuery", other).map(|()| true),
         }
     }
 
-    /// Returns when what was before it is done.
+    /// Waits until all work before the event is done.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.device.enter()?;
         self.reached()
     }
 
-    /// Its device, and the driver's handle.
+    /// Device and driver's handle of the event.
     pub(super) fn parts(&self) -> (&Device, sys::CUevent) {
         (&self.device, self.handle)
     }
 
-    /// [`synchronize`](Self::synchronize) for a drop, where the context is current.
+    /// Like [`synchronize`](Self::synchronize), for a drop, where the context is current.
     pub(super) fn reached(&self) -> Result<(), Error> {
         waited();
-        // SAFETY: the event lives.
+        // SAFETY: the event is live.
         unsafe { call!(cuEventSynchronize(self.handle)) }
     }
 }
@@ -266,7 +268,7 @@ impl Drop for Event {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.owner.is_none() {
-            // SAFETY: made once, destroyed once; work on it goes on to its end.
+            // SAFETY: made once, destroyed once; pending work on it still completes.
             self.device.late(|| unsafe { call!(cuStreamDestroy_v2(self.handle)) });
         }
     }

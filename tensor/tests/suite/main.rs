@@ -1,4 +1,4 @@
-//! Every test of the crate's public interface. What needs no GPU is tested beside the code.
+//! Tests of the crate's public interface. Tests that need no GPU are beside the code.
 #![cfg(feature = "cuda")]
 #![allow(
     clippy::unwrap_used,

@@ -62,11 +62,11 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "comm-split-forgets-the-keys",
-        file: "comm/src/colours.rs",
+        file: "comm/src/split_groups.rs",
         from: "sort_by_key(|&rank| (asked[rank].1, rank));",
         to: "sort_by_key(|&rank| rank);",
         package: "meshstep-comm",
-        test: "colours::tests::keys_order_ranks_and_ties_keep_their_order",
+        test: "split_groups::tests::keys_order_ranks_and_ties_keep_their_order",
     },
     Mutant {
         name: "comm-strangers-may-send-long-frames",

@@ -1,7 +1,7 @@
-//! Comparison of the table with a release of NCCL: claims about its header are compiled, and its library is loaded.
+//! Checks of the table against a release of NCCL: assertions about its header are compiled, and its library is loaded.
 //!
-//! `cargo xtask ci --only nccl-abi` fetches releases and names the folder of one, with `include` and `lib`, in
-//! MESHSTEP_NCCL_ABI. Neither test needs a GPU.
+//! `cargo xtask ci --only nccl-abi` fetches releases and names the folder of one, with `include` and `lib`, in MESHSTEP_NCCL_ABI.
+//! The tests need no GPU.
 
 use super::{Ability, Config, IN_PROGRESS, NO_COLOR, RawId, SUCCESS, SYMMETRIC, Table, Window};
 use crate::nccl::UniqueId;
@@ -15,7 +15,7 @@ use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The folder of the release.
+/// Returns the folder of the release.
 fn release() -> Option<PathBuf> {
     let folder = std::env::var_os("MESHSTEP_NCCL_ABI").map(PathBuf::from);
     if folder.is_none() {
@@ -24,7 +24,7 @@ fn release() -> Option<PathBuf> {
     folder
 }
 
-/// How a type is passed, as `KIND` below names it: a pointer, a number, or a struct, and its bytes.
+/// Returns the kind of a type as `KIND` below names it: pointer, number or struct, and its size in bytes.
 pub(super) fn kind<T>() -> String {
     let name = type_name::<T>();
     let letter = match name {
@@ -35,7 +35,7 @@ pub(super) fn kind<T>() -> String {
     format!("{letter}{}", size_of::<T>())
 }
 
-/// The parts of CUDA's headers that NCCL's header uses.
+/// Parts of CUDA's headers that NCCL's header uses.
 const CUDA: [(&str, &str); 3] = [
     (
         "cuda_runtime.h",
@@ -46,7 +46,7 @@ const CUDA: [(&str, &str); 3] = [
     ("cuda_bf16.h", "#define __CUDA_BF16_TYPES_EXIST__\n"),
 ];
 
-/// Reads a function's type in C++, and gives each part the name that [`kind`] gives it.
+/// C++ code that reads a function's type and names each part as [`kind`] does.
 const KIND: &str = r#"
 #include <cstddef>
 #include <initializer_list>
@@ -80,7 +80,7 @@ template <class R, class... A> constexpr bool is(R (*)(A...), std::initializer_l
 constexpr ncclConfig_t initial = NCCL_CONFIG_INITIALIZER;
 "#;
 
-/// Expressions of C++ with the values that comm gives them.
+/// Returns C++ expressions with the values that comm assumes.
 fn claims(version: i32) -> Vec<(String, i64)> {
     let config = Config::not_blocking();
     let mut claims = fields();
@@ -105,7 +105,7 @@ fn claims(version: i32) -> Vec<(String, i64)> {
     claims
 }
 
-/// Where the fields of the settings lie; the next field begins where comm's settings end.
+/// Returns the offsets of the config's fields; the next field begins where comm's config ends.
 fn fields() -> Vec<(String, i64)> {
     let fields = [
         ("size", offset_of!(Config, size)),
@@ -121,7 +121,7 @@ fn fields() -> Vec<(String, i64)> {
     fields.map(|(field, at)| (format!("offsetof(ncclConfig_t, {field})"), at as i64)).into()
 }
 
-/// The numbers of types and reductions.
+/// Returns the numbers of types and reductions.
 fn numbers() -> Vec<(String, i64)> {
     let types = [
         ("ncclUint64", DType::U64),
@@ -141,7 +141,7 @@ fn numbers() -> Vec<(String, i64)> {
     types.into_iter().chain(reductions).collect()
 }
 
-/// A text that compiles if every claim and every function's type is the header's, and names each that is not.
+/// Returns C++ code that compiles only if every claim and every function's type matches the header, and names each mismatch.
 fn text(claims: &[(String, i64)], signatures: &[(&str, Vec<String>)]) -> String {
     let mut text = KIND.to_owned();
     let mut expect = |test: String, told: String| {
@@ -157,7 +157,7 @@ fn text(claims: &[(String, i64)], signatures: &[(&str, Vec<String>)]) -> String 
     text
 }
 
-/// What the compiler says against the text, with this release's header.
+/// Returns the compiler's errors for the code with this release's header.
 fn objections(folder: &Path, text: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     for (name, header) in CUDA {
@@ -187,7 +187,7 @@ fn a_wrong_number_and_a_wrong_type_are_named() {
     let version = Table::get().unwrap().found.version;
     let (mut claims, mut signatures) = (claims(version), Table::signatures(version));
     claims.iter_mut().for_each(|(_, value)| *value += 2);
-    // No function has such an argument, nor such a result.
+    // No function has such an argument or result.
     signatures.iter_mut().filter_map(|(_, kinds)| kinds.last_mut()).for_each(|kind| *kind = "s16".to_owned());
     let said = objections(&folder, &text(&claims, &signatures));
     let unnamed = |told: &String| !said.contains(&format!("comm expects {told}\n"));

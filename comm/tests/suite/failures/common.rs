@@ -1,4 +1,4 @@
-//! Runs that must end by themselves, and a clock moved by hand.
+//! Runs that must end by themselves, and a manual clock.
 
 use meshstep_comm::{Clock, Communicator, Error, Op, loopback};
 use meshstep_tensor::{Buffer, Category, Element, Meter};
@@ -22,7 +22,7 @@ pub(crate) fn run(comm: &Comm, op: Op, len: usize) -> Outcome {
     comm.run(op, &mut floats(len))
 }
 
-/// Fails the test where `body` would otherwise hang it.
+/// Fails the test if `body` hangs.
 pub(crate) fn in_time<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, ended) = mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -35,8 +35,8 @@ pub(crate) fn in_time<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'stat
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Runs `body` on 2 and on 4 ranks and gives every rank's outcome to `check`. The clock stands still, so no deadline
-/// ever comes: what ends, ends because its cause is known.
+/// Runs `body` on 2 and on 4 ranks and passes every rank's outcome to `check`. The clock stands still, so no deadline ever
+/// expires: a run ends because its cause is known.
 pub(crate) fn each_rank(body: fn(&Comm) -> Outcome, check: impl Fn(usize, usize, Error)) {
     for n in [2, 4] {
         let config = loopback::Config { clock: Clock::manual(), ..loopback::Config::new(n) };

@@ -1,4 +1,4 @@
-//! Ranks that are late, never come, or bring damaged bytes; on a clock moved by hand, and on the real one.
+//! Ranks that are late, missing, or bring corrupted bytes; on a manual clock, and on the real one.
 
 use crate::failures::common::*;
 use meshstep_cases::{long, tried};
@@ -13,7 +13,7 @@ fn a_rank_that_is_too_late_or_never_comes() {
     let patience = 600 * SECOND;
     let faults = [Faults::none().delay(1, 0, 1000 * patience), Faults::none().drop_op(1, 0)];
     let all = [2, 4].into_iter().flat_map(|n| faults.clone().map(|faults| (n, faults))).enumerate();
-    // Each number of ranks and each fault once; in the long run each with each.
+    // Each number of ranks and each fault once; in the long run each pair of them.
     let chosen = |i: usize| (long() || i.is_multiple_of(3)) && tried(i, 1);
     for (_, (n, faults)) in all.filter(|(i, _)| chosen(*i)) {
         let config = loopback::Config { clock: Clock::manual(), faults, ..loopback::Config::new(n) };
@@ -31,7 +31,7 @@ fn a_rank_that_is_too_late_or_never_comes() {
 fn a_deadline_of_one_call() {
     let clock = Clock::manual();
     let config = loopback::Config { clock: clock.clone(), ..loopback::Config::new(2) };
-    // Rank 1 does not call at all until rank 0 has given up.
+    // Rank 1 makes no call until rank 0 has given up.
     let given_up = Barrier::new(2);
     let errors = while_time_passes(config, move |comm| {
         if comm.rank() == 1 {
@@ -60,7 +60,7 @@ fn a_delay_below_the_deadline_changes_nothing() {
     assert_eq!(outcomes, vec![(Ok(()), Ok(())); 2]);
 }
 
-/// It leaves the operation as it is, which then goes well.
+/// It leaves the operation unchanged, which then succeeds.
 #[test]
 fn a_wait_with_an_end_of_its_own() {
     let (clock, timeout) = (Clock::manual(), 1_000_000 * SECOND);
@@ -133,7 +133,7 @@ fn a_known_cause_does_not_wait_for_the_deadline() {
     let started = Instant::now();
     let outcomes = in_time(|| {
         loopback::spawn(4, |comm| {
-            // A minute's patience, of which nothing is used up.
+            // A deadline of a minute, of which nothing is used up.
             let op = if comm.rank() == 3 { Op::barrier() } else { Op::all_gather() };
             run(&comm, op.within(60 * SECOND), 8)
         })

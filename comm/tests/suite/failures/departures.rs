@@ -1,4 +1,4 @@
-//! Ranks that return, let go of their communicator, or panic.
+//! Ranks that return, drop their communicator, or panic.
 
 use crate::failures::common::*;
 use meshstep_comm::{Error, Op, Reduction, loopback};
@@ -30,7 +30,7 @@ fn a_rank_that_drops_its_communicator_and_goes_on() {
         loopback::spawn(2, move |comm| {
             if comm.rank() == 0 {
                 drop(comm);
-                // Still here, and returns only once the other has been told.
+                // Stays, and returns only once the other rank has its error.
                 return heard.lock().unwrap().recv().unwrap();
             }
             let outcome = run(&comm, Op::recv(0), 8);
@@ -50,7 +50,7 @@ fn a_rank_that_panics() {
         let result = in_time(move || {
             loopback::spawn(n, |comm| {
                 if comm.rank() == 1 {
-                    // What it has in flight goes down with it.
+                    // Its operations in flight fail with it.
                     let _started = comm.start(Op::send(0), floats(4), &Queue::cpu());
                     std::panic::resume_unwind(Box::new("rank 1 is out".to_owned()));
                 }
@@ -63,7 +63,7 @@ fn a_rank_that_panics() {
         let seen = std::mem::take(&mut *seen.lock().unwrap());
         assert_eq!(seen.len(), n - 1);
         for outcome in seen {
-            // The send in flight may be met by the others' all_reduce first.
+            // The send in flight may first meet the others' all_reduce.
             let error = outcome.unwrap_err();
             assert!(error == panicked || matches!(error, Error::Mismatch { .. }), "{error}");
         }
@@ -84,7 +84,7 @@ fn a_panic_on_a_thread_of_the_callers_own() {
 }
 
 #[test]
-fn what_is_started_runs_though_nobody_waits() {
+fn started_operations_run_without_a_wait() {
     let meter = Meter::new();
     let outcomes = loopback::spawn(2, |comm| {
         let (queue, len) = (Queue::cpu(), 1 << 16);

@@ -1,4 +1,4 @@
-//! Ranks that contradict each other, and callers that are refused.
+//! Contradictory calls of ranks, and refused calls.
 
 use crate::failures::common::*;
 use meshstep_comm::{Error, InFlight, Op, Reduction, loopback};
@@ -69,7 +69,7 @@ fn sends_and_receives_that_never_meet() {
     each_rank(|c| run(c, if c.rank() == 0 { Op::recv(1) } else { Op::all_gather() }, 8), is_mismatch);
     each_rank(|c| run(c, Op::send(c.rank() ^ 1), 8), is_mismatch);
     each_rank(|c| run(c, Op::recv((c.rank() + 1) % c.world_size()), 8), is_mismatch);
-    // A pair of unequal lengths or types; the other ranks learn of it too.
+    // A pair of unequal lengths or types; the other ranks get the error too.
     each_rank(
         |c| {
             let mut values = floats(8 + c.rank());
@@ -92,7 +92,7 @@ fn sends_and_receives_that_never_meet() {
 }
 
 #[test]
-fn a_failure_is_told_once_and_repeated_ever_after() {
+fn a_failure_is_returned_once_and_poisons_later_calls() {
     each_rank(
         |comm| {
             let first =
@@ -109,7 +109,7 @@ fn a_failure_is_told_once_and_repeated_ever_after() {
 }
 
 #[test]
-fn an_abort_ends_what_waits_everywhere() {
+fn an_abort_ends_waiting_operations_on_every_rank() {
     each_rank(
         |comm| {
             if comm.rank() == 1 {
@@ -122,13 +122,13 @@ fn an_abort_ends_what_waits_everywhere() {
 }
 
 #[test]
-fn what_waits_in_the_queue_fails_with_what_is_ahead_of_it() {
+fn queued_operations_fail_with_the_ones_ahead() {
     each_rank(
         |comm| {
             let queue = Queue::cpu();
             let odd = comm.rank() == 1;
             let ops = [if odd { Op::all_to_all() } else { Op::all_gather() }, Op::barrier(), Op::barrier()];
-            // What is started after the failure has become known is refused at once.
+            // An operation started after the failure is known is refused at once.
             let started: Vec<Result<InFlight, _>> = ops.map(|op| comm.start(op, floats(8), &queue)).into();
             let end = |started: Result<InFlight, (Buffer, Error)>| match started {
                 Ok(started) => started.wait(&queue),
@@ -168,7 +168,7 @@ fn a_caller_error_gives_the_buffer_back_and_spoils_nothing() {
         let integers = Error::FactorsOfIntegers { dtype: DType::U64 };
         let by = Reduction::PreMulSum { factor: 2.0 };
         assert_eq!(refused(Op::all_reduce(by), buffer(&[1u64])), integers);
-        // One rank's mistake is not the others'.
+        // One rank's mistake does not affect the others.
         if me == 2 {
             assert_eq!(run(&comm, Op::all_gather(), 10), Err(uneven));
         }

@@ -1,4 +1,4 @@
-//! What the tests stand on: devices, ranks as threads, trouble on order.
+//! Test bench: devices, ranks as threads, injected failures.
 
 use meshstep_comm::nccl::{self, Nccl, Options};
 use meshstep_comm::{Communicator, Error};
@@ -8,13 +8,14 @@ use std::ffi::{CStr, CString, c_char};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Held by every test: plans, seeds and aborts are of the whole process.
+/// Held by every test: plans, seeds and aborts affect the whole process.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether there are so many devices, and NCCL; if not, says so, which REQUIRE_GPU=1 makes a failure where there is none.
+/// Returns true if there are this many devices, and NCCL; otherwise prints a note, or fails without any device under
+/// REQUIRE_GPU=1.
 pub(crate) fn available(devices: usize) -> bool {
     let missing = match (cuda::probe(), nccl::probe()) {
         (Ok(driver), Ok(_)) if driver.devices >= devices => return true,
@@ -38,7 +39,7 @@ pub(crate) fn stand_in(devices: usize) -> bool {
     stand_in
 }
 
-/// Whether this NCCL has factors.
+/// Returns true if this NCCL has factors.
 pub(crate) fn multiplies() -> bool {
     nccl::probe().unwrap().version >= 21_100
 }
@@ -53,40 +54,40 @@ pub(crate) fn seed(seed: u64) {
     in_stand_in::<extern "C" fn(u64)>("libcuda.so.1", "meshstep_standin_seed")(seed);
 }
 
-/// What is to go wrong, once.
+/// Plans a failure, once.
 pub(crate) fn plan(text: &str) {
     let text = CString::new(text).unwrap();
     in_stand_in::<extern "C" fn(*const c_char)>("libnccl.so.2", "meshstep_standin_nccl")(text.as_ptr());
 }
 
-/// The next call of one of the driver's functions returns this error, undone.
+/// Makes the next call of a driver function return this error without effect.
 pub(crate) fn fail(function: &CStr, code: i32) {
     type Fail = extern "C" fn(*const c_char, i32);
     in_stand_in::<Fail>("libcuda.so.1", "meshstep_standin_fail")(function.as_ptr(), code);
 }
 
-/// Communicators that NCCL has not freed.
+/// Returns the number of communicators that NCCL has not freed.
 pub(crate) fn comms() -> usize {
     in_stand_in::<extern "C" fn() -> usize>("libnccl.so.2", "meshstep_standin_comms")()
 }
 
-/// Windows of communicators, and allocations of NCCL's own.
+/// Returns the numbers of windows and of NCCL allocations.
 pub(crate) fn windows() -> (u32, u32) {
     let both = in_stand_in::<extern "C" fn() -> u64>("libnccl.so.2", "meshstep_standin_windows")();
     (both as u32, (both >> 32) as u32)
 }
 
-/// What a function of the stand-in for NCCL returns.
+/// Returns the result of a function of the stand-in for NCCL.
 pub(crate) fn nccl_function<F: Copy>(name: &str) -> F {
     in_stand_in("libnccl.so.2", name)
 }
 
-/// Graphs that can be launched.
+/// Returns the number of graphs that can be launched.
 pub(crate) fn graphs() -> usize {
     in_stand_in::<extern "C" fn() -> usize>("libcuda.so.1", "meshstep_standin_graphs")()
 }
 
-/// Ranks as threads, on the first devices.
+/// Runs ranks as threads, on the first devices.
 pub(crate) fn ranks<T: Send>(n: usize, options: &Options, body: impl Fn(Arc<Nccl>) -> T + Sync) -> Vec<T> {
     nccl::spawn(&(0..n).collect::<Vec<_>>(), options.clone(), body).unwrap()
 }
@@ -95,12 +96,12 @@ pub(crate) fn options(deadline: Duration) -> Options {
     Options { deadline, check: false, ..Options::default() }
 }
 
-/// A minute: longer than any test that is right.
+/// A minute: longer than any passing test.
 pub(crate) fn patient() -> Options {
     options(Duration::from_secs(60))
 }
 
-/// A rank's own stream, and what it makes there.
+/// A rank's own stream, and its buffers there.
 pub(crate) struct Rank {
     pub(crate) comm: Arc<Nccl>,
     pub(crate) queue: Queue,
@@ -117,7 +118,7 @@ impl Rank {
         &*self.comm
     }
 
-    /// Values on the device, where they are when this returns.
+    /// Uploads values to the device; returns once they are there.
     pub(crate) fn buffer<T: Element>(&self, values: &[T]) -> Buffer {
         let zeros = Buffer::zeroed_on(&self.queue, values.len(), T::DTYPE, &self.meter, Category::Grads);
         let mut buffer = zeros.unwrap();
@@ -132,7 +133,7 @@ impl Rank {
         values
     }
 
-    /// The sum over all ranks of one number.
+    /// Sums one number over all ranks.
     pub(crate) fn sum(&self, x: f32) -> Result<f32, Error> {
         let mut buffer = self.buffer(&[x]);
         self.dyn_comm().all_reduce(&mut buffer, meshstep_comm::Reduction::Sum)?;

@@ -1,4 +1,4 @@
-//! Every collective, reduction and type against the naive ones of loopback's tests.
+//! Every collective, reduction and type against the naive implementation of loopback's tests.
 
 use crate::naive::{Naive, What, naive, own, random};
 use crate::nccl::bench::{Rank, alone, available, multiplies, patient, ranks};
@@ -10,11 +10,11 @@ use meshstep_tensor::{Buffer, Element, bf16, f16};
 const REDUCTIONS: [Reduction; 5] =
     [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min, Reduction::PreMulSum { factor: 0.3 }];
 
-/// An element, and how much one rounding may change it.
+/// Test element, with the error of one rounding.
 trait Number: Naive + Default {
-    /// A small whole number: sums of eight are exact.
+    /// Returns a small whole number: sums of eight are exact.
     fn whole(bits: u64) -> Self;
-    /// A number of moderate size with many digits.
+    /// Returns a number of moderate size with many digits.
     fn long(bits: u64) -> Self;
     fn wide(self) -> f64;
     const EPSILON: f64;
@@ -49,7 +49,7 @@ fn reduction(what: What) -> Option<Reduction> {
     }
 }
 
-/// Compares one collective with the naive one: bit by bit, or up to one rounding for each rank and one more, of what is added.
+/// Compares one collective with the naive one: bit by bit, or up to one rounding of the addends for each rank and one more.
 fn check<T: Number + Element + Clone>(rank: &Rank, what: What, len: usize, peers: [usize; 2], long: bool) {
     let (n, me) = (rank.comm.world_size(), rank.comm.rank());
     let mut seed = len as u64 + 7;
@@ -82,7 +82,7 @@ fn check<T: Number + Element + Clone>(rank: &Rank, what: What, len: usize, peers
     }
 }
 
-/// What type `row` of five takes part in. Half of it will do on the stand-in, where each call takes long.
+/// Checks the collectives that type `row` of five supports; half of the cases on the stand-in, where each call takes long.
 fn check_all<T: Number + Element + Clone>(rank: &Rank, row: usize, float: bool) {
     let n = rank.comm.world_size();
     let all = !nccl::probe().unwrap().stand_in;
@@ -206,7 +206,7 @@ fn each_call_of_a_group_has_its_own_factor() {
 pub(crate) fn use_own_factors(rank: &Rank) {
     let me = rank.comm.rank() as f64;
     let by = |factor| Reduction::PreMulSum { factor };
-    // More in a row than NCCL's stand-in keeps factors.
+    // More operations in a row than the stand-in has slots for factors.
     for _ in 0..20 {
         let calls = [
             (Op::all_reduce(by(me + 0.5)), rank.buffer(&[2f32; 3])),
@@ -235,7 +235,7 @@ fn calls_of_a_group_go_together() {
 pub(crate) fn trade_in_groups(rank: &Rank) {
     let (me, other) = (rank.comm.rank(), 1 - rank.comm.rank());
     for _ in 0..3 {
-        // Both send first: one after the other, they would wait for each other.
+        // Both ranks send first: without a group they would wait for each other.
         let calls = [
             (Op::send(other), rank.buffer(&[me as f32; 5])),
             (Op::recv(other), rank.buffer(&[9f32; 5])),
@@ -255,7 +255,7 @@ pub(crate) fn trade_in_groups(rank: &Rank) {
 }
 
 #[test]
-fn what_was_sent_is_counted_as_a_ring_sends_it() {
+fn sent_bytes_are_counted_as_a_ring_sends_them() {
     let _alone = alone();
     if !available(2) {
         return;

@@ -1,4 +1,4 @@
-//! Trouble on one rank: a typed error on all, in time, and nothing left behind.
+//! Failures on one rank: a typed error on all, in time, and nothing left behind.
 
 use crate::nccl::bench::{Rank, alone, available, comms, options, patient, plan, ranks, stand_in};
 use meshstep_comm::nccl::{self, LastResort, Nccl, Options};
@@ -10,15 +10,15 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_millis(400);
-/// What may pass after a deadline until every rank has its error.
+/// Time after a deadline until every rank has its error.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Sums until it fails. The error, after how many sums, when, and what of the rank's memory was left.
+/// Sums until it fails. Returns the error, the number of sums, the time, and the rank's remaining memory.
 fn until_failure(comm: Arc<Nccl>) -> (Error, u32, Instant, u64) {
     let rank = Rank::new(comm);
     let (error, sums) = (0..100).find_map(|i| rank.sum(1.0).err().map(|error| (error, i))).unwrap();
     let when = Instant::now();
-    // Nothing is started any more, and every later call says so, with the cause.
+    // No operation starts any more, and every later call returns the cause.
     let (buffer, refused) =
         rank.comm.start(Op::all_gather(), rank.buffer(&[1f32; 3]), &rank.queue).map(drop).unwrap_err();
     assert!(matches!(refused, Error::Poisoned { .. }), "{refused:?}");
@@ -30,7 +30,7 @@ fn until_failure(comm: Arc<Nccl>) -> (Error, u32, Instant, u64) {
     (error, sums, when, rank.meter.live_total())
 }
 
-/// The plan, on three ranks with options; all ranks have the same error within the time. Returns it.
+/// Runs the plan on three ranks with options; all ranks have the same error within the time. Returns it.
 fn all_fail(text: &str, mut options: Options, within: Duration) -> Error {
     plan(text);
     options.meter = Meter::new();
@@ -38,7 +38,7 @@ fn all_fail(text: &str, mut options: Options, within: Duration) -> Error {
     let ends = ranks(3, &options, until_failure);
     assert_eq!(options.meter.live_total(), 0, "the communicators' own memory");
     for (error, sums, when, live) in &ends {
-        // A rank may hear of it before it has seen the end of the sum before.
+        // A rank may see the failure before the end of the sum before.
         assert!((3..=4).contains(sums), "{sums} sums");
         assert_eq!((error, *live), (&ends[0].0, 0));
         assert!(*when - begun < within, "{:?} is more than {within:?}", *when - begun);
@@ -175,22 +175,22 @@ fn a_buffer_handed_to_a_queue_is_followed_by_the_error() {
     ranks(2, &options(DEADLINE), |comm| {
         let rank = Rank::new(comm);
         let started = rank.comm.start(Op::all_reduce(Reduction::Sum), rank.buffer(&[1f32; 9]), &rank.queue);
-        // Neither the host nor the caller waits here.
+        // No thread waits here, neither the host's nor the caller's.
         let (buffer, result) = started.unwrap().wait(&rank.queue);
         assert_eq!(result, Ok(()));
-        // The queue goes on once the operation has been ended.
+        // The queue continues once the operation has been ended.
         rank.queue.synchronize().unwrap();
         drop(buffer);
         assert_eq!(rank.meter.live_total(), 0);
         let told = rank.sum(1.0).unwrap_err();
         assert!(matches!(told, Error::Stuck { op_number: 0, .. }), "{told:?}");
-        assert_eq!(rank.comm.stats().total().operations, 0, "what was aborted does not count");
+        assert_eq!(rank.comm.stats().total().operations, 0, "an aborted operation does not count");
     });
     assert!(begun.elapsed() < DEADLINE + GRACE);
 }
 
 #[test]
-fn what_nobody_waits_for_is_released_all_the_same() {
+fn forgotten_operations_are_released() {
     let _alone = alone();
     if !available(2) {
         return;
@@ -202,7 +202,7 @@ fn what_nobody_waits_for_is_released_all_the_same() {
         if trouble {
             plan("hang 1 1");
         }
-        // Time stands still until all has been let go of, so whoever waited there would wait for ever.
+        // Time stands still until all handles are dropped, so a wait for time there would hang.
         let options = Options { clock: Clock::manual(), ..options(DEADLINE) };
         ranks(2, &options, |comm| {
             let rank = Rank::new(comm);
@@ -221,9 +221,9 @@ fn what_nobody_waits_for_is_released_all_the_same() {
     }
 }
 
-/// Each rank is in a pair, and in a group of itself that was split from the pair.
+/// Each rank is in a pair, and in a group of its own that was split from the pair.
 #[test]
-fn abort_ends_what_waits_there_and_below_and_nothing_above() {
+fn abort_ends_a_group_and_its_subgroups_and_no_ancestor() {
     let _alone = alone();
     if !available(4) {
         return;
@@ -259,9 +259,9 @@ fn abort_ends_what_waits_there_and_below_and_nothing_above() {
     }
 }
 
-/// A panic ends one group alone; what was split from it goes on, until somebody aborts that group.
+/// A panic ends one group alone; groups split from it continue until a rank aborts that group.
 #[test]
-fn an_abort_of_what_has_failed_ends_what_was_split_from_it() {
+fn an_abort_of_a_failed_group_ends_its_subgroups() {
     let _alone = alone();
     if !available(2) {
         return;
@@ -281,7 +281,7 @@ fn an_abort_of_what_has_failed_ends_what_was_split_from_it() {
         }
         together.wait();
         pair.barrier().unwrap();
-        // Nobody aborts what another still waits for.
+        // No rank aborts a group that another still waits in.
         together.wait();
         if let Some(comm) = kept {
             assert!(matches!(comm.sound(), Err(Error::Panicked { rank: 0, .. })));
@@ -299,7 +299,7 @@ fn a_panic_ends_the_others_operations() {
     if !available(2) {
         return;
     }
-    // Often enough that some rank has not come in when the other panics.
+    // Enough repetitions that in some of them a rank has not joined when the other panics.
     (0..20).for_each(|_| one_panic());
 }
 
@@ -315,7 +315,7 @@ fn one_panic() {
     assert_eq!(result.unwrap_err(), Error::Panicked { rank: 1, message: "out of luck".to_owned() });
     let message = "its communicator was dropped while its thread unwound".to_owned();
     let panicked = Error::Panicked { rank: 1, message };
-    // Rank 0 may not even have come in yet.
+    // Rank 0 may not even have joined yet.
     assert!(seen.into_inner().unwrap().iter().all(|error| *error == panicked));
 }
 
@@ -338,13 +338,13 @@ fn an_abort_that_does_not_end_is_for_the_last_resort() {
         let error = rank.sum(1.0).unwrap_err();
         assert!(matches!(error, Error::Stuck { .. }), "{error:?}");
     });
-    // Where the last resort returns, buffers are kept until NCCL has let go of them after all.
+    // If the last resort returns, buffers are kept until NCCL has released them after all.
     assert!(begun.elapsed() >= Duration::from_millis(1000));
     let calls = calls.lock().unwrap();
     assert!(matches!(calls[..], [Error::Stuck { .. }]), "{calls:?}");
 }
 
-/// NCCL may return from a destroy or an abort before it is done: the communicator is asked about until then.
+/// NCCL may return from a destroy or an abort before it is done: the communicator is queried until then.
 #[test]
 fn a_destroy_and_an_abort_that_go_on_are_waited_for() {
     let _alone = alone();
@@ -364,7 +364,7 @@ fn a_destroy_and_an_abort_that_go_on_are_waited_for() {
     }
 }
 
-/// One that goes on for longer than an end may take is for the last resort.
+/// An end that exceeds its limit calls the last resort.
 #[test]
 fn an_abort_that_goes_on_too_long_is_for_the_last_resort() {
     let _alone = alone();
@@ -441,7 +441,7 @@ fn a_rank_that_leaves_does_not_take_the_others_results() {
                 .unwrap();
         queue.upload([1f32; 4][..].into(), buffer.as_mut()).unwrap();
         let started = comm.start(Op::all_reduce(Reduction::Sum), buffer, &queue).unwrap();
-        // What was started goes to its end.
+        // Started operations complete.
         drop(comm);
         let (buffer, result) = started.wait(&queue);
         let mut values = [0f32; 4];

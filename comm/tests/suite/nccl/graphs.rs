@@ -1,4 +1,4 @@
-//! Operations as part of graphs: at every launch what they would do one by one, and under the same watch.
+//! Operations in graphs: every launch gives the results of the direct calls, under the same watch.
 
 use crate::nccl::bench::{
     Rank, alone, available, fail, graphs, multiplies, options, patient, plan, ranks, seed, stand_in,
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const RANKS: usize = 3;
 const LEN: usize = 4 * RANKS;
 
-/// What each round brings, and what the operations before have left.
+/// Input of each round, and the results of earlier operations.
 struct Work {
     rank: Rank,
     fresh: Buffer,
@@ -37,11 +37,11 @@ impl Work {
         let me = self.rank.comm.rank() as u64;
         let values: Vec<u64> = (0..LEN as u64).map(|i| (i + 1) * (round + 1) * (me + 3)).collect();
         self.rank.queue.upload(values[..].into(), self.fresh.as_mut()).unwrap();
-        // Which nobody waits for.
+        // The host does not wait for this copy.
         self.rank.queue.copy(self.fresh.as_slice(), self.given.as_mut()).unwrap();
     }
 
-    /// Sums of what was brought and of what earlier rounds have left, on two streams; then each rank's to the next.
+    /// Sums the input and the results of earlier rounds, on two streams; then each rank sends its sums to the next.
     fn round(&mut self) -> Result<(), Error> {
         let Work { rank, given, sums, passed, .. } = self;
         let (comm, queue) = (&*rank.comm, &rank.queue);
@@ -101,7 +101,7 @@ fn launched_operations_do_what_started_ones_do() {
     }
 }
 
-/// Graphs and started operations in turns, on an order of the streams' work that the message names.
+/// Alternates graphs and started operations, with an order of the streams' work that the message names.
 pub(crate) fn replay(comm: Arc<Nccl>, order: u64) {
     let (mut direct, mut replayed) = (Work::new(Arc::clone(&comm)), Work::new(comm));
     let before = replayed.rank.comm.stats();
@@ -113,7 +113,7 @@ pub(crate) fn replay(comm: Arc<Nccl>, order: u64) {
         replayed.launch(&graph).unwrap();
         direct.bring(round);
         direct.round().unwrap();
-        // Some rounds, started and launched operations follow one another without a wait of the host.
+        // In some rounds started and launched operations follow one another without a host wait.
         if round % 2 == 0 {
             assert_eq!(replayed.read(), direct.read(), "round {round}, order {order}");
         }
@@ -144,7 +144,7 @@ fn a_graph_keeps_the_factors_it_was_captured_with() {
         });
         let graph = graph.unwrap();
         for _ in 0..2 {
-            // SAFETY: the buffer stays, and nobody else touches it before the work has ended.
+            // SAFETY: the buffer stays, and no other code accesses it before the work has ended.
             unsafe { graph.launch(&stream).unwrap() };
         }
         assert_eq!(rank.read::<f32>(&buffer), [8.0, -2.0].map(|x| x * 0.75 * 0.75));
@@ -208,7 +208,7 @@ fn a_launch_that_hangs_ends_at_its_deadline() {
         assert!(matches!(refused, Error::Poisoned { .. }));
         let record = work.rank.comm.flight_record();
         assert!(record.contains("ended not seen"), "{record}");
-        // NCCL does not end before the graphs have gone, whoever still holds them.
+        // NCCL does not end before the graphs are dropped, no matter which handles still exist.
         while graphs() > 0 && begun.elapsed() < Duration::from_secs(2) {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -224,9 +224,9 @@ fn a_launch_that_hangs_ends_at_its_deadline() {
     }
 }
 
-/// NCCL does not end before graphs and captures have gone, so ending it comes after what holds them.
+/// NCCL does not end before graphs and captures have ended, so ending it comes after dropping them.
 #[test]
-fn who_cannot_capture_or_launch_ends_it_for_all() {
+fn a_failed_capture_or_launch_ends_all_ranks() {
     let _alone = alone();
     if !stand_in(2) {
         return;
@@ -253,7 +253,7 @@ fn who_cannot_capture_or_launch_ends_it_for_all() {
                 told = work.launch(&graph);
             }
             both.wait();
-            // Nothing hears of what is captured or launched from here on.
+            // From here on launches and operations fail.
             let later = work.launch(&graph).unwrap_err();
             let refused = work.rank.sum(1.0).unwrap_err();
             assert_eq!(refused.cause(), later.cause());
@@ -265,7 +265,7 @@ fn who_cannot_capture_or_launch_ends_it_for_all() {
         assert!(calls.lock().unwrap().is_empty(), "in a capture: {in_capture}");
     }
 
-    /// A second round of a capture, whose first call fails in NCCL.
+    /// A second round of a capture, in which the first call fails in NCCL.
     fn again(work: &mut Work, aside: Buffer) -> Result<(), Error> {
         fail(c"cuLaunchHostFunc", LAUNCH_FAILED);
         let first = work.round().unwrap_err();
@@ -276,7 +276,7 @@ fn who_cannot_capture_or_launch_ends_it_for_all() {
 }
 
 #[test]
-fn what_cannot_be_launched_is_refused_and_spoils_nothing() {
+fn invalid_launches_are_refused_and_spoil_nothing() {
     let _alone = alone();
     if !available(2) {
         return;
@@ -306,21 +306,21 @@ fn what_cannot_be_launched_is_refused_and_spoils_nothing() {
             work.round()
         });
         let graph = graph.unwrap();
-        // In a capture that the communicator does not know of.
+        // In a capture that was not started by the communicator.
         let told = stream.capture(|| work.round().map_err(Told::Comm)).err().unwrap();
         let told = match told {
             Told::Comm(told) => told,
             Told::Driver(told) => panic!("{told}"),
         };
         assert!(capturing(&told) && told.to_string().contains("Nccl::capture"), "{told}");
-        // Not waited for.
+        // The captured stream does not wait for it.
         let unjoined = comm.capture(&stream, || {
             let flight = comm.start(Op::broadcast(0), aside.take().unwrap(), &queue);
             drop(flight.map_err(|(_, error)| error)?);
             Ok::<_, Error>(())
         });
         assert!(unjoined.unwrap_err().to_string().contains("second stream"));
-        // The round that was refused has given up its buffers, as one that fails does.
+        // The refused round has given up its buffers, like one that fails.
         drop(work);
         let (mut direct, mut other) = (Work::new(Arc::clone(&comm)), Work::new(Arc::clone(&comm)));
         let last = other.captured();

@@ -1,4 +1,4 @@
-//! What a caller gets wrong: refused by name, before anybody hears of it, and the communicator works on.
+//! Errors of the caller: refused by name before any other rank is involved; the communicator stays usable.
 
 use crate::nccl::bench::{Rank, alone, available, multiplies, options, patient, ranks, stand_in};
 use meshstep_comm::nccl::{self, Options, Unavailable};
@@ -59,7 +59,7 @@ fn a_callers_error_leaves_everything_as_it_was() {
             let len = buffer.len();
             let (buffer, error) = rank.comm.start(op, buffer, &rank.queue).map(drop).unwrap_err();
             assert_eq!((error, buffer.len()), (expected.clone(), len), "{op:?}");
-            // One wrong call in a group refuses all of it.
+            // One wrong call in a group refuses the whole group.
             let calls = [(Op::barrier(), rank.buffer(&[0f32; 0])), (op, buffer)];
             let (buffers, error) = rank.comm.start_group(calls, &rank.queue).map(drop).unwrap_err();
             assert_eq!((error, buffers.len()), (expected, 2), "{op:?}");
@@ -92,7 +92,7 @@ fn calls_that_differ_are_named_where_they_are_compared() {
         let errors = ranks(2, &compared, |comm| {
             let rank = Rank::new(comm);
             assert_eq!(rank.sum(1.0), Ok(2.0));
-            // Factors are each rank's own, as what a pair calls is.
+            // Factors may differ between ranks, like the calls of a pair.
             let factor = rank.comm.rank() as f64;
             rank.dyn_comm().all_reduce(&mut rank.buffer(&[1f32]), by(factor)).unwrap();
             let both = [(Op::send(1), 6), (Op::recv(0), 6)][rank.comm.rank()];

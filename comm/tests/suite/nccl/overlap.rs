@@ -1,4 +1,4 @@
-//! Work lined up by events alone, under a hundred orders of the streams; and what becomes of it without one of them.
+//! Work ordered by events alone, under a hundred orders of the streams; and its results without one of the events.
 
 use crate::nccl::bench::{Rank, alone, available, patient, ranks, seed, stand_in};
 use meshstep_comm::nccl::Nccl;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 const LEN: usize = 64;
 
-/// Which of the two waits is left out.
+/// The wait that is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Without {
     Nothing,
@@ -17,13 +17,13 @@ pub(crate) enum Without {
     After,
 }
 
-/// Whether all ranks got what they should.
+/// Returns true if all ranks got the right result.
 fn overlapped(n: usize, without: Without) -> bool {
     ranks(n, &patient(), |comm| line_up(comm, without)).into_iter().all(|right| right)
 }
 
-/// Two buffers are filled on one stream, travel, and are copied on another; no call waits on the host. Whether this rank got
-/// what it should.
+/// Fills two buffers on one stream, reduces them, and copies them on another; no call waits on the host. Returns true if this
+/// rank got the right result.
 pub(crate) fn line_up(comm: Arc<Nccl>, without: Without) -> bool {
     let rank = Rank::new(comm);
     let later = Queue::cuda(Stream::new(rank.comm.device()).unwrap());

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_millis(500);
 
-/// Starts a test of this program as a process of its own.
+/// Starts a test of this program as a separate process.
 fn child(test: &str, variables: &[(&str, &str)]) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", test, "--nocapture"]).stdout(Stdio::piped());
     child.envs(variables.iter().copied()).spawn().unwrap()
 }
 
-/// Ranks as a launcher starts them; what each says, and how it ended.
+/// Starts ranks as a launcher does; returns the output and the success of each.
 fn launched(world_size: usize, variables: &[(&str, &str)]) -> Vec<(String, bool)> {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let start = |rank: usize| {
@@ -32,7 +32,7 @@ fn launched(world_size: usize, variables: &[(&str, &str)]) -> Vec<(String, bool)
     ended.collect()
 }
 
-/// The rank's part, where a launcher has started this process: a sum, and where that fails another on a new communicator.
+/// Role of a rank in a launched process: a sum and, if that fails, another one on a new communicator.
 #[test]
 fn a_rank_of_a_job() {
     if std::env::var_os("NCCL_TEST_JOB").is_none() {
@@ -65,13 +65,13 @@ fn ranks_of_a_launcher_meet_and_meet_again_after_a_failure() {
     for (said, ended_well) in launched(3, &[]) {
         assert!(ended_well && said.contains("attempt 0: 6\n"), "{said}");
     }
-    // Rank 1's first operation fails in NCCL; the others hear of it from the store, or from their own.
+    // Rank 1's first operation fails in NCCL; the others get the failure from the store, or from their own operation.
     for (said, ended_well) in launched(3, &[("MESHSTEP_STANDIN_NCCL", "error 1 0 6")]) {
         assert!(ended_well && said.contains("attempt 0: ") && said.contains("attempt 1: 6\n"), "{said}");
     }
-    // Nobody else comes, or no such device is there.
+    // No other rank joins, or there is no such device.
     for (name, value, told) in [
-        ("WORLD_SIZE", "9", "had not come"),
+        ("WORLD_SIZE", "9", "had not joined"),
         ("MESHSTEP_STANDIN_DEVICES", "0", "no GPU"),
         ("RANK", "5", "RANK"),
         ("NCCL_TEST_DEVICE", "8", "local rank 0 has no GPU 8: 8 are visible"),
@@ -104,7 +104,7 @@ fn a_rank_takes_the_visible_gpu_or_the_one_of_its_number_or_the_chosen_one() {
     assert!(said.contains("nccl::Options::device"), "{said}");
 }
 
-/// What a process that sees these variables is told.
+/// Returns the output of a process with these variables set.
 fn probed_with(name: &str, value: Option<&str>) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "nccl::processes::what_is_probed_is_printed", "--nocapture"]);
@@ -121,7 +121,7 @@ fn what_is_probed_is_printed() {
 }
 
 #[test]
-fn libraries_that_will_not_do_are_told_apart() {
+fn unusable_libraries_are_distinguished() {
     let _alone = alone();
     if !stand_in(1) {
         return;
@@ -132,13 +132,13 @@ fn libraries_that_will_not_do_are_told_apart() {
         ("LD_LIBRARY_PATH", None, "NoLibrary { tried: \"libnccl.so.2 nor libnccl.so\""),
     ] {
         let said = probed_with(name, value);
-        // A machine with an NCCL of its own finds that one without the path.
+        // A machine with a real NCCL finds it without the path.
         let real = name == "LD_LIBRARY_PATH" && said.contains("stand_in: false");
         assert!(said.contains(told) || real, "{name}={value:?}: {said}");
     }
 }
 
-/// The default last resort is tried where it may end a process.
+/// The default last resort is tested in a process that it may end.
 #[test]
 fn a_process_that_nccl_does_not_let_go_of() {
     if std::env::var_os("NCCL_TEST_STUCK").is_none() {

@@ -1,4 +1,4 @@
-//! Random programs whose order is kept by events alone, under as many orders of the streams: the bits of loopback.
+//! Random programs ordered by events alone, under random orders of the streams: the bits equal loopback's.
 
 use crate::naive::{What, random};
 use crate::nccl::bench::{Rank, alone, available, patient, ranks, seed, stand_in};
@@ -10,7 +10,7 @@ const RANKS: usize = 3;
 const BUFFERS: usize = 3;
 const LEN: usize = 4 * RANKS;
 
-/// What is done with which buffer, and on which queue its end is waited for.
+/// Operation, its buffer, and the queue that waits for its end.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     buffer: usize,
@@ -40,14 +40,14 @@ fn program(mut seed: u64) -> Vec<Step> {
         };
         steps.push(step);
         if matches!(step.what, What::ReduceScatter(_)) {
-            // What the other chunks hold nobody says: they are gathered.
+            // The contents of the other chunks are unspecified: they are gathered.
             steps.push(Step { what: What::AllGather, queue: pick(2), ..step });
         }
     }
     steps
 }
 
-/// What rank `rank` begins with in one of its buffers.
+/// Returns the initial values of one of rank `rank`'s buffers.
 fn values(seed: u64, rank: usize, buffer: usize) -> Vec<u64> {
     let mut seed = seed ^ (rank * BUFFERS + buffer) as u64;
     (0..LEN).map(|_| random(&mut seed)).collect()
@@ -87,7 +87,7 @@ impl Where {
     }
 }
 
-/// The same without one wait of the host before the end.
+/// Runs the program without any host wait before the end.
 fn on_nccl(seed: u64) -> Vec<Vec<Vec<u64>>> {
     ranks(RANKS, &patient(), |comm| {
         let rank = Rank::new(comm);

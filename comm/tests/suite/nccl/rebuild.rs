@@ -1,4 +1,4 @@
-//! After a failure: ranks meet again under a new generation, through a rendezvous that also carries their failures.
+//! After a failure ranks meet again under a new generation, through a rendezvous that also carries their failures.
 
 use crate::nccl::bench::{Rank, alone, available, options, patient, plan, stand_in};
 use meshstep_comm::nccl::{self, Exchange, Options};
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// A rendezvous of threads.
+/// Rendezvous of threads.
 #[derive(Debug, Default)]
 struct Board {
     notes: Mutex<HashMap<String, Vec<u8>>>,
@@ -40,7 +40,7 @@ impl Exchange for Board {
     }
 }
 
-/// `body` on each of `n` ranks, as threads that join by themselves.
+/// Runs `body` on each of `n` ranks, as threads that join by themselves.
 fn threads<T: Send>(n: usize, body: impl Fn(usize, Device) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let start = |rank| {
@@ -65,7 +65,7 @@ fn a_rebuilt_communicator_works() {
     let sums = threads(3, |rank, device| {
         let mut sums = Vec::new();
         for (generation, board) in boards.iter().enumerate() {
-            // Rank 0 alone changes the plan, and nobody goes on before it has joined.
+            // Only rank 0 changes the plan, and no rank goes on before it has joined.
             if let (0, Some(text)) = (rank, plans.get(generation)) {
                 plan(text);
             }
@@ -88,7 +88,7 @@ fn a_rebuilt_communicator_works() {
 }
 
 #[test]
-fn ranks_meet_through_a_rendezvous_and_tell_it_of_failures() {
+fn ranks_join_through_a_rendezvous_and_report_failures_to_it() {
     let _alone = alone();
     if !stand_in(2) {
         return;
@@ -99,7 +99,7 @@ fn ranks_meet_through_a_rendezvous_and_tell_it_of_failures() {
         let comm = nccl::join(Arc::clone(&board) as _, 7, rank, 2, &device, patient()).unwrap();
         let rank = Rank::new(Arc::new(comm));
         assert_eq!(rank.sum(2.0), Ok(4.0));
-        // One rank may hear of it before it has seen the end of the second.
+        // One rank may see the failure before the end of the second sum.
         rank.sum(3.0).and_then(|_| rank.sum(1.0)).unwrap_err();
     });
     assert!(board.notes.lock().unwrap().contains_key("nccl/7"));
@@ -123,7 +123,7 @@ fn a_failure_elsewhere_ends_operations_here() {
         let comm = nccl::join(Arc::clone(&board) as _, 0, rank, 2, &device, patient()).unwrap();
         all_have_come.wait();
         if rank == 1 {
-            // As a rank does that is not of this process.
+            // As a rank of another process does.
             board.publish_failure(5, "the disk is full");
         }
         let rank = Rank::new(Arc::new(comm));
@@ -136,7 +136,7 @@ fn a_failure_elsewhere_ends_operations_here() {
 }
 
 #[test]
-fn what_is_no_id_is_refused() {
+fn bytes_that_are_no_id_are_refused() {
     let _alone = alone();
     if !available(1) {
         return;
@@ -164,7 +164,7 @@ fn ranks_that_contradict_each_other_do_not_come_together() {
         return;
     }
     let within = Duration::from_millis(300);
-    // Both say they are rank 0 of two; one says there are three.
+    // Both claim to be rank 0 of two; one claims a world of three.
     for [(a, of_a), (b, of_b)] in [[(0, 2), (0, 2)], [(0, 2), (1, 3)]] {
         let id = nccl::UniqueId::new().unwrap();
         let errors = threads(2, |thread, device| {

@@ -1,4 +1,4 @@
-//! Memory of NCCL's own, and its windows.
+//! NCCL allocations and their windows.
 
 use crate::nccl::bench::{Rank, alone, available, nccl_function, options, patient, ranks, stand_in, windows};
 use meshstep_comm::nccl::{self, Ability, Nccl, Options, Unavailable};
@@ -13,7 +13,7 @@ fn with_windows(options: Options) -> Options {
     Options { windows: true, ..options }
 }
 
-/// Whether this NCCL has windows; an older one refuses who asks for them.
+/// Returns true if this NCCL has windows; an older one refuses the option.
 fn has_windows() -> bool {
     if nccl::probe().unwrap().abilities.contains(&Ability::Windows) {
         return true;
@@ -47,7 +47,7 @@ fn registered_buffers_are_reduced_and_gathered_and_freed() {
         rank.comm.register(&one).unwrap();
         rank.comm.register(&two).unwrap();
         fill(&rank, &mut one, 1.0 + rank.comm.rank() as f32);
-        // A part of it travels too, and joins the rest again.
+        // A part of the buffer is sent too, and joins the rest again.
         let mut rest = one.split_off(100).unwrap();
         rank.dyn_comm().all_reduce(&mut rest, Reduction::Sum).unwrap();
         rank.dyn_comm().all_gather(&mut one).unwrap();
@@ -59,7 +59,7 @@ fn registered_buffers_are_reduced_and_gathered_and_freed() {
         );
         drop(one);
         assert_eq!(rank.meter.live_total(), 12);
-        // The communicator goes before this buffer.
+        // The communicator is dropped before this buffer.
         let Rank { comm, meter, queue } = rank;
         drop(comm);
         assert_eq!(two.len(), 3);
@@ -94,7 +94,7 @@ fn windows_end_before_their_communicator_and_their_memory_after_it() {
     assert_eq!(windows(), (0, 0));
 }
 
-/// Ranks are told alike, nothing is registered, and they go on.
+/// All ranks get the same error, nothing is registered, and they continue.
 #[test]
 fn memory_that_does_not_go_together_is_refused_on_every_rank() {
     let _alone = alone();
@@ -155,7 +155,7 @@ fn a_failure_ends_windows_and_frees_their_memory() {
     assert_eq!(windows(), (0, 0));
 }
 
-/// A rank that does not come to a registration.
+/// A rank misses a registration.
 #[test]
 fn a_registration_has_a_deadline() {
     let _alone = alone();
@@ -177,7 +177,7 @@ fn a_registration_has_a_deadline() {
 type Alloc = extern "C" fn(*mut *mut c_void, usize) -> c_int;
 type Free = extern "C" fn(*mut c_void) -> c_int;
 
-/// What the stand-in refuses, so that the tests above say something.
+/// Misuses that the stand-in refuses, so that the tests above can detect them.
 #[test]
 fn the_stand_in_notices_misuse() {
     let _alone = alone();
@@ -226,7 +226,7 @@ fn an_operation_on_a_registered_buffer_is_captured() {
     assert_eq!(windows(), (0, 0));
 }
 
-/// A buffer that a capture does not notice.
+/// A buffer that is invisible to a capture.
 fn room_in_capture(rank: &Rank) -> Buffer {
     Buffer::zeroed(0, DType::F32, &rank.meter, Category::Staging).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Services beside the store: who reaches them, and what they send each other.
+//! Services beside the store: admission of callers, and payloads.
 
 use crate::rendezvous::common::{HEX, LONG, environment, free_addr, options};
 use meshstep_comm::rendezvous::{Error, Incoming, Listener, Outgoing, Store, Token, Why, call};
@@ -13,19 +13,19 @@ fn token(hex: &str) -> Token {
     Token::from_hex(hex).unwrap()
 }
 
-/// Somebody who has connected, as soon as there is.
+/// Waits for a connection.
 fn accepted(listener: &Listener) -> TcpStream {
     let begin = Instant::now();
     loop {
         if let Some(stream) = listener.accept() {
             return stream;
         }
-        assert!(begin.elapsed() < LONG, "nobody came");
+        assert!(begin.elapsed() < LONG, "no connection");
         thread::yield_now();
     }
 }
 
-/// What both sides make of `caller` at a listener for "service" with the token.
+/// Returns the results of both sides for `caller` at a listener for "service" with the token.
 fn meet<T: Send>(caller: impl FnOnce(SocketAddr) -> T + Send) -> (Result<Ends, Why>, T) {
     let listener = Listener::bind(free_addr(), Some(&token(HEX)), "service").unwrap();
     let addr = listener.addr();
@@ -55,7 +55,7 @@ fn payloads_arrive_whole_and_in_order_both_ways() {
     }
     let long = vec![0; Outgoing::MAX + 1];
     assert_eq!(here_out.send(&long), Err(Why::TooLong { len: long.len(), max: Outgoing::MAX }));
-    // Silence is no end.
+    // Silence does not end the connection.
     assert!(matches!(there_in.next(Instant::now()), Err(Why::Silent { .. })));
     here_out.send(b"after").unwrap();
     assert_eq!(there_in.next(soon()), Ok(b"after".to_vec()));
@@ -65,7 +65,7 @@ fn payloads_arrive_whole_and_in_order_both_ways() {
 }
 
 #[test]
-fn who_does_not_know_the_token_or_wants_something_else_is_told() {
+fn a_wrong_token_or_purpose_is_an_error_on_both_sides() {
     let other = token(&HEX.replace('0', "f"));
     let (admitted, called) = meet(|addr| call(addr, Some(&other), "service", LONG).map(drop));
     assert!(admitted.is_err());
@@ -127,7 +127,7 @@ fn a_service_needs_an_address_and_a_token_where_strangers_are() {
     assert!(matches!(called, Err(Error::TokenNeeded { .. })));
     let long = "p".repeat(257);
     assert!(matches!(call(first.addr(), None, &long, LONG).map(drop), Err(Error::TooLarge { len: 257, .. })));
-    // Nobody answers.
+    // No listener answers.
     let addr = first.addr();
     drop(first);
     let called = call(addr, None, "service", Duration::from_millis(200)).map(drop);

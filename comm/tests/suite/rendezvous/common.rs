@@ -1,4 +1,4 @@
-//! Ranks as threads that meet over real sockets, each test on an address of its own.
+//! Ranks as threads that meet over real sockets, each test on its own address.
 
 use meshstep_comm::rendezvous::{Environment, Error, Options, Store, Token};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -7,10 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 pub(crate) const HEX: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
-/// Longer than anything should take.
+/// Longer than any test should take.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// A free address of this machine's loopback: on Linux all of 127.0.0.0/8 is, so no two tests get the same.
+/// Returns a free loopback address: on Linux all of 127.0.0.0/8 is loopback, so no two tests share one.
 pub(crate) fn free_addr() -> SocketAddr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let (pid, next) = (std::process::id(), NEXT.fetch_add(1, Relaxed));
@@ -21,7 +21,7 @@ pub(crate) fn free_addr() -> SocketAddr {
     TcpListener::bind((IpAddr::V4(ip), 0)).unwrap().local_addr().unwrap()
 }
 
-/// Rank `rank` of `world_size` with the token, of a store at `addr`.
+/// Returns the environment of rank `rank` of `world_size` with the token, for a store at `addr`.
 pub(crate) fn environment(addr: SocketAddr, rank: usize, world_size: usize) -> Environment {
     Environment {
         rank,
@@ -39,7 +39,7 @@ pub(crate) fn options(deadline: Duration) -> Options {
     Options { deadline, handshake: Duration::from_millis(400), ..Options::default() }
 }
 
-/// Runs each environment on a thread of its own, and returns what each got, in order.
+/// Joins with each environment on its own thread, and returns the results in order.
 pub(crate) fn meet<T: Send>(
     environments: &[Environment],
     options: &Options,
@@ -53,7 +53,7 @@ pub(crate) fn meet<T: Send>(
     })
 }
 
-/// A world of `world_size` ranks at a free address.
+/// Returns the environments of `world_size` ranks at a free address.
 pub(crate) fn world(world_size: usize) -> Vec<Environment> {
     let addr = free_addr();
     (0..world_size).map(|rank| environment(addr, rank, world_size)).collect()

@@ -1,4 +1,4 @@
-//! Ranks that do not fit together: missing, twice, of another world, run or start, or with another token.
+//! Ranks that do not match: missing, duplicate, of another world size, run or start, or with another token.
 
 use crate::rendezvous::common::{LONG, environment, free_addr, meet, options, world};
 use meshstep_comm::rendezvous::{Environment, EnvironmentError, Error, Store, Token, Why};
@@ -22,7 +22,7 @@ fn ranks_that_never_come_are_named_on_all() {
 }
 
 #[test]
-fn without_rank_0_nobody_answers() {
+fn without_rank_0_the_store_is_unreachable() {
     let world = world(2);
     let nowhere = Environment { host: "no-such-host.invalid".to_owned(), ..world[1].clone() };
     let (result, elsewhere) = thread::scope(|scope| {
@@ -35,7 +35,7 @@ fn without_rank_0_nobody_answers() {
     assert!(matches!(elsewhere, Err(Error::Unreachable { .. })), "{elsewhere:?}");
 }
 
-/// What all ranks get where one of them is `odd` while they gather, and what `odd` gets once they have.
+/// Returns the errors of all ranks if one of them is `odd` while they gather, and the error of `odd` if it comes later.
 fn with(odd: &Environment, addr: std::net::SocketAddr) -> (Vec<Error>, Error) {
     let gathering = [environment(addr, 0, 3), environment(addr, 1, 3), odd.clone()];
     let errors = meet(&gathering, &options(LONG), drop).into_iter().map(|result| result.unwrap_err());
@@ -79,7 +79,7 @@ fn another_world_size_is_an_error_on_all() {
     }
 }
 
-/// Whom the store of another run or start refuses, without a word to those who belong there.
+/// Ranks that the store of another run or start refuses, without any effect on its own ranks.
 fn stranger(change: impl Fn(&mut Environment)) -> Error {
     let addr = free_addr();
     let mut odd = environment(addr, 1, 2);
@@ -131,7 +131,7 @@ fn a_rank_of_a_later_start_waits_for_its_store() {
 }
 
 #[test]
-fn rank_0_says_whom_it_turned_away() {
+fn rank_0_reports_rejected_peers() {
     let addr = free_addr();
     let wrong = Environment { token: None, ..environment(addr, 1, 2) };
     let results = meet(&[environment(addr, 0, 2), wrong], &options(SHORT), drop);
@@ -146,7 +146,7 @@ fn rank_0_says_whom_it_turned_away() {
 }
 
 #[test]
-fn a_port_that_is_taken_says_who_to_ask() {
+fn a_taken_port_is_an_error_with_advice() {
     let addr = free_addr();
     let taken = TcpListener::bind(addr).unwrap();
     let error = Store::join(&environment(addr, 0, 1), &options(LONG)).unwrap_err();
@@ -165,7 +165,7 @@ fn addresses_that_cannot_be_a_store_s_are_refused() {
         environment.token = environment.token.filter(|_| token);
         Store::join(&environment, &options(SHORT)).map(drop).unwrap_err()
     };
-    // An address for documentation, which no machine has.
+    // An address reserved for documentation, which no machine has.
     for rank in [0, 1] {
         assert!(matches!(at("192.0.2.1", false, rank), Error::TokenNeeded { .. }));
         assert!(matches!(at("0.0.0.0", true, rank), Error::NoAddress { .. }));

@@ -1,4 +1,4 @@
-//! A table of environments, and what each says or lacks.
+//! Table of environments, with the result or the error of each.
 
 use meshstep_comm::rendezvous::{Environment, EnvironmentError as E, Token};
 
@@ -43,7 +43,7 @@ fn slurm() -> Environment {
 }
 
 #[test]
-fn what_launchers_set_is_understood() {
+fn launchers_variables_are_understood() {
     let elastic = || Environment { run_id: "job".to_owned(), restart: 1, ..torchrun() };
     let token = Some(Token::from_hex(HEX).unwrap());
     let table: Vec<(String, Environment)> = vec![
@@ -53,7 +53,7 @@ fn what_launchers_set_is_understood() {
             format!("{TORCHRUN} TORCHELASTIC_RUN_ID=job TORCHELASTIC_RESTART_COUNT=1 GROUP_WORLD_SIZE=1"),
             elastic(),
         ),
-        // Each of two agents counts its own.
+        // Each of two agents counts its own restarts.
         (
             format!("{TORCHRUN} TORCHELASTIC_RUN_ID=job TORCHELASTIC_RESTART_COUNT=1 GROUP_WORLD_SIZE=2"),
             Environment { restart: 0, ..elastic() },
@@ -73,10 +73,10 @@ fn what_launchers_set_is_understood() {
             SLURM.replace("SLURM_STEP_NODELIST=gpu[07-08]", "SLURM_LAUNCH_NODE_IPADDR=10.0.0.1"),
             Environment { host: "10.0.0.1".to_owned(), ..slurm() },
         ),
-        // A batch script that exports half of it, and the same said twice.
+        // A batch script that exports half of the variables, and duplicate variables that agree.
         (format!("WORLD_SIZE=8 RANK=3 {SLURM}"), slurm()),
         (format!("WORLD_SIZE=8 {SLURM}"), slurm()),
-        // `srun torchrun`: one task a machine, several ranks.
+        // `srun torchrun`: one task per machine, several ranks.
         (format!("{TORCHRUN} {SLURM} TORCHELASTIC_RUN_ID=job TORCHELASTIC_RESTART_COUNT=1"), elastic()),
         (format!("{TORCHRUN} SLURM_PROCID="), torchrun()),
     ];
@@ -86,7 +86,7 @@ fn what_launchers_set_is_understood() {
 }
 
 #[test]
-fn what_is_missing_wrong_or_contradictory_is_named() {
+fn missing_wrong_and_contradictory_variables_are_named() {
     let without = |name: &str| {
         let kept = TORCHRUN.split(' ').filter(|pair| !pair.starts_with(&format!("{name}=")));
         kept.collect::<Vec<_>>().join(" ")

@@ -1,4 +1,4 @@
-//! Ranks that behave: values, all-gathers, barriers, generations, failures, and how it ends.
+//! Correct ranks: values, all-gathers, barriers, generations, failures, and the end.
 
 use crate::rendezvous::common::{LONG, meet, options, world};
 use meshstep_comm::rendezvous::{Error, Failure, Store, Why};
@@ -48,7 +48,7 @@ fn an_all_gather_is_in_the_order_of_ranks_every_time() {
 }
 
 #[test]
-fn a_failure_is_heard_by_all_in_its_generation_only() {
+fn a_failure_reaches_all_in_its_generation_only() {
     let heard = meet(&world(3), &options(LONG), |store| {
         let (old, new) = (store.generation(7), store.generation(8));
         assert_eq!(old.failure(), None);
@@ -56,7 +56,7 @@ fn a_failure_is_heard_by_all_in_its_generation_only() {
         if store.rank() == 1 {
             old.fail("out of memory").unwrap();
         }
-        // Rank 1 too, and whoever waits for something that will not come.
+        // Rank 1 gets it as well, and so does every pending wait.
         let failure = old.wait_failure(LONG).unwrap();
         assert_eq!(old.wait("never", LONG), Err(Error::Failed(failure.clone())));
         if store.rank() != 1 {
@@ -90,7 +90,7 @@ fn a_long_text_is_cut_between_characters() {
 }
 
 #[test]
-fn who_is_late_is_named() {
+fn late_ranks_are_named() {
     let got = meet(&world(3), &options(LONG), |store| {
         let generation = store.generation(2);
         let got = match store.rank() {
@@ -109,7 +109,7 @@ fn who_is_late_is_named() {
 }
 
 #[test]
-fn what_is_not_small_is_refused_before_it_is_sent() {
+fn large_values_are_refused_before_they_are_sent() {
     let got = meet(&world(1), &options(LONG), |store| {
         let generation = store.generation(0);
         let too_large = |what, len, max| Err(Error::TooLarge { what, len, max });
@@ -148,7 +148,7 @@ fn a_rank_that_leaves_is_no_failure_but_not_waited_for() {
         let result = generation.barrier("without 2", LONG);
         assert!(begin.elapsed() < LONG / 2);
         assert_eq!(generation.failure(), None);
-        // Rank 0 stays until rank 1 has heard it too.
+        // Rank 0 stays until rank 1 has the failure too.
         while store.rank() == 0 && generation.get("heard").is_none() {
             let _ = generation.wait("heard", SHORT);
         }
@@ -162,7 +162,7 @@ fn a_rank_that_leaves_is_no_failure_but_not_waited_for() {
 }
 
 #[test]
-fn without_rank_0_there_is_no_store_and_what_was_said_has_arrived() {
+fn without_rank_0_there_is_no_store_and_earlier_messages_have_arrived() {
     let got = meet(&world(3), &options(LONG), |store| {
         let generation = store.generation(0);
         if store.rank() == 0 {
@@ -194,7 +194,7 @@ fn a_rank_that_panics_is_lost() {
                     generation.barrier("all", LONG).unwrap();
                     assert!(store.rank() != victim, "on purpose");
                     let failure = generation.wait_failure(LONG);
-                    // Keep rank 0's store until both have heard it.
+                    // Keep rank 0's store until both have the failure.
                     let _ = generation.barrier("heard", SHORT);
                     failure
                 })

@@ -1,4 +1,4 @@
-//! Processes that find each other: from which variables, over which bytes, and past whom.
+//! Process rendezvous: launchers' variables, bytes on the wire, and strangers.
 
 mod channel;
 mod common;

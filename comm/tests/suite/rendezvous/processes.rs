@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Set where this binary runs as a rank.
+/// Variable that is set if this binary runs as a rank.
 const CHILD: &str = "MESHSTEP_TEST_CHILD";
 
-/// What a rank does: meets the others, says so, and reports the failure it hears of. In a run of tests it does nothing.
+/// Role of a rank: joins the others, prints that, and prints the failure that it receives. Without the variable it does nothing.
 #[test]
 fn child() {
     if std::env::var_os(CHILD).is_none() {
@@ -25,16 +25,16 @@ fn child() {
     println!("\nready");
     let failure = generation.wait_failure(LONG);
     println!("\nheard {failure:?}");
-    // The next generation does not begin without the dead.
+    // The next generation does not start without the dead ranks.
     let next = store.generation(5).barrier("next", LONG).unwrap_err();
     println!("\nnext {next}");
     if store.rank() == 0 {
-        // The store stays for who has not heard yet.
+        // The store stays for ranks without the failure.
         let mut line = String::new();
         std::io::stdin().read_line(&mut line).unwrap();
     }
     drop(store);
-    // A thread that was joined is listed until the system has cleared it away.
+    // A joined thread is listed until the system has removed it.
     let begin = Instant::now();
     while threads() != before {
         assert!(begin.elapsed() < Duration::from_secs(1), "{} threads, not {before}", threads());
@@ -43,7 +43,7 @@ fn child() {
     println!("\nno thread is left");
 }
 
-/// Threads of this process, where the system tells.
+/// Returns the number of threads of this process, if the system reports it.
 fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
 }
@@ -75,7 +75,7 @@ impl Rank {
         Rank { child, lines }
     }
 
-    /// The next line that begins so, without that.
+    /// Returns the next line with this prefix, without the prefix.
     fn says(&mut self, prefix: &str) -> String {
         let mut lines = self.lines.by_ref().map(Result::unwrap);
         let line = lines.find_map(|line| line.strip_prefix(prefix).map(str::to_owned));
@@ -85,14 +85,14 @@ impl Rank {
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // Most have ended already.
+        // Most processes have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 #[test]
-fn survivors_of_a_killed_process_hear_of_it() {
+fn survivors_of_a_killed_process_get_its_failure() {
     for victim in [2, 0] {
         let addr = free_addr();
         let mut ranks: Vec<Rank> = (0..3).map(|rank| Rank::start(addr, rank, 3)).collect();

@@ -1,11 +1,11 @@
-//! A man in the middle: passes frames on between ranks and their store, keeps them, and changes them where told.
+//! Man in the middle: forwards frames between ranks and their store, records them, and changes them on request.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// Frames of each greeting that are not sealed: hello and answer, and the challenge.
+/// Unsealed frames of each handshake: hello and answer, and the challenge.
 const GREETING: [usize; 2] = [2, 1];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(crate) enum To {
     Rank,
 }
 
-/// What becomes of a frame, by its direction and number from 0 on its connection.
+/// Frames to forward in place of a frame, from its direction and its number from 0 on its connection.
 type Change = dyn Fn(To, usize, Vec<u8>) -> Vec<Vec<u8>> + Send + Sync;
 
 pub(crate) struct Proxy {
@@ -24,7 +24,7 @@ pub(crate) struct Proxy {
 type Recording = Mutex<Vec<(To, Vec<u8>)>>;
 
 impl Proxy {
-    /// Passes everything on to `store`.
+    /// Forwards all traffic to `store`.
     pub(crate) fn honest(addr: SocketAddr, store: SocketAddr) -> Self {
         Self::new(addr, store, |_, _, frame| vec![frame])
     }
@@ -37,7 +37,7 @@ impl Proxy {
         let listener = TcpListener::bind(addr).unwrap();
         let (recorded, change): (Arc<Recording>, Arc<Change>) = (Arc::default(), Arc::new(change));
         let proxy = Proxy { recorded: Arc::clone(&recorded) };
-        // It ends with the test's process.
+        // The thread ends with the test's process.
         thread::spawn(move || {
             for rank in listener.incoming().map(Result::unwrap) {
                 // The rank tries again.
@@ -53,7 +53,7 @@ impl Proxy {
         proxy
     }
 
-    /// All that went that way so far, on all connections.
+    /// Returns the bytes recorded in one direction, on all connections.
     pub(crate) fn recorded(&self, to: To) -> Vec<u8> {
         let recorded = self.recorded.lock().unwrap();
         recorded.iter().filter(|(way, _)| *way == to).flat_map(|(_, frame)| frame.clone()).collect()
@@ -72,7 +72,7 @@ fn pump(to: To, mut from: TcpStream, mut into: TcpStream, recorded: &Recording, 
     let _ = into.shutdown(Shutdown::Write);
 }
 
-/// A whole frame, length and seal included.
+/// Reads a whole frame, including length and seal.
 pub(crate) fn read_frame(from: &mut TcpStream, sealed: bool) -> Option<Vec<u8>> {
     let mut frame = vec![0; 4];
     from.read_exact(&mut frame).ok()?;

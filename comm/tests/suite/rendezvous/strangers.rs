@@ -1,4 +1,4 @@
-//! Who connects to the store and does not belong there: garbage, long frames, silence, and too many at once.
+//! Strangers that connect to the store: garbage, long frames, silence, and too many connections.
 
 use crate::rendezvous::common::{LONG, environment, free_addr, meet, options};
 use crate::rendezvous::wire::{connect, read_to_end};
@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A well-formed greeting of rank 1 of two, from somebody who makes up the rest.
+/// Returns a well-formed hello of rank 1 of two, with an invented nonce.
 fn hello() -> Vec<u8> {
     let mut payload = vec![1, 1];
     payload.extend([9; 32]);
@@ -22,7 +22,7 @@ fn frame(payload: &[u8]) -> Vec<u8> {
     [&(payload.len() as u32).to_le_bytes(), payload].concat()
 }
 
-/// What a stranger sends, and as what rank 0 remembers it.
+/// Bytes of a stranger, and the reason that rank 0 records for it.
 fn strangers() -> Vec<(&'static str, Vec<u8>, Why)> {
     let too_long = |len| Why::TooLong { len, max: 512 };
     let answer = [&[3][..], &[0; 32]].concat();
@@ -43,18 +43,18 @@ fn strangers() -> Vec<(&'static str, Vec<u8>, Why)> {
     ]
 }
 
-/// What rank 0 of two says of a stranger who was there instead of rank 1.
+/// Checks rank 0's report of a stranger in place of rank 1.
 fn alone_with(name: &str, bytes: &[u8]) -> Error {
     let addr = free_addr();
     thread::scope(|scope| {
         let alone = scope.spawn(|| Store::join(&environment(addr, 0, 2), &options(Duration::from_secs(2))));
         let mut stranger = connect(addr);
         let begin = Instant::now();
-        // It may be cut before it has said all.
+        // The connection may be closed before all bytes are sent.
         let _ = stranger.write_all(bytes);
         let answer = read_to_end(&mut stranger);
         assert!(begin.elapsed() < Duration::from_secs(1), "{name}");
-        // At most a challenge.
+        // The store sends at most a challenge.
         assert!(answer.is_empty() || answer.len() == 69 && bytes.starts_with(&hello()), "{name}");
         alone.join().unwrap().unwrap_err()
     })
@@ -74,7 +74,7 @@ fn garbage_is_turned_away_at_once_and_named() {
     });
 }
 
-/// Says nothing, half a hello, or a byte now and then, for as long as it is let.
+/// Sends nothing, half a hello, or a byte now and then, until the connection is closed.
 fn loiter(addr: SocketAddr, way: usize) -> Duration {
     let mut stranger = connect(addr);
     let begin = Instant::now();
@@ -92,7 +92,7 @@ fn trickle(stranger: &mut TcpStream) {
         if stranger.write_all(&[byte]).is_err() {
             return;
         }
-        // The attack is to be slow.
+        // The attack is slow on purpose.
         thread::sleep(Duration::from_millis(25));
     }
 }
@@ -103,14 +103,14 @@ fn loiterers_are_cut_and_do_not_keep_ranks_out() {
     let handshake = options(LONG).handshake;
     let longest = thread::scope(|scope| {
         let first = scope.spawn(|| Store::join(&environment(addr, 0, 2), &options(LONG)));
-        // The store listens.
+        // The store listens now.
         drop(connect(addr));
-        // More than are served at a time.
+        // More connections than are served at a time.
         let loiterers: Vec<_> = (0..48).map(|way| scope.spawn(move || loiter(addr, way))).collect();
         let second = Store::join(&environment(addr, 1, 2), &options(LONG));
         let stores = [first.join().unwrap(), second].map(Result::unwrap);
         let longest = loiterers.into_iter().map(|loiterer| loiterer.join().unwrap()).max();
-        // Only now may the store end.
+        // The store may end only now.
         assert!(stores.iter().all(|store| store.generation(0).failure().is_none()));
         longest.unwrap()
     });
@@ -118,7 +118,7 @@ fn loiterers_are_cut_and_do_not_keep_ranks_out() {
 }
 
 #[test]
-fn who_says_nothing_is_remembered_as_silent() {
+fn a_silent_stranger_is_recorded_as_silent() {
     let addr = free_addr();
     let short = Options { handshake: Duration::from_millis(100), ..options(Duration::from_secs(2)) };
     let result = thread::scope(|scope| {

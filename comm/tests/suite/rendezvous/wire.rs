@@ -1,4 +1,4 @@
-//! What is on the wire, and what becomes of who repeats or changes it.
+//! Bytes on the wire, and attempts to replay or change them.
 
 use crate::rendezvous::common::{HEX, LONG, environment, free_addr, meet, options};
 use crate::rendezvous::proxy::{Proxy, To, read_frame};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Rank 1 of two goes through a proxy; everything of a session that both finish is recorded.
+/// Rank 1 of two connects through a proxy; a session that both finish is recorded completely.
 fn record() -> Proxy {
     let (store, middle) = (free_addr(), free_addr());
     let proxy = Proxy::honest(middle, store);
@@ -40,10 +40,10 @@ fn the_token_never_travels() {
     let token: Vec<u8> = (0..32).collect();
     for to in [To::Store, To::Rank] {
         let bytes = proxy.recorded(to);
-        // The recording is a recording.
+        // Checks that the recording contains data.
         assert!(contains(&bytes, b"sixteen-letters!"), "{to:?}");
         for secret in [&token[..], HEX.as_bytes()] {
-            // Not even a quarter of it.
+            // Not even a quarter of the secret appears.
             assert!(secret.chunks(8).all(|part| !contains(&bytes, part)), "{to:?}");
         }
     }
@@ -58,7 +58,7 @@ fn a_recorded_rank_is_not_let_in() {
         let mut replay = connect(addr);
         replay.write_all(&recorded).unwrap();
         let answer = read_to_end(&mut replay);
-        // The challenge, and not a word more.
+        // The answer is the challenge, and nothing more.
         assert_eq!(answer.len(), 4 + 1 + 32 + 32);
         // The seat is still free.
         Store::join(&environment(addr, 1, 2), &options(LONG)).map(session).unwrap();
@@ -83,12 +83,12 @@ fn a_recorded_store_is_not_believed() {
     });
 }
 
-/// Where each field of the hello lies in its frame: length, kind and version, nonce, run (its length first), numbers.
+/// Offsets of the hello's fields in its frame: length, kind and version, nonce, run (its length first), numbers.
 const HELLO: [(&str, usize); 5] =
     [("nonce", 6), ("run", 42), ("restart", 45), ("rank", 53), ("world size", 61)];
 
 #[test]
-fn what_a_rank_claims_cannot_be_changed_on_the_way() {
+fn a_claim_cannot_be_changed_on_the_way() {
     for (field, at) in HELLO {
         let (store, middle) = (free_addr(), free_addr());
         let changed = Arc::new(AtomicBool::new(false));
@@ -104,14 +104,14 @@ fn what_a_rank_claims_cannot_be_changed_on_the_way() {
             let error = Store::join(&environment(middle, 1, 2), &options(LONG)).unwrap_err();
             assert_eq!(error, Error::WrongToken { addr: middle }, "{field}");
             assert!(changed.load(SeqCst));
-            // Nobody was taken for somebody else meanwhile.
+            // No rank was mistaken for another meanwhile.
             Store::join(&environment(store, 1, 2), &options(LONG)).map(session).unwrap();
             first.join().unwrap().unwrap();
         });
     }
 }
 
-/// Changes the sealed frames of rank 1 of three from the moment it is asked to.
+/// Frames to forward in place of one sealed frame.
 type Tamper = fn(Vec<u8>) -> Vec<Vec<u8>>;
 
 fn flip_payload(mut frame: Vec<u8>) -> Vec<Vec<u8>> {
@@ -136,7 +136,7 @@ fn announce_too_much(mut frame: Vec<u8>) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn what_is_said_cannot_be_changed_repeated_or_made_long_on_the_way() {
+fn frames_cannot_be_changed_repeated_or_lengthened_on_the_way() {
     let too_long = Why::TooLong { len: u32::MAX as usize, max: 32 * 1024 };
     let table: [(&str, Tamper, Why); 4] = [
         ("payload", flip_payload, Why::Forged),
@@ -147,7 +147,7 @@ fn what_is_said_cannot_be_changed_repeated_or_made_long_on_the_way() {
     for direction in [To::Store, To::Rank] {
         for (name, tamper, why) in &table {
             let [observed, own] = tampered(direction, *tamper);
-            // Who gets the changed frame says so; the other side sees the connection end.
+            // The receiver of the changed frame reports it; the other side sees the connection end.
             let (of_1, of_0) = match direction {
                 To::Store => (why.clone(), Why::Closed),
                 To::Rank => (Why::Closed, why.clone()),
@@ -158,7 +158,7 @@ fn what_is_said_cannot_be_changed_repeated_or_made_long_on_the_way() {
     }
 }
 
-/// What ranks 0 and 1 hear when a frame between the store and rank 1 is tampered with.
+/// Returns the failures that ranks 0 and 1 see when a frame between the store and rank 1 is changed.
 fn tampered(direction: To, tamper: Tamper) -> [Option<Failure>; 2] {
     let (store, middle) = (free_addr(), free_addr());
     let armed = Arc::new(AtomicBool::new(false));
@@ -187,8 +187,8 @@ fn tampered(direction: To, tamper: Tamper) -> [Option<Failure>; 2] {
 }
 
 #[test]
-fn who_falls_silent_is_lost() {
-    // Whose patience ends first says that the other is silent, and hangs up on it.
+fn a_silent_rank_is_lost() {
+    // The side with the shorter timeout reports silence and closes the connection.
     let silent = |why: &Why| matches!(why, Why::Silent { .. });
     let closed = |why: &Why| matches!(why, Why::Closed);
     let of_store_s_patience = || fall_silent([Duration::from_millis(1500), LONG]);
@@ -207,8 +207,8 @@ fn who_falls_silent_is_lost() {
     }
 }
 
-/// Whom each of three ranks loses, and why, when all between the store and rank 1 is swallowed; the store's patience and
-/// that of rank 1.
+/// Returns the lost rank and the reason on each of three ranks when all traffic between the store and rank 1 is dropped;
+/// arguments are the timeouts of the store and of rank 1.
 fn fall_silent([of_store, of_rank]: [Duration; 2]) -> Vec<(usize, Why)> {
     let (store, middle) = (free_addr(), free_addr());
     let cut = Arc::new(AtomicBool::new(false));
@@ -219,7 +219,7 @@ fn fall_silent([of_store, of_rank]: [Duration; 2]) -> Vec<(usize, Why)> {
         let store = store.unwrap();
         let generation = store.generation(0);
         generation.barrier("there", LONG).unwrap();
-        // Beats keep a quiet connection alive, for longer than anybody's patience.
+        // Beats keep a quiet connection alive, for longer than any timeout.
         assert_eq!(generation.wait_failure(quiet), None);
         all.wait();
         cut.store(true, SeqCst);
@@ -242,7 +242,7 @@ fn fall_silent([of_store, of_rank]: [Duration; 2]) -> Vec<(usize, Why)> {
 }
 
 #[test]
-fn what_listens_on_the_port_may_be_no_store() {
+fn a_listener_that_is_no_store_is_an_error() {
     let answers: [&'static [u8]; 3] = [b"HTTP/1.1 400 Bad Request\r\n\r\n", &[0; 8], &[1, 0, 0, 0, 5]];
     for answer in answers {
         let addr = free_addr();
@@ -260,7 +260,7 @@ fn what_listens_on_the_port_may_be_no_store() {
 }
 
 #[test]
-fn what_listens_on_the_port_may_say_nothing() {
+fn a_silent_listener_is_an_error() {
     let addr = free_addr();
     let _listener = TcpListener::bind(addr).unwrap();
     let short = Duration::from_millis(400);
@@ -269,7 +269,7 @@ fn what_listens_on_the_port_may_say_nothing() {
     assert!(matches!(error, Error::Unreachable { after, .. } if after == short), "{error}");
 }
 
-/// To a store that begins to listen any moment.
+/// Connects to a store that begins to listen any moment.
 pub(crate) fn connect(addr: SocketAddr) -> TcpStream {
     let begin = Instant::now();
     loop {
@@ -281,7 +281,7 @@ pub(crate) fn connect(addr: SocketAddr) -> TcpStream {
     }
 }
 
-/// Until the other side closes, in whichever way.
+/// Reads until the other side closes, in any way.
 pub(crate) fn read_to_end(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     stream.set_read_timeout(Some(LONG)).unwrap();

@@ -68,7 +68,7 @@ fn what_does_not_fit_is_refused() {
     }
     // Memory of the CPU, and a queue of the CPU.
     let told = accumulate(dst.as_mut(), long.slice(), 1.0, false, &queue).unwrap_err().to_string();
-    assert_eq!(told, "memory of the CPU where memory of GPU 0 is needed");
+    assert_eq!(told, "memory is on the CPU but memory on GPU 0 is needed");
     accumulate(dst.as_mut(), src.as_slice(), 1.0, false, &Queue::cpu()).unwrap_err();
     scale(dst.as_mut(), 2.0, &Queue::cpu()).unwrap_err();
     assert_eq!(difference(&dst, &long, &queue), None);

@@ -1,4 +1,4 @@
-//! The stand-in refuses objects of another context than the current one, as a driver does.
+//! The stand-in refuses objects of a context other than the current one, as a driver does.
 
 use crate::cuda::stand_in;
 use cudarc::driver::sys::{self, CUresult};
@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 const PTX: &std::ffi::CStr = c".version 7.0\n.visible .entry cast_f32_f16 (\n)";
 const NAME: &std::ffi::CStr = c"cast_f32_f16";
 
-/// What a device's context has: a module, its kernel, a stream, an event, a little memory.
+/// Objects of a device's context: a module, its kernel, a stream, an event, a little memory.
 struct Objects {
     device: Device,
     stream: Stream,
@@ -40,7 +40,7 @@ impl Objects {
         self.stream.as_raw().cast()
     }
 
-    /// Runs the kernel on this stream, for no elements.
+    /// Runs the kernel on this stream, on zero elements.
     fn launch(&self, stream: sys::CUstream) -> CUresult {
         let (mut to, mut from, mut len) = (self.memory, self.memory, 0u64);
         let mut arguments = [(&raw mut to).cast(), (&raw mut from).cast(), (&raw mut len).cast()];
@@ -82,7 +82,7 @@ fn objects_of_another_context_are_refused() {
         assert_eq!(sys::cuEventRecord(other.event, own.stream()), refused);
         assert_eq!(sys::cuModuleGetFunction(&mut function, other.module, NAME.as_ptr()), refused);
         assert_eq!(sys::cuModuleUnload(other.module), refused);
-        // These need no context of their own.
+        // These calls need no context of their own.
         assert_eq!(sys::cuEventRecord(other.event, other.stream()), CUresult::CUDA_SUCCESS);
         assert_eq!(sys::cuStreamWaitEvent(own.stream(), other.event, 0), CUresult::CUDA_SUCCESS);
         assert_eq!(

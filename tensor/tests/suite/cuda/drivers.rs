@@ -1,9 +1,9 @@
-//! Drivers that cannot be used, or cannot compile kernels: each is an error that says what to do.
+//! Unusable drivers, and drivers that cannot compile kernels: each error says what to do.
 
 use crate::cuda::{Bench, child, fail, stand_in};
 use meshstep_tensor::cuda::{self, Device, Error, Module, Unavailable};
 
-/// A text that every driver compiles.
+/// Empty PTX, which compiles on any driver.
 const EMPTY: &str = ".version 7.0\n.target sm_80\n.address_size 64\n";
 
 #[test]
@@ -13,7 +13,7 @@ fn a_machine_without_a_driver_says_what_is_missing() {
         Err(missing @ Unavailable::NoDriver { .. }) => {
             let text = missing.to_string();
             assert!(text.contains("libcuda.so.1") && text.contains("install"), "{text}");
-            // What needs a driver says the same, each time.
+            // Calls that need a driver return the same error, each time.
             for _ in 0..2 {
                 assert_eq!(Device::open(0).unwrap_err(), Error::Unavailable(missing.clone()));
             }
@@ -22,7 +22,7 @@ fn a_machine_without_a_driver_says_what_is_missing() {
     }
 }
 
-/// What a process that sees this variable is told.
+/// Error text expected in a process with this variable set.
 fn probed_with(name: &str, value: Option<&str>) -> String {
     let output = child("cuda::drivers::what_is_probed_is_printed", &[(name, value)]);
     String::from_utf8(output.stdout).unwrap()
@@ -37,7 +37,7 @@ fn what_is_probed_is_printed() {
 }
 
 #[test]
-fn drivers_that_will_not_do_are_told_apart() {
+fn unusable_drivers_are_distinguished() {
     if !stand_in() {
         return println!("skipped: needs the stand-in");
     }
@@ -50,13 +50,13 @@ fn drivers_that_will_not_do_are_told_apart() {
         ("LD_LIBRARY_PATH", None, "NoDriver {"),
     ] {
         let said = probed_with(name, value);
-        // A machine with a driver of its own finds that one without the path.
+        // A machine with a real driver finds it without the path.
         let real = name == "LD_LIBRARY_PATH" && said.contains("stand_in: false");
         assert!(said.contains(told) || real, "{name}={value:?}: {said}");
     }
 }
 
-/// The folder of the stand-in for a toolkit's stub, and the loader's path of this process.
+/// Folder of the stand-in for a toolkit's stub, and the loader path of this process.
 fn stub_folder() -> (String, String) {
     let path = std::env::var("LD_LIBRARY_PATH").unwrap();
     let is_driver = |folder: &&str| std::path::Path::new(folder).join("libcuda.so.1").exists();
@@ -70,7 +70,7 @@ fn a_toolkits_stub_is_refused_with_what_to_do() {
         return println!("skipped: needs the stand-in");
     }
     let (stub, path) = stub_folder();
-    // Alone, and before a driver: cudarc would call the stub all the same.
+    // With the stub alone, and with the stub before a driver: cudarc would call the stub in both cases.
     for path in [stub.clone(), format!("{stub}:{path}")] {
         let said = probed_with("LD_LIBRARY_PATH", Some(&path));
         assert!(said.contains("Stub { library: \"libcuda.so\" }"), "{path}: {said}");

@@ -1,4 +1,5 @@
-//! The stand-in notices what a GPU's memory does not allow: each misuse in a process of its own, which it ends or spoils.
+//! The stand-in detects accesses that a GPU's memory does not allow: each misuse runs in a separate process, which it ends or
+//! breaks.
 
 use crate::cuda::{Bench, child, stand_in, values};
 use cudarc::driver::sys;
@@ -7,7 +8,7 @@ use meshstep_tensor::cuda::{Function, Module};
 use std::ffi::c_void;
 use std::os::unix::process::ExitStatusExt;
 
-/// The variable that gives a process its role.
+/// Variable that gives a process its role.
 const ROLE: &str = "TENSOR_TEST_FAULT";
 const LEN: usize = 64;
 
@@ -17,19 +18,19 @@ fn cast(bench: &Bench) -> Function {
     Module::load(&bench.device, ptx).unwrap().function("cast_f32_f16").unwrap()
 }
 
-/// Launches the kernel with these addresses, and waits for it. The driver's number for what happened.
+/// Launches the kernel with these addresses, waits for it, and returns the driver's error code.
 fn launched(bench: &Bench, mut to: u64, mut from: u64, mut len: u64) -> u32 {
     let mut arguments = [(&raw mut to).cast::<c_void>(), (&raw mut from).cast(), (&raw mut len).cast()];
-    // SAFETY: three arguments of the kernel's types; what they point at is what the test is about.
+    // SAFETY: three arguments of the kernel's types; the test is about the memory that they point at.
     unsafe { bench.stream.launch(&cast(bench), (1, 256), &mut arguments) }.unwrap();
     // SAFETY: the stream lives.
     unsafe { sys::cuStreamSynchronize(bench.stream.as_raw().cast()) as u32 }
 }
 
-/// Copies from this address to the host. The driver's number for what happened.
+/// Copies from this address to the host and returns the driver's error code.
 fn copied(bench: &Bench, from: u64) -> u32 {
     let mut bytes = [0u8; 16];
-    // SAFETY: the place has so many bytes, and outlives the call; the address is what the test is about.
+    // SAFETY: the place has this many bytes and outlives the call; the test is about the address.
     unsafe {
         sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, 16, bench.stream.as_raw().cast()) as u32
     }
@@ -56,13 +57,13 @@ fn a_process_that_misuses_device_memory() {
         "source past the end" => copied(&bench, address(&from) + 4 * LEN as u64 - 8),
         "host reads" => {
             let place = std::ptr::with_exposed_provenance::<u8>(address(&from) as usize);
-            // SAFETY: none; the read is what the test is about, and the stand-in ends the process.
+            // SAFETY: none; the test is about this read, and the stand-in ends the process.
             u32::from(unsafe { place.read_volatile() })
         }
         other => panic!("no such role: {other}"),
     };
     println!("code: {code}");
-    // Nothing is dropped: after an error that stays, every call fails.
+    // No object is dropped: after a sticky error every call fails.
     std::process::exit(0);
 }
 

@@ -1,4 +1,4 @@
-//! Captured work does what the same calls do, any number of times.
+//! Captured work gives the results of the direct calls, at any number of launches.
 
 use crate::cuda::{Bench, available, fail, seed, seeds, stand_in, values};
 use meshstep_tensor::cuda::{self, Device, Error, Graph, Mail, Stream};
@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const LEN: usize = 40;
 
-/// Three vectors that a round of work shifts by one place, over a fourth, on two streams.
+/// Three vectors that a round of work rotates by one place, over a fourth, on two streams.
 struct Ring {
     bench: Bench,
     second: Queue,
@@ -15,12 +15,12 @@ struct Ring {
     spare: Buffer,
 }
 
-/// When the second stream begins its part of a round.
+/// Start of the second stream's part of a round.
 #[derive(Clone, Copy, PartialEq)]
 enum Begins {
-    /// After what it overwrites has been saved.
+    /// After the vector that it overwrites has been saved.
     InTime,
-    /// When the round begins.
+    /// At the beginning of the round.
     TooEarly,
 }
 
@@ -37,7 +37,7 @@ impl Ring {
         Ring { bench, second, ring, spare }
     }
 
-    /// Each vector becomes the next one.
+    /// Rotates the vectors: each becomes the next one.
     fn round(&mut self, begins: Begins) -> Result<(), meshstep_tensor::Error> {
         let (first, second) = (&self.bench.queue, &self.second);
         let [a, b, c] = &mut self.ring;
@@ -88,7 +88,7 @@ fn a_graph_of_two_streams_launched_again_and_again_equals_the_direct_run() {
         replayed.launch(&graph, 99);
         assert_eq!(replayed.read(), shifted(99), "order {order}");
         replayed.launch(&graph, 1);
-        // What is under way goes on to its end.
+        // Work in flight completes.
         drop(graph);
         assert_eq!(replayed.read(), direct.read(), "order {order}");
         assert_eq!(replayed.read(), shifted(100));
@@ -131,7 +131,7 @@ fn a_missing_wait_shows_in_a_graph_too() {
 }
 
 #[test]
-fn what_the_host_takes_part_in_is_refused_and_spoils_nothing() {
+fn host_operations_are_refused_and_spoil_nothing() {
     if !available() {
         return;
     }
@@ -178,18 +178,18 @@ fn a_spoilt_capture_is_an_error_and_leaves_the_stream_as_it_was() {
     }
     let mut ring = Ring::new();
     let stream = ring.bench.stream.clone();
-    // An error of the work, a panic in it.
+    // An error of the work, and a panic in it.
     let own = stream.capture(|| ring.round(Begins::InTime).and(Err(Error::InUse.into())));
     assert_eq!(own.unwrap_err(), meshstep_tensor::Error::Cuda(Error::InUse));
     let panicked = catch_unwind(AssertUnwindSafe(|| stream.capture::<Error>(|| panic!("on purpose"))));
     assert!(panicked.is_err());
-    // The second stream's end is not waited for.
+    // The captured stream does not wait for the second one's end.
     let unjoined = stream.capture(|| {
         ring.second.stream().unwrap().wait(&stream.record()?)?;
         ring.second.zero(ring.spare.as_mut())
     });
     assert_eq!(unjoined.unwrap_err(), Error::Unjoined.into());
-    // Captured events cannot be waited for by the host, even if what that says is dropped.
+    // The host cannot wait for captured events, even if the error of the wait is dropped.
     let asked = |ask: fn(&cuda::Event) -> Result<(), Error>| {
         stream.capture(|| {
             let event = stream.record()?;
@@ -201,7 +201,7 @@ fn a_spoilt_capture_is_an_error_and_leaves_the_stream_as_it_was() {
         let Err(Error::Call { code: 901, name, .. }) = asked(ask) else { panic!("spoilt") };
         assert_eq!(name, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED");
     }
-    // A point before the capture is none of its own.
+    // An event before the capture is not part of it.
     let before = ring.second.stream().unwrap().record().unwrap();
     let Err(Error::Call { code: 905, .. }) = stream.capture(|| stream.wait(&before)) else {
         panic!("isolated")
@@ -219,13 +219,13 @@ fn a_spoilt_capture_is_an_error_and_leaves_the_stream_as_it_was() {
 }
 
 #[test]
-fn a_driver_that_refuses_is_told_of() {
+fn driver_errors_are_returned() {
     if !stand_in() {
         return println!("skipped: needs the stand-in");
     }
     let mut ring = Ring::new();
     let stream = ring.bench.stream.clone();
-    // The last one does not end the capture, as a driver's would, so it is the last.
+    // The stand-in's last failure does not end the capture, as a driver's would, so it comes last.
     for function in ["cuStreamBeginCapture_v2", "cuGraphInstantiateWithFlags", "cuStreamEndCapture"] {
         fail(function, 2);
         let refused = stream.capture(|| ring.round(Begins::InTime)).unwrap_err();

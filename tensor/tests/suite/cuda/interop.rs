@@ -1,4 +1,4 @@
-//! Memory and streams that belong to cudarc, or are lent to it.
+//! Memory and streams that belong to cudarc or are lent to it.
 
 use crate::cuda::{Bench, available, seed, seeds, stand_in, values};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
@@ -75,7 +75,7 @@ fn a_slice_of_cudarcs_becomes_a_buffer_after_its_work_and_is_freed_after_ours() 
     }
 }
 
-/// Says when it is dropped.
+/// Sets a flag on drop.
 struct Owner(Arc<AtomicBool>, #[expect(dead_code, reason = "kept")] CudaSlice<u16>);
 
 impl Drop for Owner {
@@ -125,7 +125,7 @@ fn memory_of_others_is_not_freed() {
 }
 
 #[test]
-fn what_is_not_the_devices_memory_is_refused() {
+fn memory_of_other_places_is_refused() {
     if !available() {
         return;
     }
@@ -174,7 +174,7 @@ fn pinned_memory_is_the_hosts() {
 }
 
 #[test]
-fn what_is_lent_comes_back_written_in_order() {
+fn lent_memory_comes_back_written_in_order() {
     if !available() {
         return;
     }
@@ -203,7 +203,7 @@ fn what_is_lent_comes_back_written_in_order() {
 }
 
 #[test]
-fn what_cannot_be_lent_is_refused() {
+fn invalid_loans_are_refused() {
     use meshstep_tensor::Error::{Place as Elsewhere, WrongDType};
     if !available() {
         return;

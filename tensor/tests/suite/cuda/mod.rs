@@ -11,10 +11,10 @@ use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};
 use std::ffi::{CString, c_char, c_int};
 use std::process::{Command, Output};
 
-/// The driver's number for an invalid value.
+/// Driver's error code for an invalid value.
 const INVALID_VALUE: c_int = 1;
 
-/// Whether there is a device; if not, says so, which REQUIRE_GPU=1 makes a failure.
+/// Returns true if there is a device; otherwise prints a note, or fails under REQUIRE_GPU=1.
 fn available() -> bool {
     let found = cuda::probe();
     if let Err(missing) = found {
@@ -34,25 +34,25 @@ fn in_stand_in<F: Copy>(name: &str) -> F {
     unsafe { *libloading::Library::new("libcuda.so.1").unwrap().get::<F>(name.as_bytes()).unwrap() }
 }
 
-/// Chooses the order of work, where that can be chosen.
+/// Chooses the order of asynchronous work, on the stand-in.
 fn seed(seed: u64) {
     if stand_in() {
         in_stand_in::<extern "C" fn(u64)>("meshstep_standin_seed")(seed);
     }
 }
 
-/// The next call of `function` fails.
+/// Makes the next call of `function` fail.
 fn fail(function: &str, code: c_int) {
     let function = CString::new(function).unwrap();
     in_stand_in::<extern "C" fn(*const c_char, c_int)>("meshstep_standin_fail")(function.as_ptr(), code);
 }
 
-/// Orders of work to try: one where it cannot be chosen.
+/// Number of orders of work to try: one where the order cannot be chosen.
 fn seeds() -> u64 {
     if stand_in() { 100 } else { 1 }
 }
 
-/// One test of this program as a process of its own, with these variables set or unset.
+/// Runs one test of this program as a separate process, with these variables set or unset.
 fn child(test: &str, variables: &[(&str, Option<&str>)]) -> Output {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", test, "--nocapture"]).env_remove("REQUIRE_GPU");
@@ -101,7 +101,7 @@ fn values(len: usize, seed: u64) -> Vec<u16> {
 }
 
 #[test]
-fn what_goes_in_comes_out() {
+fn uploads_come_back_unchanged() {
     if !available() {
         return;
     }
@@ -141,7 +141,7 @@ fn parts_of_a_buffer_travel_singly() {
     assert_eq!(slice.address(), joined.as_ptr().addr().get() + 8);
 }
 
-/// Copies in on one stream and on to another place on a second, which waits for the first or does not.
+/// Copies in on one stream and on to another buffer on a second stream, which waits for the first or does not.
 fn relayed(bench: &Bench, waits: bool) -> Vec<u16> {
     let second = Queue::cuda(Stream::urgent(&bench.device).unwrap());
     let host = bench.pinned(bytemuck::cast_slice(&values(300, 9)));
@@ -159,7 +159,7 @@ fn relayed(bench: &Bench, waits: bool) -> Vec<u16> {
 }
 
 #[test]
-fn what_waits_for_an_event_sees_what_was_before_it() {
+fn a_stream_that_waits_for_an_event_sees_the_work_before_it() {
     if !available() {
         return;
     }
@@ -219,7 +219,7 @@ fn waits_of_the_host_are_counted() {
     event.synchronize().unwrap();
     bench.stream.synchronize().unwrap();
     drop(from);
-    // Other tests of this process wait too, where they run beside this one.
+    // Tests that run beside this one in the process also wait.
     assert!(cuda::waits() - begun >= told + 3);
     if std::env::var_os("NEXTEST").is_some() {
         assert_eq!((told, cuda::waits() - begun), (0, 3));
@@ -237,7 +237,7 @@ fn pinned_memory_in_use_is_not_touched() {
         let (host, mut buffer) = (bench.pinned(&[7; 64]), bench.buffer(32));
         bench.queue.synchronize().unwrap();
         bench.stream.copy_in(&host, 0, buffer.as_mut()).unwrap();
-        // It may be done already; until it is, nothing is written.
+        // The copy may be done already; until it is, nothing is written.
         let mut tries = 0;
         while let Err(error) = host.write(0, &[8; 64]) {
             assert_eq!(error, Error::InUse);
@@ -245,7 +245,7 @@ fn pinned_memory_in_use_is_not_touched() {
             assert!(tries < 1_000_000, "a copy ends");
         }
         assert_eq!(bench.read(&buffer), [0x707; 32]);
-        // Dropped in the middle of a copy, it is freed after it.
+        // Dropped in the middle of a copy, the memory is freed after the copy.
         bench.stream.copy_in(&host, 0, buffer.as_mut()).unwrap();
         drop(host);
         assert_eq!(bench.read(&buffer), [0x808; 32]);
@@ -273,7 +273,7 @@ fn memory_is_counted_while_it_lives() {
     assert_eq!(bench.meter.live_total(), 1000);
     drop(half);
     assert_eq!((bench.meter.live_total(), bench.meter.peak_total()), (0, 1024));
-    // The driver has less free meanwhile, but for what other tests allocate and free.
+    // The driver has less free memory meanwhile, apart from allocations and frees of other tests.
     let (free, bytes) = (bench.device.free_memory().unwrap(), 64 << 20);
     let large = bench.buffer(bytes / 2);
     let left = bench.device.free_memory().unwrap();
@@ -283,7 +283,7 @@ fn memory_is_counted_while_it_lives() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_calls_are_refused() {
     if !available() {
         return;
     }
@@ -376,7 +376,7 @@ fn another_devices_memory_is_refused() {
 }
 
 #[test]
-fn what_a_drop_could_not_do_is_told_by_the_next_call() {
+fn errors_of_drops_are_returned_by_the_next_call() {
     if !stand_in() {
         return println!("skipped: needs the stand-in");
     }
@@ -407,7 +407,7 @@ fn a_refused_call_has_its_name_and_number() {
     fail("cuEventRecord", 700);
     let refused = bench.stream.copy_in(&host, 0, buffer.as_mut()).unwrap_err();
     assert_eq!(refused.to_string(), "cuEventRecord failed with CUDA_ERROR_ILLEGAL_ADDRESS (700)");
-    // The copy had been started, so it was waited for: the host's memory is free.
+    // The copy had been started, and the call waited for it: the host memory is free.
     host.write(0, &[4; 4]).unwrap();
     assert_eq!(bench.read(&buffer), [0x303; 2]);
 }

@@ -1,4 +1,4 @@
-//! A process that dies, sleeps, exits, gives up or never comes: the other has a typed error in time.
+//! A process that dies, sleeps, exits, aborts or is missing: the other gets a typed error in time.
 
 use crate::nccl::bench::{Rank, alone, options, stand_in};
 use crate::nccl::pair::{Process, deadline, device, finish, pair, ready, ready_pair};
@@ -8,10 +8,10 @@ use meshstep_tensor::cuda::Device;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// The time after a deadline until a rank has its error.
+/// Time after a deadline until a rank has its error.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The stand-in's plan is carried out in one of these operations, or in none.
+/// The stand-in's plan takes effect in one of these operations, or in none.
 pub(super) fn plan(rank: Rank) {
     let begun = Instant::now();
     println!("\nresult: {:?}", exchange(&rank));
@@ -31,7 +31,7 @@ fn exchange(rank: &Rank) -> Result<Vec<f32>, Error> {
     Ok([sum, gathered, swapped].iter().flat_map(|buffer| rank.read::<f32>(buffer)).collect())
 }
 
-/// The first error of a rank, which comes in time; every later call has the same cause, and no memory is left.
+/// Checks the first error of a rank, which arrives in time; every later call has the same cause, and no memory is left.
 fn until_failure(rank: &Rank) -> Error {
     let (error, after) = loop {
         let begun = Instant::now();
@@ -45,7 +45,7 @@ fn until_failure(rank: &Rank) -> Error {
     error
 }
 
-/// The error of a rank whose peer is gone. NCCL may notice that by itself; the stand-in does not.
+/// Checks the error of a rank after its peer is gone. NCCL may notice that by itself; the stand-in does not.
 fn assert_left_alone(error: &Error) {
     let noticed = matches!(error, Error::Nccl { .. }) && !stand_in(1);
     assert!(matches!(error, Error::Stuck { .. }) || noticed, "{error:?}");
@@ -57,7 +57,7 @@ pub(super) fn sums_until_failure(rank: Rank) {
     assert_left_alone(&until_failure(&rank));
 }
 
-/// Rank 1 comes to its second sum after the other's deadline.
+/// Rank 1 reaches its second sum after the other's deadline.
 pub(super) fn sleeps(rank: Rank) {
     assert_eq!(rank.sum(1.0), Ok(2.0));
     if rank.comm.rank() == 1 {
@@ -66,7 +66,7 @@ pub(super) fn sleeps(rank: Rank) {
     assert_left_alone(&until_failure(&rank));
 }
 
-/// Rank 1 exits after its first sum without parting from the other.
+/// Rank 1 exits after its first sum without leaving the group.
 pub(super) fn exits(rank: Rank) {
     assert_eq!(rank.sum(1.0), Ok(2.0));
     ready(rank.comm.rank());
@@ -76,7 +76,7 @@ pub(super) fn exits(rank: Rank) {
     assert_left_alone(&until_failure(&rank));
 }
 
-/// Rank 1 gives up after its first sum.
+/// Rank 1 aborts after its first sum.
 pub(super) fn aborts(rank: Rank) {
     let pair = rank.comm.split(Some(0), 0).unwrap().unwrap();
     assert_eq!(rank.sum(1.0), Ok(2.0));
@@ -138,7 +138,7 @@ fn a_process_that_never_comes_is_not_waited_for_beyond_the_deadline() {
     finish("is alone", &[]);
 }
 
-/// Both ranks, one of which carries out a plan of the stand-in's.
+/// Runs both ranks, one of them with a plan of the stand-in.
 fn planned(plan: &str) -> [(bool, String); 2] {
     pair("plan", &[("MESHSTEP_STANDIN_NCCL", plan)]).unwrap().map(Process::end)
 }

@@ -1,5 +1,5 @@
-//! Two ranks as processes: this program, started twice, each time with a role. Where there is one GPU the ranks share it: NCCL
-//! allows that to ranks of different hosts, which these pretend to be.
+//! Two ranks as processes: this program, started twice with a role each. If there is only one GPU the ranks share it: NCCL allows
+//! that for ranks on different hosts, which these claim to be.
 
 mod failures;
 mod rebuild;
@@ -14,7 +14,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A role's name, and the work of a rank of this number.
+/// Name of a role, and the work of a rank of this number.
 type Role = (&'static str, fn(usize));
 
 const ROLES: &[Role] = &[
@@ -31,17 +31,17 @@ const ROLES: &[Role] = &[
     ("rebuilds", rebuild::rebuilds),
 ];
 
-/// The deadline of operations that fail. The first operations of a real NCCL connect the ranks, which takes longer.
+/// Deadline of operations that fail. The first operations of a real NCCL connect the ranks, which takes longer.
 pub(super) fn deadline() -> Duration {
     Duration::from_secs(if stand_in(1) { 1 } else { 5 })
 }
 
-/// The device of a rank: one device may have both.
+/// Device of a rank: one device may have both.
 fn device(rank: usize) -> usize {
     rank % cuda::probe().unwrap().devices
 }
 
-/// This process's rank of the communicator whose id both were given.
+/// Creates this process's communicator, with the id that both ranks were given.
 fn join(rank: usize, options: Options) -> Rank {
     let id = std::env::var("PAIR_ID").unwrap();
     let mut bytes = [0; UniqueId::LEN];
@@ -52,7 +52,7 @@ fn join(rank: usize, options: Options) -> Rank {
     Rank::new(Arc::new(nccl::init(&UniqueId::from_bytes(bytes), rank, 2, &device, options).unwrap()))
 }
 
-/// The role of a rank, where this process was given one.
+/// Runs the role of a rank, if this process was given one.
 #[test]
 fn one_of_two_ranks() {
     let Ok(role) = std::env::var("PAIR_ROLE") else { return };
@@ -62,7 +62,7 @@ fn one_of_two_ranks() {
     println!("rank {rank} has finished its role");
 }
 
-/// Tells the test that this rank is done with what both do, and waits on rank 1 until rank 0 is, too.
+/// Reports to the test that this rank is done with the common part, and waits on rank 1 until rank 0 is done too.
 fn ready(rank: usize) {
     println!("\nready");
     if rank == 1 {
@@ -70,7 +70,7 @@ fn ready(rank: usize) {
     }
 }
 
-/// A process of the pair. Dropping it ends it.
+/// Process of the pair, killed on drop.
 struct Process {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -89,7 +89,7 @@ impl Process {
         Process { child, output }
     }
 
-    /// Returns once the rank has printed a line that ends so.
+    /// Returns once the rank has printed a line with this ending.
     fn wait_for(&mut self, end: &str) {
         let mut line = String::new();
         while !line.trim_end().ends_with(end) {
@@ -102,7 +102,7 @@ impl Process {
         }
     }
 
-    /// Lets a rank 1 go on that waits in [`ready`].
+    /// Releases a rank 1 that waits in [`ready`].
     fn go(&mut self) {
         writeln!(self.child.stdin.as_ref().unwrap(), "go").unwrap();
     }
@@ -113,7 +113,7 @@ impl Process {
         self.child.wait().unwrap();
     }
 
-    /// Whether the rank finished its role, and what it printed.
+    /// Returns true if the rank finished its role, with its output.
     fn end(mut self) -> (bool, String) {
         let mut said = String::new();
         self.output.read_to_string(&mut said).unwrap();
@@ -129,7 +129,7 @@ impl Drop for Process {
     }
 }
 
-/// Both ranks, started; none where there is no device.
+/// Starts both ranks; `None` without a device.
 fn pair(role: &str, variables: &[(&str, &str)]) -> Option<[Process; 2]> {
     if !available(1) {
         return None;
@@ -141,7 +141,7 @@ fn pair(role: &str, variables: &[(&str, &str)]) -> Option<[Process; 2]> {
     Some([0, 1].map(|rank| Process::start(rank, &[&common, variables].concat())))
 }
 
-/// Both ranks, of which rank 1 goes on once both are ready; none where there is no device.
+/// Starts both ranks, and releases rank 1 once both are ready; `None` without a device.
 fn ready_pair(role: &str) -> Option<[Process; 2]> {
     let mut processes = pair(role, &[])?;
     processes.iter_mut().for_each(|process| process.wait_for("ready"));
@@ -149,7 +149,7 @@ fn ready_pair(role: &str) -> Option<[Process; 2]> {
     Some(processes)
 }
 
-/// Both ranks, which finish this role. What each printed; nothing where there is no device.
+/// Runs both ranks to the end of this role. Returns their output; nothing without a device.
 fn finish(role: &str, variables: &[(&str, &str)]) -> Option<[String; 2]> {
     let mut rank = 0;
     let ended = pair(role, variables)?.map(|process| {

@@ -1,4 +1,4 @@
-//! Two processes that meet in a store build another communicator after each failure.
+//! Two processes that meet in a store create another communicator after each failure.
 
 use crate::nccl::bench::{Rank, alone, options, stand_in};
 use crate::nccl::pair::{deadline, finish};
@@ -8,17 +8,17 @@ use meshstep_tensor::Queue;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The failures, one for each communicator; the last has none.
+/// Failures, one for each communicator; the last has none.
 #[derive(Clone, Copy, Debug)]
 enum Failure {
-    /// Rank 1 never comes to a sum.
+    /// Rank 1 misses a sum.
     Late,
     /// Rank 1 gives up.
     Aborts,
 }
 
 pub(super) fn rebuilds(rank: usize) {
-    // A rank has its error some time before the other, and waits for it in the next communicator.
+    // One rank gets its error some time before the other, and waits for it in the next communicator.
     let options = options(4 * deadline());
     let job = Job::from_env(options).unwrap();
     for failure in [Failure::Late, Failure::Aborts, Failure::Late] {
@@ -31,7 +31,7 @@ pub(super) fn rebuilds(rank: usize) {
     assert_eq!(last.sum(1.0 + rank as f32), Ok(3.0));
 }
 
-/// Both ranks have an error that names the rank with the failure.
+/// Both ranks have an error with the failed rank.
 fn fail(rank: &Rank, failure: Failure) {
     match (rank.comm.rank(), failure) {
         (0, Failure::Late) => {
@@ -44,12 +44,12 @@ fn fail(rank: &Rank, failure: Failure) {
         }
         (_, Failure::Late) => assert_heard(rank, 0),
         (0, Failure::Aborts) => {
-            // The abort may come while this rank still waits for the sum.
+            // The abort may arrive while this rank still waits for the sum.
             drop(rank.sum(1.0));
             assert_heard(rank, 1);
         }
         (_, Failure::Aborts) => {
-            // Of a second sum the first is done on both ranks.
+            // The end of this second sum means that the first is done on both ranks.
             assert_eq!(rank.sum(1.0), Ok(2.0));
             rank.comm.abort();
             assert_eq!(rank.comm.sound(), Err(Error::Aborted { rank: 1 }));
@@ -57,21 +57,21 @@ fn fail(rank: &Rank, failure: Failure) {
     }
 }
 
-/// The failure is that of rank `failed`. NCCL may notice by itself that the other rank is gone; the stand-in does not.
+/// Checks that the failure is rank `failed`'s. NCCL may notice by itself that the other rank is gone; the stand-in does not.
 fn assert_heard(rank: &Rank, failed: usize) {
     let error = heard(rank);
     let noticed = matches!(error, Error::Nccl { .. }) && !stand_in(1);
     assert!(matches!(error, Error::Remote { rank, .. } if rank == failed) || noticed, "{error:?}");
 }
 
-/// The other rank's failure, heard of without an operation of this rank's own.
+/// Waits for the other rank's failure without an operation of this rank.
 fn heard(rank: &Rank) -> Error {
     let begun = Instant::now();
     loop {
         if let Err(error) = rank.comm.sound() {
             return error.cause().clone();
         }
-        assert!(begun.elapsed() < 3 * deadline(), "nothing was heard");
+        assert!(begun.elapsed() < 3 * deadline(), "no failure arrived");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

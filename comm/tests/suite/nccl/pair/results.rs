@@ -1,4 +1,4 @@
-//! The results of two processes: those of ranks that are threads.
+//! Results of two processes: equal to those of threads as ranks.
 
 use crate::nccl::bench::{Rank, alone, multiplies, seed, stand_in};
 use crate::nccl::collectives::{check_every_type, check_large, trade_in_groups, use_own_factors};
@@ -21,7 +21,7 @@ pub(super) fn groups(rank: Rank) {
     if multiplies() {
         use_own_factors(&rank);
     }
-    // The keys turn the order of the ranks around.
+    // The keys reverse the order of the ranks.
     let turned = rank.comm.split(Some(7), -(rank.comm.rank() as i64)).unwrap().unwrap();
     assert_eq!((turned.rank(), turned.world_size()), (1 - rank.comm.rank(), 2));
     let mut buffer = rank.buffer(&[turned.rank() as f32, 0.0]);
@@ -35,7 +35,7 @@ pub(super) fn groups(rank: Rank) {
     assert_eq!((rank.read::<f32>(&buffer), rank.sum(1.0)), (vec![4.0], Ok(2.0)));
 }
 
-/// Work that events alone keep in order.
+/// Work ordered by events alone.
 pub(super) fn order(rank: Rank) {
     for order in 0..10 {
         if stand_in(1) {

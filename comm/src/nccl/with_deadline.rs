@@ -1,14 +1,14 @@
-//! Work that may never end, and a caller that goes on all the same.
+//! Calls under a deadline: the caller continues even if a call never returns.
 
 use crate::Clock;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-/// How often a clock that tests move is looked at.
+/// Poll interval of a manual clock.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Runs each on a thread of its own, and returns the results of those that end in time; the others go on alone.
+/// Runs each work item on its own thread and returns the results that arrive in time; the other threads keep running detached.
 pub(super) fn run<T: Send + 'static>(
     clock: &Clock,
     within: Duration,
@@ -20,7 +20,8 @@ pub(super) fn run<T: Send + 'static>(
     let count = works.len();
     for work in works {
         let tell = tell.clone();
-        // Where there is no thread to be had, the time will be over; nobody listens any more once it is.
+        // If the system gives no thread, the result is missing at the deadline. After the deadline a send fails, as the receiver
+        // is gone.
         let _ = thread::Builder::new().spawn(move || drop(tell.send(work())));
     }
     drop(tell);
@@ -40,7 +41,7 @@ mod tests {
     use std::sync::{Arc, Barrier};
 
     #[test]
-    fn who_does_not_end_in_time_is_left_behind() {
+    fn late_work_is_left_behind() {
         let (clock, gate) = (Clock::manual(), Arc::new(Barrier::new(2)));
         let (moved, held) = (clock.clone(), Arc::clone(&gate));
         let works: Vec<Box<dyn FnOnce() -> u32 + Send>> = vec![

@@ -1,4 +1,4 @@
-//! What ranks tell one another beside their data, in a few words each: for comparing calls and for forming groups.
+//! Control words that ranks exchange beside their data: to compare calls and to form groups.
 
 use super::core::Core;
 use super::issue::Issue;
@@ -6,11 +6,11 @@ use super::launch::Patience;
 use crate::{Action, Called, Error, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType};
 
-/// Words that describe a call.
+/// Number of words that describe a call.
 const CALL: usize = 6;
 
 impl Core {
-    /// Compares calls with those of the ranks they need.
+    /// Compares calls with those of the ranks that they involve.
     pub(super) fn compare(&self, calls: &[(Op, Buffer)]) -> Result<(), Error> {
         let next = self.ledger().next();
         for (number, (op, buffer)) in (next..).zip(calls) {
@@ -39,8 +39,8 @@ impl Core {
         Err(self.broke(Error::Mismatch { op_number: mine.op_number, calls }))
     }
 
-    /// The words of every rank, or of this one and `peer`, each at its rank's place. The host waits for them; if they do not
-    /// come, the communicator has failed.
+    /// Gathers the words of every rank, or of this one and `peer`, each at its rank's position. The host waits for them; if they
+    /// do not arrive, the communicator has failed.
     pub(super) fn gather(
         &self,
         mine: &[u64],
@@ -52,7 +52,8 @@ impl Core {
         words[self.rank * n..][..n].copy_from_slice(mine);
         let meter = &self.options.meter;
         let place = Buffer::zeroed_on(&self.queue(), words.len(), DType::U64, meter, Category::Staging);
-        // The communicator is ended before the buffer is freed, which would wait for words that do not come.
+        // On an error the communicator is ended before the buffer is freed, which would otherwise wait for words that never
+        // arrive.
         let mut place = place.map_err(|error| self.broke(error.into()))?;
         self.fill(&mut place, &mut words, peer, patience).map_err(|error| self.broke(error))?;
         Ok(words)
@@ -65,7 +66,7 @@ impl Core {
         peer: Option<usize>,
         patience: Patience,
     ) -> Result<(), Error> {
-        self.arrived(patience)?; // for the earlier work, which `upload` would wait for without an end
+        self.arrived(patience)?; // waits for earlier work; `upload` would wait for it without a deadline
         self.queue().upload((&*words).into(), place.as_mut())?;
         let whole = self.describe(Action::AllGather, place, 0);
         let n = words.len() / self.world_size;
@@ -81,8 +82,8 @@ impl Core {
                 vec![part(Action::Send { to: peer }, self.rank), part(Action::Recv { from: peer }, peer)]
             }
         };
-        // SAFETY: `place` has `n` words for each rank. It is freed when they have come, or when the communicator has been ended
-        // and its stream is empty: so `gather` sees to it.
+        // SAFETY: `place` has `n` words for each rank. `gather` frees it only when they have arrived, or when the communicator
+        // has been ended and its stream is empty.
         unsafe { self.issue(&issues, patience)? };
         self.arrived(patience)?;
         Ok(self.queue().download(place.as_slice(), words.into())?)
@@ -106,7 +107,7 @@ fn encode(called: &Called) -> [u64; CALL] {
     [called.op_number, kind, detail, called.len as u64, dtype, factor]
 }
 
-/// `None` for what no rank encodes.
+/// Decodes a call; `None` if no rank encodes these words.
 fn decode(words: &[u64]) -> Option<Called> {
     let &[op_number, kind, detail, len, dtype, factor] = words else { return None };
     let rank = usize::try_from(detail).ok()?;
@@ -130,9 +131,9 @@ fn decode(words: &[u64]) -> Option<Called> {
     Some(Called { op_number, action, len: usize::try_from(len).ok()?, dtype })
 }
 
-/// Types by their numbers in words; any other travels in no collective.
+/// Types by their word values; collectives support no other type.
 const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::BF16, DType::F16, DType::U64];
-/// Reductions by their numbers in words.
+/// Reductions by their word values.
 const REDUCTIONS: [Reduction; 5] =
     [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min, Reduction::PreMulSum { factor: 1.0 }];
 

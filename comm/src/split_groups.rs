@@ -1,6 +1,6 @@
-//! Which ranks form which group when each names a colour and a key. Arithmetic only.
+//! Groups of a split from the ranks' colors and keys. Arithmetic only.
 
-/// A rank's place after a split: its group, counted in order of colour, its rank there, and that group's size.
+/// A rank's place after a split: index of its group in order of color, its rank there, and the group's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) group: usize,
@@ -8,7 +8,8 @@ pub(crate) struct Place {
     pub(crate) world_size: usize,
 }
 
-/// Everybody's place: equal colours together, ranked by key and then by rank; `None` for who gave no colour.
+/// Returns every rank's place: ranks of equal color form a group, ordered by key and then by rank; `None` for a rank without a
+/// color.
 pub(crate) fn places(asked: &[(Option<u32>, i64)]) -> Vec<Option<Place>> {
     let mut colours: Vec<u32> = asked.iter().filter_map(|&(colour, _)| colour).collect();
     colours.sort_unstable();
