@@ -48,8 +48,8 @@ pub(crate) enum Task {
     Ci(CiArgs),
     /// Put thirty faults, one at a time, into a copy of the tree, and tell whether the tests notice them.
     Mutants(MutantsArgs),
-    /// Check what a compiler does not see: crate edges, file headers, README commands.
-    Tidy,
+    /// Check what a compiler does not see: crate edges, file headers, README commands, import knots, prose.
+    Tidy(TidyArgs),
     /// Compile the CUDA kernels to the PTX that is committed beside them. Needs no GPU; fetches NVRTC into the target folder.
     Kernels(KernelsArgs),
     /// Build the GPU tests into a folder that runs where there is a GPU but no cargo and no network.
@@ -80,6 +80,16 @@ pub(crate) struct CheckArgs {
     /// Print the steps and their commands, and run nothing.
     #[arg(long)]
     pub(crate) list: bool,
+}
+
+#[derive(Debug, Default, Args)]
+pub(crate) struct TidyArgs {
+    /// Print the measured figures of each crate first, with their bounds and goals.
+    #[arg(long)]
+    pub(crate) measures: bool,
+    /// Hold the figures to their goals instead of the bounds of today, and so print every line to change.
+    #[arg(long)]
+    pub(crate) goals: bool,
 }
 
 #[derive(Debug, Default, Args)]

@@ -43,6 +43,6 @@ fn run(task: cli::Task) -> anyhow::Result<ExitCode> {
             kernels::run(&args, &workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS)
         }
         cli::Task::GpuBundle => gpu_bundle::run(&workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),
-        cli::Task::Tidy => tidy::run(&workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),
+        cli::Task::Tidy(args) => tidy::run(&args, &workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),
     }
 }

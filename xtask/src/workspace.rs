@@ -1,6 +1,7 @@
-//! What cargo says about the workspace: its root, its target folder, its members and what they depend on.
+//! The workspace as cargo describes it: root, target folder, test programs, and members with their dependencies.
 
 use anyhow::Context;
+use cargo_metadata::camino::Utf8Path;
 use cargo_metadata::{Metadata, MetadataCommand, Package};
 use std::path::PathBuf;
 
@@ -19,6 +20,8 @@ pub(crate) struct Workspace {
     pub(crate) root: PathBuf,
     pub(crate) target: PathBuf,
     pub(crate) members: Vec<Member>,
+    /// Main files of the integration tests, relative to the root, with `/` on every platform.
+    pub(crate) test_programs: Vec<String>,
 }
 
 /// A package of the workspace.
@@ -29,7 +32,7 @@ pub(crate) struct Member {
     pub(crate) folder: String,
     /// Normal, build and development dependencies, by package name (not by a rename).
     pub(crate) dependencies: Vec<String>,
-    /// Those of them that only a feature brings.
+    /// Dependencies that only a feature brings.
     pub(crate) optional: Vec<String>,
 }
 
@@ -52,6 +55,13 @@ impl Workspace {
                 .into_iter()
                 .map(|package| member(package, metadata))
                 .collect(),
+            test_programs: metadata
+                .workspace_packages()
+                .into_iter()
+                .flat_map(|package| &package.targets)
+                .filter(|target| target.is_test())
+                .map(|target| below_root(&target.src_path, metadata))
+                .collect(),
         }
     }
 }
@@ -63,13 +73,17 @@ fn member(package: &Package, metadata: &Metadata) -> Member {
         wanted.map(|dependency| dependency.name.clone()).collect()
     };
     let folder = package.manifest_path.parent().unwrap_or(&package.manifest_path);
-    let folder = folder.strip_prefix(&metadata.workspace_root).unwrap_or(folder);
     Member {
         name: package.name.to_string(),
-        folder: folder.components().map(|part| part.as_str()).collect::<Vec<_>>().join("/"),
+        folder: below_root(folder, metadata),
         dependencies: names(false),
         optional: names(true),
     }
+}
+
+fn below_root(path: &Utf8Path, metadata: &Metadata) -> String {
+    let path = path.strip_prefix(&metadata.workspace_root).unwrap_or(path);
+    path.components().map(|part| part.as_str()).collect::<Vec<_>>().join("/")
 }
 
 #[cfg(test)]
@@ -85,5 +99,6 @@ mod tests {
         let xtask = workspace.members.iter().find(|member| member.name == "xtask").unwrap();
         assert!(xtask.dependencies.iter().any(|name| name == "clap"));
         assert!(workspace.root.join("xtask").is_dir());
+        assert!(workspace.test_programs.iter().any(|path| path == "comm/tests/suite/main.rs"));
     }
 }

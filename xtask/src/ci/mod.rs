@@ -9,7 +9,7 @@ mod standin;
 pub(crate) mod steps;
 mod train;
 
-use crate::cli::{CiArgs, KernelsArgs, StepName};
+use crate::cli::{CiArgs, KernelsArgs, StepName, TidyArgs};
 use crate::cmd::Cmd;
 use crate::kernels;
 use crate::tidy;
@@ -74,7 +74,7 @@ fn run_task(task: &Task, workspace: &Workspace, report: &mut Report) -> anyhow::
     println!("--- {task}");
     let start = Instant::now();
     let result = match task {
-        Task::Tidy => tidy::run(workspace),
+        Task::Tidy => tidy::run(&TidyArgs::default(), workspace),
         Task::Ptx { chip } => {
             let chip = chip.map(str::to_owned);
             kernels::run(&KernelsArgs { check: true, chip, ..KernelsArgs::default() }, workspace)

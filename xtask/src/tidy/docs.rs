@@ -1,11 +1,11 @@
 //! Rules for what stands beside the code: the documents exist, and the commands they show can be typed.
 
-use super::{Complaint, File};
+use super::complaint::{Complaint, File};
 use crate::cli::Cli;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 
-/// What every repository has.
+/// Documents and licences of every repository.
 const REQUIRED: &[&str] = &["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
 /// The documents and licences exist and say something.
@@ -100,7 +100,7 @@ fn command_words(line: &str) -> Option<Vec<&str>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::file;
+    use super::super::complaint::tests::file;
     use super::*;
 
     #[test]

@@ -1,9 +1,9 @@
-//! Which crate may depend on which. The picture in ARCHITECTURE.md, as a table that is checked.
+//! Rule for the crate graph: the picture in ARCHITECTURE.md, as a table of the allowed dependencies.
 
-use super::Complaint;
+use super::complaint::Complaint;
 use crate::workspace::{LIBRARIES, Member};
 
-/// Each member with the members it may use, in development dependencies too. What is not here is not allowed.
+/// Each member with the members it may use, in development dependencies too. An edge without an entry is refused.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("meshstep-tensor", &["meshstep-cases"]),
     ("meshstep-comm", &["meshstep-tensor", "meshstep-cases"]),
@@ -49,14 +49,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["meshstep-parallel3d", "meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"],
     ),
     ("xtask", &[]),
-    // What tests share. No library may use them but in its tests, as they are not published.
+    // Helpers of tests. They are not published, so a library may use them in its tests only.
     ("meshstep-cases", &[]),
     ("meshstep-shard-fuzzed", &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
     ("meshstep-simt", &[]),
     ("meshstep-gpu-runner", &[]),
 ];
 
-/// What a library leaves to programs: a framework, untyped errors, a command line.
+/// Dependencies that a library leaves to programs: a framework, untyped errors, a command line.
 const NOT_IN_LIBRARIES: &[&str] = &["anyhow", "candle", "clap"];
 
 /// A framework that a library may know behind a feature, for the adapters that live with it.

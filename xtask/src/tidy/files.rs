@@ -1,6 +1,6 @@
 //! Reads the text files that belong to the repository.
 
-use super::File;
+use super::complaint::File;
 use anyhow::Context;
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,6 +1,6 @@
 //! Rules for source files: how they begin, how long they are, and what they do not contain.
 
-use super::{Complaint, File};
+use super::complaint::{Complaint, File};
 
 /// Every Rust file begins with a sentence about itself.
 pub(super) fn headers(files: &[File]) -> Vec<Complaint> {
@@ -26,33 +26,6 @@ pub(super) fn lengths(files: &[File]) -> Vec<Complaint> {
         .collect()
 }
 
-/// The integration tests of a crate are one program, and those that need other features another: each is linked for itself.
-const MAX_TEST_PROGRAMS: usize = 16;
-
-pub(super) fn test_programs(files: &[File]) -> Vec<Complaint> {
-    let programs: Vec<&str> =
-        files.iter().map(|file| file.path.as_str()).filter(|path| is_test_program(path)).collect();
-    let most = MAX_TEST_PROGRAMS;
-    let too_many = programs.get(most..).unwrap_or_default().iter();
-    too_many
-        .map(|path| {
-            Complaint::file(
-                path,
-                format!("a test program above the {most} allowed; make it a module of its crate's"),
-            )
-        })
-        .collect()
-}
-
-/// `CRATE/tests/NAME.rs` or `CRATE/tests/NAME/main.rs`, as cargo finds them.
-fn is_test_program(path: &str) -> bool {
-    let Some((_, name)) = path.split_once("/tests/") else { return false };
-    match name.split_once('/') {
-        None => name.ends_with(".rs") && !path.contains("/src/"),
-        Some((_, rest)) => rest == "main.rs",
-    }
-}
-
 fn is_tests(path: &str) -> bool {
     path.contains("/tests/") || path.ends_with("/tests.rs")
 }
@@ -63,7 +36,7 @@ fn rust(files: &[File]) -> impl Iterator<Item = &File> {
 
 /// Text that stands for work not done, or that holds on one machine only.
 ///
-/// Each is written in two parts, so that this file does not contain what it looks for.
+/// Each text is written in two parts, so that the rule does not find itself.
 const FORBIDDEN: &[(&str, Where, &str)] = &[
     (concat!("to", "do!"), Where::Rust, "write it, or say under Limits that it is missing"),
     (concat!("un", "implemented!"), Where::Rust, "write it, or return an error that says what works"),
@@ -122,23 +95,8 @@ fn begins_a_path(line: &str, at: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::file;
+    use super::super::complaint::tests::file;
     use super::*;
-
-    #[test]
-    fn test_programs_are_counted_as_cargo_finds_them() {
-        let paths = [
-            "a/tests/x.rs",
-            "a/tests/suite/main.rs",
-            "a/tests/suite/x.rs",
-            "a/src/tests/x.rs",
-            "a/b/tests/x.rs",
-        ];
-        assert_eq!(paths.map(is_test_program), [true, true, false, false, true]);
-        let many: Vec<File> = (0..18).map(|i| file(&format!("a/tests/x{i}.rs"), "")).collect();
-        assert_eq!(test_programs(&many).len(), 2);
-        assert_eq!(test_programs(&many[..16]), []);
-    }
 
     #[test]
     fn a_rust_file_begins_with_a_sentence() {
