@@ -41,7 +41,7 @@ pub struct Placement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sharing {
     /// Along which axes all ranks hold the same values. Pipeline stages have parameters of their own.
-    pub copies: Axes,
+    pub replicas: Axes,
     /// Along which axes gradients of different data become one.
     pub reduced: Axes,
     /// Along which axes each rank has a part of the gradient.
@@ -53,7 +53,7 @@ pub struct Sharing {
 impl Sharing {
     /// Along which axes ranks have the same reduced gradient: the first of them counts in a norm.
     pub fn repeated(self) -> Axes {
-        self.copies.without(self.reduced)
+        self.replicas.without(self.reduced)
     }
 
     /// Along which axes ranks divide the state: gradients are reduced over them, updated parameters gathered from them.
@@ -63,7 +63,7 @@ impl Sharing {
 
     /// Along which axes of `mesh` what a rank has of a reduced gradient is reduced further, in turn: over replicas of the state, then
     /// over parts of the gradient. Axes of one rank make no difference.
-    pub fn further(self, mesh: &Mesh) -> Vec<Axes> {
+    pub fn extra_reductions(self, mesh: &Mesh) -> Vec<Axes> {
         [self.replicas(), self.partial].into_iter().filter(|&axes| mesh.degree(axes) > 1).collect()
     }
 
@@ -125,8 +125,8 @@ impl Placement {
         let tp =
             if self.gradient == Gradient::Same { Axes::NONE } else { mesh.resolve(Axis::Tp).without(cut) };
         let gradient = if tp.is_empty() { Gradient::Same } else { self.gradient };
-        let copies = all.without(cut | Axis::Pp);
-        Sharing { copies, reduced: mesh.resolve(self.reduced), partial: tp, gradient }
+        let replicas = all.without(cut | Axis::Pp);
+        Sharing { replicas, reduced: mesh.resolve(self.reduced), partial: tp, gradient }
     }
 
     /// What a rank of `mesh` holds of a parameter of this shape: the same everywhere.

@@ -11,7 +11,7 @@
 use meshstep_comm::Communicator;
 use meshstep_optim::AdamW;
 use meshstep_shard::checkpoint::{Load, Save, Store};
-use meshstep_shard::{At, Optimizer, Options, Stage};
+use meshstep_shard::{Optimizer, Options, Stage, StepArgs};
 use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, SliceMut};
 use std::fs::{self, File};
 use std::hint::black_box;
@@ -66,7 +66,7 @@ fn step(opt: &mut Optimizer) {
         slot.fill().unwrap();
     }
     batch.finish().unwrap();
-    opt.step(At::default()).unwrap().outcome().unwrap();
+    opt.step(StepArgs::default()).unwrap().outcome().unwrap();
 }
 
 fn measure(asked: &Asked, opt: &mut Optimizer) {

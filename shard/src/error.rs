@@ -281,7 +281,7 @@ pub enum Error {
     Weights(#[from] crate::WeightError),
     /// The data places of ranks are invalid.
     #[error(transparent)]
-    Place(#[from] crate::PlaceError),
+    Place(#[from] crate::DataRankError),
 
     /// One rank could not take the step; no rank did.
     #[error("rank {rank} cannot take the step: {fault}; nothing changed on any rank")]

@@ -12,7 +12,7 @@
 //! | [`Options`], [`Stage`] | the data that is divided among the ranks |
 //! | [`Precision`] | masters, remainders, bf16 moments, stochastic rounding: a recipe that is checked |
 //! | [`Groups`] | parameter groups with hyperparameters of their own |
-//! | [`Among`], [`Shared`] | parameters that groups of ranks share in different ways, stepped together |
+//! | [`RankRoles`], [`ParamGroup`] | parameters that groups of ranks share in different ways, stepped together |
 //! | [`Verified`], [`Difference`] | bitwise comparison of replicas and sharded state, and its findings |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
 //! | `checkpoint` (a feature) | steps saved to folders, also in the background, and loaded onto any ranks; in-memory moves |
@@ -21,7 +21,7 @@
 //!
 //! ```
 //! use meshstep_optim::AdamW;
-//! use meshstep_shard::{At, Optimizer, Options, Outcome, Stage};
+//! use meshstep_shard::{StepArgs, Optimizer, Options, Outcome, Stage};
 //! use meshstep_tensor::{DType, Layout, Slice};
 //!
 //! let finals = meshstep_comm::loopback::spawn(4, |comm| -> Result<Vec<f32>, meshstep_shard::Error> {
@@ -33,7 +33,7 @@
 //!         let mb = opt.micro_batch(1)?;
 //!         mb.grad("w", &[rank, 1.0, -1.0][..])?;
 //!         mb.finish()?;
-//!         let outcome = opt.step(At { lr: 0.1, max_norm: Some(1.0), ..At::default() })?.outcome()?;
+//!         let outcome = opt.step(StepArgs { lr: 0.1, max_norm: Some(1.0), ..StepArgs::default() })?.outcome()?;
 //!         assert!(matches!(outcome, Outcome::Applied { coef, .. } if coef < 1.0));
 //!     }
 //!     Ok(opt.param("w")?.typed::<f32>()?.to_vec())
@@ -83,7 +83,7 @@
 //! # #[cfg(feature = "cuda")] {
 //! use meshstep_comm::nccl;
 //! use meshstep_optim::AdamW;
-//! use meshstep_shard::{At, Optimizer, Options};
+//! use meshstep_shard::{StepArgs, Optimizer, Options};
 //! use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Queue, Slice, cuda::Stream};
 //!
 //! if let Err(missing) = nccl::probe() {
@@ -102,7 +102,7 @@
 //!     let mb = opt.micro_batch(1)?;
 //!     mb.grad("w", grad.as_slice())?;
 //!     mb.finish()?;
-//!     let pending = opt.step(At { max_norm: Some(1.0), ..At::default() })?; // launched; the host goes on
+//!     let pending = opt.step(StepArgs { max_norm: Some(1.0), ..StepArgs::default() })?; // launched; the host goes on
 //!     println!("{:?}", pending.outcome()?); // waits for the device
 //!     Ok(())
 //! })?.into_iter().collect::<Result<(), _>>().map_err(|error| error.to_string())?;
@@ -114,7 +114,7 @@
 //! Results have the CPU's bits wherever NCCL's sums have.
 //!
 //! # Limits
-//! - One group of ranks, or several ([`Among`]).
+//! - One group of ranks, or several ([`RankRoles`]).
 //! - On GPUs rules must be element-wise. [`Clip::BeforeReduce`] makes the host wait for each step, reading a dynamic loss scale
 //!   for the steps launched so far, and L-BFGS for each evaluation. A background save becomes the newest checkpoint only when the
 //!   ranks join it or save again, because its control words must not come between training's collectives.
@@ -124,7 +124,7 @@
 //! - At stages 2 and 3, and with overlap off, a thread that hands over a gradient may wait for other ranks' gradients: ranks of
 //!   one process must not share a thread pool for it.
 //! - A rank may lack a gradient and wait for another rank in a collective of the model or in a gather. The other rank then waits
-//!   in vain: for [`Options::patience`], on GPUs until the communicator's deadline.
+//!   in vain: for [`Options::wait_budget`], on GPUs until the communicator's deadline.
 //! - Gradients accumulate in their own type: f32 micro-batches in f32, bf16 ones in bf16. Weighted means round w g once to the
 //!   gradients' type.
 
@@ -147,7 +147,7 @@ mod verify;
 pub use closure::lbfgs::{LbfgsStep, NotForLbfgs, ShardedLbfgs};
 pub use closure::minimize::{Evaluated, Minimized, Passed, Until};
 pub use config::fault::Fault;
-pub use config::options::{At, Clip, Combine, Initial, Missing, NonFinite, Options, Stage};
+pub use config::options::{Clip, Combine, Initial, Missing, NonFinite, Options, Stage, StepArgs};
 pub use config::param_groups::Groups;
 pub use config::precision::{Master, Moments, Precision};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
@@ -155,7 +155,7 @@ pub use error::Error;
 pub use gather::unit_gather::{Gathered, PendingGather, UnitError};
 pub use meshstep_optim::Stop;
 pub use optimizer::Optimizer;
-pub use optimizer::add_params::Shared;
+pub use optimizer::add_params::ParamGroup;
 pub use optimizer::values::ParamState;
 pub use plan::bucket::{BucketPlan, Placed};
 pub use plan::bytes::{Memory, Wire};
@@ -163,8 +163,8 @@ pub use plan::layout_plan::{Part, Seat, Sizes};
 pub use plan::partition::{Owners, Partition};
 pub use plan::step_plan::{Plan, Seats};
 pub use ranks::agree::{gather_words, same_everywhere};
-pub use ranks::data_rank::{DataPlace, PlaceError};
-pub use ranks::roles::{Among, Parts};
+pub use ranks::data_rank::{DataRank, DataRankError};
+pub use ranks::roles::{Parts, RankRoles};
 pub use reduce::local_clip::LocalClip;
 pub use reduce::micro_batch::{MicroBatch, Slot};
 pub use reduce::weights::WeightError;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use meshstep_comm::Communicator;
 use meshstep_optim::AdamW;
-use meshstep_shard::{At, Error, Optimizer, Options, Outcome, Stage};
+use meshstep_shard::{Error, Optimizer, Options, Outcome, Stage, StepArgs};
 use meshstep_tensor::{Layout, Meter, Param, SliceMut};
 
 use crate::copies;
@@ -47,7 +47,7 @@ impl Case {
             drop(gathered);
         }
         batch.finish()?;
-        self.opt.step(At { max_norm: Some(1.0), ..At::default() })?.outcome()
+        self.opt.step(StepArgs { max_norm: Some(1.0), ..StepArgs::default() })?.outcome()
     }
 }
 

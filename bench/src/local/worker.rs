@@ -8,7 +8,7 @@ use meshstep_comm::Communicator;
 use meshstep_membership::{Departure, InProcess, InProcessWorker, Membership as _, Round};
 use meshstep_optim::schedule::Schedule as Rates;
 use meshstep_shard::local::{LocalOptimizer, Workers};
-use meshstep_shard::{At, MicroBatch, Optimizer, Options, Outcome};
+use meshstep_shard::{MicroBatch, Optimizer, Options, Outcome, StepArgs};
 use meshstep_tensor::{Slice, SliceMut};
 use serde::Serialize;
 
@@ -219,7 +219,7 @@ impl<'a> Worker<'a> {
         progress.report(loss);
         self.done.losses.push(loss);
         let before = self.link.sent();
-        let at = At { lr: self.rates.at(step), max_norm: Some(MAX_NORM), ..At::default() };
+        let at = StepArgs { lr: self.rates.at(step), max_norm: Some(MAX_NORM), ..StepArgs::default() };
         let came_about = self.stepper.step(at)?;
         let sent = self.link.sent();
         self.account(step, sent - before, came_about)?;
@@ -334,7 +334,7 @@ impl Stepper {
     }
 
     /// Takes the step; whether all that was due between workers came about.
-    fn step(&mut self, at: At) -> Result<bool> {
+    fn step(&mut self, at: StepArgs) -> Result<bool> {
         let (outcome, came_about) = match self {
             Stepper::Together(optimizer, steps) => {
                 let outcome = optimizer.step(at)?.outcome()?;

@@ -10,7 +10,7 @@ use meshstep_comm::Communicator;
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::candle::Collectives;
 use meshstep_parallel3d::{Axis, Communicators, Coordinate, Mesh, Optimizer, Parameter, Piece, elements};
-use meshstep_shard::{At, Combine, Groups, Options, Outcome, Stage, Traffic};
+use meshstep_shard::{Combine, Groups, Options, Outcome, Stage, StepArgs, Traffic};
 use meshstep_tensor::{Meter, Slice, SliceMut};
 
 use super::network::{Network, Tokens};
@@ -141,7 +141,7 @@ impl<'a> Rank<'a> {
 
     /// Takes the step; the gradient's norm, and the bytes sent for it.
     fn step(&mut self, lr: f64) -> Result<(f64, Traffic)> {
-        let at = At { lr, max_norm: Some(MAX_NORM), ..At::default() };
+        let at = StepArgs { lr, max_norm: Some(MAX_NORM), ..StepArgs::default() };
         match self.optimizer.step(at)?.outcome()? {
             Outcome::Applied { norm, traffic, .. } => Ok((norm, traffic)),
             Outcome::Skipped { non_finite, .. } => anyhow::bail!("{non_finite} gradients are not finite"),

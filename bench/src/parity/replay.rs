@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::Norm;
-use meshstep_shard::{At, Combine, Error, Groups, Master, Missing, Optimizer, Options, Outcome, Precision};
+use meshstep_shard::{
+    Combine, Error, Groups, Master, Missing, Optimizer, Options, Outcome, Precision, StepArgs,
+};
 use meshstep_tensor::{DType, Layout, LayoutBuilder, Meter, Param, Slice, SliceMut, cast};
 
 use super::key::Key;
@@ -96,10 +98,10 @@ impl Steps<'_> {
         Ok(micro_batch.finish()?)
     }
 
-    fn at(&self, t: u64) -> At {
+    fn at(&self, t: u64) -> StepArgs {
         let lrs = self.trace.spec.lrs.as_ref();
         let lr = lrs.and_then(|lrs| lrs.get(t as usize - 1)).copied().unwrap_or(self.lr);
-        At { lr, max_norm: self.trace.spec.clip.map(|clip| clip.max_norm), ..At::default() }
+        StepArgs { lr, max_norm: self.trace.spec.clip.map(|clip| clip.max_norm), ..StepArgs::default() }
     }
 }
 

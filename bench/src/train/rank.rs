@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use meshstep_comm::Communicator;
-use meshstep_shard::{At, Optimizer, Options, Outcome, Stage};
+use meshstep_shard::{Optimizer, Options, Outcome, Stage, StepArgs};
 use meshstep_tensor::{Category, Claim, DType, Layout, Meter, Slice, SliceMut};
 
 use super::checkpoints::Journal;
@@ -118,7 +118,7 @@ impl<'a> Rank<'a> {
 
     /// Takes the step and brings its values to candle; whether it was applied, and the bytes sent for it.
     fn step(&mut self, lr: f64) -> Result<(bool, u64)> {
-        let at = At { lr, max_norm: Some(MAX_NORM), ..At::default() };
+        let at = StepArgs { lr, max_norm: Some(MAX_NORM), ..StepArgs::default() };
         match self.optimizer.step(at)?.outcome()? {
             Outcome::Applied { traffic, norm, coef } => {
                 tracing::debug!(norm, coef, "applied");

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 /// After an error it sends nothing any more: its memory may be ahead of its log.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct DurableArbiter {
     arbiter: Arbiter,
     log: Option<Log>,
     failed: Option<Error>,
 }
 
-impl Desk {
+impl DurableArbiter {
     /// Opens the successor of the arbiter that wrote the log at `path`; without a log the state is lost with the process.
     pub(super) fn open(config: Config, path: Option<&std::path::Path>, now: Duration) -> Result<Self, Error> {
         config.check()?;
@@ -23,11 +23,11 @@ impl Desk {
             None => (None, None),
         };
         let (arbiter, output) = Arbiter::new(config, last, now)?;
-        let mut desk = Desk { arbiter, log, failed: None };
-        desk.settle(output);
-        match desk.failed.take() {
+        let mut durable = DurableArbiter { arbiter, log, failed: None };
+        durable.settle(output);
+        match durable.failed.take() {
             Some(error) => Err(error),
-            None => Ok(desk),
+            None => Ok(durable),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Membership of workers that are threads of one process, like loopback's ranks; they share the arbiter as a value.
 
-use crate::durable_arbiter::Desk;
+use crate::durable_arbiter::DurableArbiter;
 use crate::member::{Answer, Member, Request};
 use crate::message::{Digest, FromArbiter, Worker};
 use crate::{Ballot, Config, Decision, Error, Membership, Round};
@@ -29,13 +29,13 @@ pub struct InProcessWorker {
 #[derive(Debug)]
 struct Hub {
     clock: Clock,
-    desk: Mutex<Inside>,
+    durable: Mutex<Inside>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
 struct Inside {
-    desk: Desk,
+    durable: DurableArbiter,
     members: BTreeMap<Worker, Member>,
     lives: u64,
     seats: Seats,
@@ -59,9 +59,9 @@ impl InProcess {
     /// [`ConfigError`](crate::ConfigError) for invalid settings.
     pub fn new(config: Config, clock: Clock) -> Result<Self, Error> {
         let digest = config.digest;
-        let desk = Desk::open(config, None, clock.now())?;
-        let inside = Inside { desk, members: BTreeMap::new(), lives: 0, seats: Seats::default() };
-        let hub = Arc::new(Hub { clock, desk: Mutex::new(inside), changed: Condvar::new() });
+        let durable = DurableArbiter::open(config, None, clock.now())?;
+        let inside = Inside { durable, members: BTreeMap::new(), lives: 0, seats: Seats::default() };
+        let hub = Arc::new(Hub { clock, durable: Mutex::new(inside), changed: Condvar::new() });
         let weak: Weak<Hub> = Arc::downgrade(&hub);
         hub.clock.register(weak);
         Ok(InProcess { hub, digest })
@@ -74,13 +74,13 @@ impl InProcess {
 
     /// Returns the ids of workers that wait at a boundary, for a worker that is about to come to one.
     pub fn waiting(&self) -> Vec<u64> {
-        self.hub.lock().desk.waiting().collect()
+        self.hub.lock().durable.waiting().collect()
     }
 
     /// Replaces the arbiter by a successor that knows only what the old one would have logged.
     pub fn restart_arbiter(&self) {
         let (mut inside, now) = (self.hub.lock(), self.hub.clock.now());
-        inside.desk.restart(now);
+        inside.durable.restart(now);
         inside.members.values_mut().for_each(|member| member.repeat(now));
         drop(inside);
         self.hub.changed.notify_all();
@@ -165,7 +165,7 @@ impl InProcessWorker {
             if inside.pump(now) {
                 self.hub.changed.notify_all();
             }
-            let wake_at = inside.desk.wake_at();
+            let wake_at = inside.durable.wake_at();
             let member = inside.members.get_mut(&self.worker).ok_or(Error::Left)?;
             if let Some(answer) = member.take(number, now) {
                 return answer;
@@ -181,7 +181,7 @@ impl Drop for InProcessWorker {
         let mut inside = self.hub.lock();
         inside.members.remove(&self.worker);
         inside.give_up_seats(self.worker);
-        let said = inside.desk.lose(self.worker);
+        let said = inside.durable.lose(self.worker);
         inside.deliver(said);
         drop(inside);
         self.hub.changed.notify_all();
@@ -202,11 +202,11 @@ impl Inside {
         for worker in self.members.keys().copied().collect::<Vec<_>>() {
             let asked = self.members.get_mut(&worker).map(|member| member.tick(now)).unwrap_or_default();
             for message in asked {
-                let said = self.desk.hear(message, now);
+                let said = self.durable.hear(message, now);
                 any |= self.deliver(said);
             }
         }
-        let said = self.desk.tick(now);
+        let said = self.durable.tick(now);
         self.deliver(said) | any
     }
 
@@ -237,7 +237,7 @@ impl Hub {
             let (clock, faults) = (self.clock.clone(), Faults::none());
             let all = round.members.len() * ranks;
             let world = loopback::world(loopback::Config { ranks: all, timeout, clock, faults })?;
-            let state = inside.desk.state();
+            let state = inside.durable.state();
             let here =
                 |id: u64| state.members.iter().find(|place| place.worker.id == id && place.gone.is_none());
             let members: Vec<_> =
@@ -253,7 +253,7 @@ impl Hub {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+        self.durable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wait<'a>(&self, inside: MutexGuard<'a, Inside>, until: Duration) -> MutexGuard<'a, Inside> {

@@ -3,7 +3,7 @@
 //! One thread accepts connections and watches the time; each connection has a thread that reads. A message to a worker goes to the
 //! last connection on which the worker has sent one.
 
-use crate::durable_arbiter::Desk;
+use crate::durable_arbiter::DurableArbiter;
 use crate::message::{FromArbiter, ToArbiter, Worker};
 use crate::{Config, ConnectionError, Error};
 use meshstep_comm::rendezvous::{Incoming, Listener, Outgoing, Token, Why};
@@ -53,8 +53,8 @@ struct Shared {
 
 #[derive(Debug)]
 struct Inside {
-    desk: Desk,
-    guests: Vec<Guest>,
+    durable: DurableArbiter,
+    connections: Vec<Connection>,
     threads: Vec<JoinHandle<()>>,
     next_id: u64,
     closing: bool,
@@ -62,7 +62,7 @@ struct Inside {
 
 /// A connection: first unauthenticated, then authenticated by the token, then assigned to the worker of its first message.
 #[derive(Debug)]
-struct Guest {
+struct Connection {
     id: u64,
     stream: TcpStream,
     /// Time that the worker has to call again once this connection has closed.
@@ -87,8 +87,9 @@ impl Service {
         // Regular checks do not count as stalls, however short the grace is.
         let stalled = (silence.min(grace.unwrap_or(GRACE_HERE)) / 2).max(STALL);
         let listener = Listener::bind(addr, token, &purpose(run)).map_err(ConnectionError::from)?;
-        let desk = Desk::open(config, Some(log), Duration::ZERO)?;
-        let inside = Inside { desk, guests: Vec::new(), threads: Vec::new(), next_id: 0, closing: false };
+        let durable = DurableArbiter::open(config, Some(log), Duration::ZERO)?;
+        let inside =
+            Inside { durable, connections: Vec::new(), threads: Vec::new(), next_id: 0, closing: false };
         let (inside, changed, begin) = (Mutex::new(inside), Condvar::new(), Instant::now());
         let shared = Arc::new(Shared { listener, silence, grace, stalled, begin, inside, changed });
         let for_thread = Arc::clone(&shared);
@@ -104,7 +105,7 @@ impl Service {
 
     /// Returns why the service has stopped answering: its log cannot be written, or it has a successor.
     pub fn failed(&self) -> Option<Error> {
-        self.shared.lock().desk.failed().cloned()
+        self.shared.lock().durable.failed().cloned()
     }
 }
 
@@ -113,7 +114,7 @@ impl Drop for Service {
         let mut inside = self.shared.lock();
         inside.closing = true;
         // A connection that is already gone need not be cut off.
-        inside.guests.iter().for_each(|guest| drop(guest.stream.shutdown(Shutdown::Both)));
+        inside.connections.iter().for_each(|connection| drop(connection.stream.shutdown(Shutdown::Both)));
         drop(inside);
         self.shared.changed.notify_all();
         join(self.thread.take());
@@ -145,12 +146,12 @@ impl Shared {
             let gap = now - looked;
             if gap > self.stalled {
                 // This process stood still and read no messages; they arrive now.
-                inside.desk.excuse(gap);
+                inside.durable.excuse(gap);
             }
             looked = now;
             self.accept(&mut inside);
-            if inside.desk.wake_at().is_some_and(|at| at <= now) {
-                let said = inside.desk.tick(now);
+            if inside.durable.wake_at().is_some_and(|at| at <= now) {
+                let said = inside.durable.tick(now);
                 inside.say(said);
             }
             inside = self.changed.wait_timeout(inside, LOOK).unwrap_or_else(PoisonError::into_inner).0;
@@ -160,7 +161,9 @@ impl Shared {
     /// Starts a thread for each new connection; without a thread the connection is closed, and the worker tries again.
     fn accept(self: &Arc<Self>, inside: &mut Inside) {
         inside.threads.retain(|thread| !thread.is_finished());
-        while inside.guests.iter().filter(|guest| guest.outgoing.is_none()).count() < MAX_STRANGERS {
+        while inside.connections.iter().filter(|connection| connection.outgoing.is_none()).count()
+            < MAX_STRANGERS
+        {
             let Some(stream) = self.listener.accept() else { return };
             let Ok(kept) = stream.try_clone() else { return };
             let (id, shared) = (inside.next_id, Arc::clone(self));
@@ -172,27 +175,30 @@ impl Shared {
             inside.threads.push(thread);
             // The address is read now: a connection that was reset no longer has one.
             let grace = self.grace.unwrap_or(if is_near(&kept) { GRACE_HERE } else { GRACE });
-            inside.guests.push(Guest { id, stream: kept, grace, outgoing: None, worker: None });
+            inside.connections.push(Connection { id, stream: kept, grace, outgoing: None, worker: None });
         }
     }
 
     /// Serves one connection from its first byte to its last.
     fn serve(&self, id: u64, stream: TcpStream) {
         if let Ok((incoming, outgoing)) = self.listener.admit(stream, HANDSHAKE, PATIENCE) {
-            if let Some(guest) = self.lock().guest(id) {
-                guest.outgoing = Some(outgoing);
+            if let Some(connection) = self.lock().connection(id) {
+                connection.outgoing = Some(outgoing);
             }
             // The error is of no use here: the worker calls again or stops being a member.
             let _ = self.listen(id, incoming);
         }
         let mut inside = self.lock();
-        let Some(place) = inside.guests.iter().position(|guest| guest.id == id) else { return };
-        let Guest { stream, worker, grace, .. } = inside.guests.remove(place);
+        let Some(place) = inside.connections.iter().position(|connection| connection.id == id) else {
+            return;
+        };
+        let Connection { stream, worker, grace, .. } = inside.connections.remove(place);
         let _ = stream.shutdown(Shutdown::Both);
         // The worker may have called again before the end of this connection was noticed.
-        let gone = worker.filter(|worker| inside.guests.iter().all(|guest| guest.worker != Some(*worker)));
+        let gone = worker
+            .filter(|worker| inside.connections.iter().all(|connection| connection.worker != Some(*worker)));
         if let Some(worker) = gone {
-            inside.desk.close(worker, self.now() + grace);
+            inside.durable.close(worker, self.now() + grace);
         }
     }
 
@@ -203,14 +209,14 @@ impl Shared {
             let message = ToArbiter::decode(&payload).ok_or(Why::NotUnderstood)?;
             let mut inside = self.lock();
             let worker = message.worker;
-            match inside.guest(id) {
-                Some(guest) if guest.worker.is_none_or(|known| known == worker) => {
-                    guest.worker = Some(worker)
+            match inside.connection(id) {
+                Some(connection) if connection.worker.is_none_or(|known| known == worker) => {
+                    connection.worker = Some(worker)
                 }
                 _ => return Err(Why::NotUnderstood),
             }
             let now = self.now();
-            let said = inside.desk.hear(message, now);
+            let said = inside.durable.hear(message, now);
             inside.say(said);
         }
     }
@@ -223,15 +229,16 @@ fn is_near(stream: &TcpStream) -> bool {
 }
 
 impl Inside {
-    fn guest(&mut self, id: u64) -> Option<&mut Guest> {
-        self.guests.iter_mut().find(|guest| guest.id == id)
+    fn connection(&mut self, id: u64) -> Option<&mut Connection> {
+        self.connections.iter_mut().find(|connection| connection.id == id)
     }
 
     /// Sends the messages; workers ask again for lost ones.
     fn say(&mut self, said: Vec<FromArbiter>) {
         for message in said {
-            let last = self.guests.iter_mut().rev().find(|guest| guest.worker == Some(message.to));
-            let Some(Guest { outgoing: Some(outgoing), .. }) = last else { continue };
+            let last =
+                self.connections.iter_mut().rev().find(|connection| connection.worker == Some(message.to));
+            let Some(Connection { outgoing: Some(outgoing), .. }) = last else { continue };
             if outgoing.send(&message.encode()).is_err() {
                 outgoing.cut();
             }

@@ -136,7 +136,7 @@ pub struct Progress {
     /// Steps skipped in a row.
     pub skips: u32,
     /// Of these, those in a row after which the loss scale could not fall.
-    pub hopeless: u32,
+    pub skips_at_min_scale: u32,
 }
 
 impl Progress {
@@ -144,7 +144,7 @@ impl Progress {
     pub fn new(steps: u64, loss_scale: Option<LossScaleState>) -> Self {
         let (scale, growth_tracker, hysteresis_tracker) =
             loss_scale.map_or((1.0, 0, 0), |s| (s.scale, s.growth_tracker, s.hysteresis_tracker));
-        Progress { steps, scale, growth_tracker, hysteresis_tracker, skips: 0, hopeless: 0 }
+        Progress { steps, scale, growth_tracker, hysteresis_tracker, skips: 0, skips_at_min_scale: 0 }
     }
 
     /// The state of the loss scale, where there is one.

@@ -5,7 +5,7 @@ use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
 use meshstep_optim::schedule::{Cosine, Schedule};
 use meshstep_parallel3d::{Error, Mesh, Optimizer};
-use meshstep_shard::{At, Combine, Options, Outcome};
+use meshstep_shard::{Combine, Options, Outcome, StepArgs};
 use meshstep_tensor::DType::F32;
 use std::sync::Arc;
 
@@ -47,10 +47,10 @@ fn a_schedules_rates_are_those_given_by_hand() {
         scheduled.restore_steps(1).unwrap();
         by_hand.restore_steps(1).unwrap();
         for step in 1..7 {
-            let now = At { max_norm: Some(3.0), ..scheduled.scheduled().unwrap() };
+            let now = StepArgs { max_norm: Some(3.0), ..scheduled.scheduled().unwrap() };
             assert_eq!(now.lr.to_bits(), schedule.at(step).to_bits());
-            let outcomes = [(&mut scheduled, now), (&mut by_hand, At { lr: schedule.at(step), ..now })].map(
-                |(opt, now)| {
+            let outcomes = [(&mut scheduled, now), (&mut by_hand, StepArgs { lr: schedule.at(step), ..now })]
+                .map(|(opt, now)| {
                     let mb = opt.micro_batch(1).unwrap();
                     for p in model.parameters() {
                         let mut grads = gradient(p, &mesh, &at, step as usize);
@@ -61,8 +61,7 @@ fn a_schedules_rates_are_those_given_by_hand() {
                     }
                     mb.finish().unwrap();
                     opt.step(now).unwrap().outcome().unwrap()
-                },
-            );
+                });
             assert!(outcomes.iter().all(|o| matches!(o, Outcome::Skipped { .. }) == (step == 3)), "{step}");
             for p in model.parameters() {
                 let of = |opt: &Optimizer| values(opt, &p.name);

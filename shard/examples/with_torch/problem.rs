@@ -2,7 +2,7 @@
 
 use meshstep_comm::Communicator;
 use meshstep_optim::{Adagrad, Adam, AdamW, RmsProp, Sgd};
-use meshstep_shard::{At, Error, Groups, Optimizer, Options, Stage};
+use meshstep_shard::{Error, Groups, Optimizer, Options, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, SliceMut};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -129,7 +129,7 @@ pub(crate) fn train(
         grads.iter().try_for_each(|(name, grad)| batch.grad(name, &grad[..]))?;
         batch.finish()?;
         let lr = lr * 8.0 / (8.0 + t as f64);
-        opt.step(At { lr, max_norm, ..At::default() })?.outcome()?;
+        opt.step(StepArgs { lr, max_norm, ..StepArgs::default() })?.outcome()?;
     }
     Ok(())
 }

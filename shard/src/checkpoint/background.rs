@@ -1,8 +1,8 @@
 //! Saving while training goes on: a thread writes a copy of one moment, over a communicator of its own.
 
-use super::contents::Keeper;
+use super::contents::Saveable;
 use super::error::CheckpointError;
-use super::placing::{Alike, Placing};
+use super::placing::{ModelPlacement, Unsharded};
 use super::ranks::{Failed, Ranks};
 use super::save::{Agreed, Save, agree_to_save, apart};
 use super::snapshot::Snapshot;
@@ -152,7 +152,7 @@ impl Optimizer {
     /// ```
     pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, Error> {
         let ranks = self.comm().world_size();
-        self.save_async_placed(store, save, &Alike { ranks })
+        self.save_async_placed(store, save, &Unsharded { ranks })
     }
 
     /// [`save_async`](Self::save_async) with parameters cut as `placing` describes.
@@ -160,7 +160,7 @@ impl Optimizer {
         &mut self,
         store: &Store,
         save: Save<'_>,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
     ) -> Result<Saving, Error> {
         save_all_async(self, store, save, placing)
     }
@@ -198,60 +198,60 @@ impl Optimizer {
     }
 }
 
-/// Begins to save the contents of `keeper`. Collective.
-pub(crate) fn save_all_async<K: Keeper>(
-    keeper: &mut K,
+/// Begins to save the contents of `saveable`. Collective.
+pub(crate) fn save_all_async<K: Saveable>(
+    saveable: &mut K,
     store: &Store,
     save: Save<'_>,
-    placing: &dyn Placing,
+    placing: &dyn ModelPlacement,
 ) -> Result<Saving, Error> {
     let begun = Instant::now();
-    let agreed = agree_to_save(keeper, "save in the background", &save, placing)?;
+    let agreed = agree_to_save(saveable, "save in the background", &save, placing)?;
     let hook = if save.progress.is_some() { Err(CheckpointError::Progress) } else { Ok(()) };
-    let (flight, bytes, copying) = apart(keeper, |keeper| begin(keeper, store, agreed, hook))?;
+    let (flight, bytes, copying) = apart(saveable, |saveable| begin(saveable, store, agreed, hook))?;
     Ok(Saving { flight, stall: Stall { bytes, copying, whole: begun.elapsed() } })
 }
 
-fn begin<K: Keeper>(
-    keeper: &mut K,
+fn begin<K: Saveable>(
+    saveable: &mut K,
     store: &Store,
     agreed: Agreed,
     hook: Result<(), CheckpointError>,
 ) -> Result<(Arc<Flight>, u64, Duration), Error> {
-    let (world, comm) = (Ranks::of(keeper), keeper.ranks());
-    let background = &mut keeper.optimizer().background;
+    let (world, comm) = (Ranks::of(saveable), saveable.ranks());
+    let background = &mut saveable.optimizer().background;
     if background.comm.is_none() {
         background.comm = comm.split(Some(0), world.rank() as i64)?;
     }
     let copying = Instant::now();
-    let made = hook.and_then(|()| prepare(keeper, store, agreed));
+    let made = hook.and_then(|()| prepare(saveable, store, agreed));
     let copying = copying.elapsed();
     let (flight, mut job, send) = world.agree(made)?;
-    if keeper.queue().place() != Place::Cpu {
+    if saveable.queue().place() != Place::Cpu {
         job.opened = Some(job.agreed.open(store, &job.ranks)?);
     }
     let bytes = job.snapshot.bytes();
     // The thread waits for the job.
     let _ = send.send(job);
-    keeper.optimizer().background.last = Some(Arc::clone(&flight));
+    saveable.optimizer().background.last = Some(Arc::clone(&flight));
     Ok((flight, bytes, copying))
 }
 
 /// Allocates the memory of this rank's save. Once every rank has succeeded, the save can begin.
-fn prepare<K: Keeper>(
-    keeper: &mut K,
+fn prepare<K: Saveable>(
+    saveable: &mut K,
     store: &Store,
     agreed: Agreed,
 ) -> Result<(Arc<Flight>, Job, Sender<Job>), CheckpointError> {
-    let world = keeper.ranks();
-    let opt = keeper.optimizer();
+    let world = saveable.ranks();
+    let opt = saveable.optimizer();
     let comm = opt.background.comm.clone().unwrap_or(world);
     let options = Options { queue: queue_beside(&opt.options.queue)?, ..opt.options.clone() };
     let ranks = Ranks::new(&comm, &options);
     let last = opt.background.last.take();
     let spare = last.map_or_else(Vec::new, |last| std::mem::take(&mut *lock(&last.spare)));
     let (flight, send) = Flight::new(agreed.step())?;
-    let snapshot = Snapshot::of(keeper, (&agreed.contents, &agreed.parts), spare, &options.meter)?;
+    let snapshot = Snapshot::of(saveable, (&agreed.contents, &agreed.parts), spare, &options.meter)?;
     Ok((flight, Job { agreed, store: store.clone(), ranks, snapshot, opened: None }, send))
 }
 

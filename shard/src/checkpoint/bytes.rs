@@ -4,14 +4,14 @@
 //! "MESHSTEP", length of the header (8 bytes), header (JSON), vectors end to end, BLAKE3 hash of everything before (32 bytes)
 //! ```
 
-use super::contents::{Content, Keeper, Named};
+use super::contents::{Named, Saveable, SavedTensor};
 use super::error::CheckpointError;
 use super::fits::MOST_UPDATES;
 use super::load::take_in;
 use super::manifest::Type;
 use super::mismatch::Mismatch;
 use super::piece::Region;
-use super::placing::{Alike, Placing};
+use super::placing::{ModelPlacement, Unsharded};
 use super::ranks::Ranks;
 use super::save::{apart, random};
 use super::settings::Settings;
@@ -87,11 +87,11 @@ impl Optimizer {
     /// of one moment; an error is the same on every rank.
     pub fn serialize(&mut self) -> Result<Vec<u8>, Error> {
         let ranks = self.comm().world_size();
-        self.serialize_placed(&Alike { ranks })
+        self.serialize_placed(&Unsharded { ranks })
     }
 
     /// [`serialize`](Self::serialize) with parameters cut as `placing` describes.
-    pub fn serialize_placed(&mut self, placing: &dyn Placing) -> Result<Vec<u8>, Error> {
+    pub fn serialize_placed(&mut self, placing: &dyn ModelPlacement) -> Result<Vec<u8>, Error> {
         serialize_all(self, placing)
     }
 
@@ -100,58 +100,61 @@ impl Optimizer {
     /// memory of the size of the bytes.
     pub fn deserialize(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let ranks = self.comm().world_size();
-        self.deserialize_placed(bytes, &Alike { ranks })
+        self.deserialize_placed(bytes, &Unsharded { ranks })
     }
 
     /// [`deserialize`](Self::deserialize) with parameters cut as `placing` describes.
-    pub fn deserialize_placed(&mut self, bytes: &[u8], placing: &dyn Placing) -> Result<(), Error> {
+    pub fn deserialize_placed(&mut self, bytes: &[u8], placing: &dyn ModelPlacement) -> Result<(), Error> {
         deserialize_all(self, bytes, placing)
     }
 }
 
-/// [`Optimizer::serialize`] of the contents of `keeper`.
-pub(crate) fn serialize_all<K: Keeper>(keeper: &mut K, placing: &dyn Placing) -> Result<Vec<u8>, Error> {
-    let opt = keeper.optimizer();
-    opt.handover.healthy()?;
+/// [`Optimizer::serialize`] of the contents of `saveable`.
+pub(crate) fn serialize_all<K: Saveable>(
+    saveable: &mut K,
+    placing: &dyn ModelPlacement,
+) -> Result<Vec<u8>, Error> {
+    let opt = saveable.optimizer();
+    opt.reducer.healthy()?;
     let ready = opt.between_two_steps();
     opt.call_together("serialize", ready)?;
     let ranks = Ranks::of(opt);
-    apart(keeper, |keeper| {
-        let opt = keeper.optimizer();
+    apart(saveable, |saveable| {
+        let opt = saveable.optimizer();
         let counters = opt.describe_counters()?;
         crate::same_everywhere(&**opt.comm(), opt.options(), &counters)?;
         let moment = ranks.first_word(random())?;
-        ranks.agree(to_bytes(keeper, moment, placing))
+        ranks.agree(to_bytes(saveable, moment, placing))
     })
 }
 
-/// [`Optimizer::deserialize`] into `keeper`.
-pub(crate) fn deserialize_all<K: Keeper>(
-    keeper: &mut K,
+/// [`Optimizer::deserialize`] into `saveable`.
+pub(crate) fn deserialize_all<K: Saveable>(
+    saveable: &mut K,
     bytes: &[u8],
-    placing: &dyn Placing,
+    placing: &dyn ModelPlacement,
 ) -> Result<(), Error> {
-    let opt = keeper.optimizer();
-    opt.handover.healthy()?;
+    let opt = saveable.optimizer();
+    opt.reducer.healthy()?;
     let ready = opt.between_two_steps();
     opt.call_together("deserialize", ready)?;
     let ranks = Ranks::of(opt);
-    apart(keeper, |keeper| {
-        let Staged { moment, vectors, t, settings } = ranks.agree(stage(keeper, bytes, placing))?;
-        let (text, opt) = (format!("moment of the bytes = {moment:016x}\n"), keeper.optimizer());
+    apart(saveable, |saveable| {
+        let Staged { moment, vectors, t, settings } = ranks.agree(stage(saveable, bytes, placing))?;
+        let (text, opt) = (format!("moment of the bytes = {moment:016x}\n"), saveable.optimizer());
         crate::same_everywhere(&**opt.comm(), opt.options(), &text)?;
-        take_in(keeper, &vectors, &t, &settings)
+        take_in(saveable, &vectors, &t, &settings)
     })
 }
 
-fn to_bytes<K: Keeper>(
-    keeper: &mut K,
+fn to_bytes<K: Saveable>(
+    saveable: &mut K,
     moment: u64,
-    placing: &dyn Placing,
+    placing: &dyn ModelPlacement,
 ) -> Result<Vec<u8>, CheckpointError> {
-    let contents = keeper.contents(placing)?;
-    let settings = keeper.settings(placing.tied()).to_json();
-    let header = Header::new(keeper, moment, placing, &contents, settings)?;
+    let contents = saveable.contents(placing)?;
+    let settings = saveable.settings(placing.tied()).to_json();
+    let header = Header::new(saveable, moment, placing, &contents, settings)?;
     let text = serde_json::to_vec(&header).map_err(CheckpointError::memory)?;
     let data = header.vectors.iter().map(Held::bytes).sum::<usize>();
     let mut bytes = Vec::new();
@@ -162,21 +165,21 @@ fn to_bytes<K: Keeper>(
     bytes.extend(text);
     for (param, content) in contents.iter().enumerate() {
         for vector in &content.vectors {
-            append(keeper, param, vector, &mut bytes)?;
+            append(saveable, param, vector, &mut bytes)?;
         }
     }
     bytes.extend(blake3::hash(&bytes).as_bytes());
     Ok(bytes)
 }
 
-fn append<K: Keeper>(
-    keeper: &mut K,
+fn append<K: Saveable>(
+    saveable: &mut K,
     param: usize,
     vector: &Named,
     to: &mut Vec<u8>,
 ) -> Result<(), CheckpointError> {
-    let Options { queue, meter, .. } = keeper.optimizer().options().clone();
-    let (_, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+    let Options { queue, meter, .. } = saveable.optimizer().options().clone();
+    let (_, values) = saveable.vector(param, vector.slot).map_err(CheckpointError::memory)?;
     let at_once = WINDOW / values.dtype().size();
     let mut fetch = |from: usize| {
         let part = values.slice(from..values.len().min(from + at_once))?;
@@ -196,22 +199,26 @@ struct Staged {
     settings: Settings,
 }
 
-fn stage<K: Keeper>(keeper: &mut K, bytes: &[u8], placing: &dyn Placing) -> Result<Staged, CheckpointError> {
+fn stage<K: Saveable>(
+    saveable: &mut K,
+    bytes: &[u8],
+    placing: &dyn ModelPlacement,
+) -> Result<Staged, CheckpointError> {
     let (header, mut data) = read(bytes)?;
-    let contents = keeper.contents(placing)?;
-    let here = Header::new(keeper, header.moment, placing, &contents, BTreeMap::new())?;
+    let contents = saveable.contents(placing)?;
+    let here = Header::new(saveable, header.moment, placing, &contents, BTreeMap::new())?;
     header.check(&here, data.len())?;
     let settings = Settings::from_json(&header.settings)?;
-    settings.check(&keeper.settings(placing.tied())).map_err(other_setting)?;
-    keeper.check(&settings)?;
-    let meter = keeper.optimizer().options().meter.clone();
+    settings.check(&saveable.settings(placing.tied())).map_err(other_setting)?;
+    saveable.check(&settings)?;
+    let meter = saveable.optimizer().options().meter.clone();
     let mut vectors = Vec::new();
     let mut held = header.vectors.iter();
     for (param, content) in contents.iter().enumerate() {
         for (vector, held) in content.vectors.iter().zip(&mut held) {
             let (own, rest) = data.split_at(held.bytes());
             data = rest;
-            let (_, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            let (_, values) = saveable.vector(param, vector.slot).map_err(CheckpointError::memory)?;
             let room = Buffer::zeroed(values.len(), values.dtype(), &meter, Category::Staging);
             let mut room = room.map_err(CheckpointError::memory)?;
             room.as_mut().bytes_mut().map_err(CheckpointError::memory)?.copy_from_slice(own);
@@ -229,17 +236,17 @@ impl Held {
 }
 
 impl Header {
-    fn new<K: Keeper>(
-        keeper: &mut K,
+    fn new<K: Saveable>(
+        saveable: &mut K,
         moment: u64,
-        placing: &dyn Placing,
-        contents: &[Content],
+        placing: &dyn ModelPlacement,
+        contents: &[SavedTensor],
         settings: BTreeMap<String, Value>,
     ) -> Result<Self, CheckpointError> {
         let mut vectors = Vec::new();
-        for (param, Content { name, holding, vectors: named, .. }) in contents.iter().enumerate() {
+        for (param, SavedTensor { name, holding, vectors: named, .. }) in contents.iter().enumerate() {
             for vector in named {
-                let (first, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+                let (first, values) = saveable.vector(param, vector.slot).map_err(CheckpointError::memory)?;
                 vectors.push(Held {
                     param: name.clone(),
                     slot: vector.name.clone(),
@@ -250,7 +257,7 @@ impl Header {
                 });
             }
         }
-        let comm = keeper.optimizer().comm();
+        let comm = saveable.optimizer().comm();
         let (rank, ranks) = (comm.rank(), comm.world_size());
         let t = contents.iter().map(|content| content.t).collect();
         Ok(Header { format: FORMAT, moment, mesh: placing.mesh(), rank, ranks, settings, t, vectors })

@@ -1,12 +1,12 @@
 //! Whole vectors on one rank, one window at a time, from all ranks that have elements of them.
 
-use super::contents::{Content, Keeper, Named, Vectors};
+use super::contents::{Named, Saveable, SavedTensor, Vectors};
 use super::error::CheckpointError;
 use super::holding::Part;
 use super::manifest::Type;
 use super::owner::{claims, parts};
 use super::piece::{Piece, Region, Run};
-use super::placing::{Alike, Placing};
+use super::placing::{ModelPlacement, Unsharded};
 use super::ranks::Ranks;
 use super::read::join;
 use super::save::apart;
@@ -74,7 +74,7 @@ impl Optimizer {
     /// ```
     pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
         let ranks = self.comm().world_size();
-        self.consolidate_placed(to, sink, &Alike { ranks })
+        self.consolidate_placed(to, sink, &Unsharded { ranks })
     }
 
     /// [`consolidate`](Self::consolidate) with parameters cut as `placing` describes.
@@ -82,24 +82,24 @@ impl Optimizer {
         &mut self,
         to: usize,
         sink: Sink<'_>,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
     ) -> Result<(), Error> {
         consolidate_all(self, to, sink, placing)
     }
 }
 
-/// Consolidates the contents of `keeper`. Collective.
-pub(crate) fn consolidate_all<K: Keeper>(
-    keeper: &mut K,
+/// Consolidates the contents of `saveable`. Collective.
+pub(crate) fn consolidate_all<K: Saveable>(
+    saveable: &mut K,
     to: usize,
     sink: Sink<'_>,
-    placing: &dyn Placing,
+    placing: &dyn ModelPlacement,
 ) -> Result<(), Error> {
-    let mut sources = Sources::of(keeper, &format!("consolidate to rank {to}"), to, placing)?;
-    apart(keeper, |keeper| {
+    let mut sources = Sources::of(saveable, &format!("consolidate to rank {to}"), to, placing)?;
+    apart(saveable, |saveable| {
         for param in 0..sources.contents.len() {
             for vector in sources.contents[param].vectors.clone() {
-                sources.hand_over(keeper, param, &vector, sink)?;
+                sources.hand_over(saveable, param, &vector, sink)?;
             }
         }
         Ok(())
@@ -110,7 +110,7 @@ pub(crate) fn consolidate_all<K: Keeper>(
 #[derive(Debug)]
 pub(super) struct Sources {
     pub(super) ranks: Ranks,
-    pub(super) contents: Vec<Content>,
+    pub(super) contents: Vec<SavedTensor>,
     /// Pieces that cover each parameter, with the rank that each comes from.
     pieces: Vec<Vec<(Piece, usize)>>,
     /// This rank's pieces of each parameter, with their places in the local part.
@@ -124,34 +124,38 @@ pub(super) struct Sources {
 
 impl Sources {
     /// Elects the senders. Collective.
-    pub(super) fn of<K: Keeper>(
-        keeper: &mut K,
+    pub(super) fn of<K: Saveable>(
+        saveable: &mut K,
         call: &str,
         to: usize,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
     ) -> Result<Self, Error> {
-        let opt = keeper.optimizer();
-        opt.handover.healthy()?;
+        let opt = saveable.optimizer();
+        opt.reducer.healthy()?;
         let ready = opt.between_two_steps();
         opt.call_together(call, ready)?;
         let world_size = opt.comm().world_size();
         if to >= world_size {
             return Err(meshstep_comm::Error::InvalidRank { rank: to, world_size }.into());
         }
-        apart(keeper, |keeper| {
-            let opt = keeper.optimizer();
+        apart(saveable, |saveable| {
+            let opt = saveable.optimizer();
             let (counters, ranks) = (opt.describe_counters()?, Ranks::of(opt));
             crate::same_everywhere(&**opt.comm(), opt.options(), &counters)?;
-            Sources::new(ranks, keeper.contents(placing), to)
+            Sources::new(ranks, saveable.contents(placing), to)
         })
     }
 
-    fn new(ranks: Ranks, contents: Result<Vec<Content>, CheckpointError>, to: usize) -> Result<Self, Error> {
+    fn new(
+        ranks: Ranks,
+        contents: Result<Vec<SavedTensor>, CheckpointError>,
+        to: usize,
+    ) -> Result<Self, Error> {
         let contents = ranks.agree(contents)?;
         let parts = parts(&contents);
         let claims = ranks.gather(&serde_json::to_vec(&claims(&contents, &parts)).unwrap_or_default())?;
         let (queue, meter) = ranks.memory();
-        let words = contents.iter().map(Content::len).max().unwrap_or(0).min(WINDOW) as usize + 1;
+        let words = contents.iter().map(SavedTensor::len).max().unwrap_or(0).min(WINDOW) as usize + 1;
         let room = Buffer::zeroed_on(queue, words, DType::U64, meter, Category::Staging);
         let made = elect(&contents, &claims, to)
             .and_then(|pieces| Ok((pieces, room.map_err(CheckpointError::memory)?)));
@@ -338,7 +342,7 @@ impl Sources {
         sink: Sink<'_>,
     ) -> Result<(), CheckpointError> {
         let Some(window) = &self.window else { return Ok(()) };
-        let Content { name, holding, .. } = &self.contents[param];
+        let SavedTensor { name, holding, .. } = &self.contents[param];
         let len = (range.end - range.start) as usize;
         let values = window.as_slice().slice(0..len).map_err(CheckpointError::memory)?;
         let (slot, dtype) = (&*vector.name, vector.dtype);
@@ -348,7 +352,7 @@ impl Sources {
 
 /// Elects the rank that each piece comes from: `to` if it has the piece, else the first rank that has it.
 fn elect(
-    contents: &[Content],
+    contents: &[SavedTensor],
     claims: &[Vec<u8>],
     to: usize,
 ) -> Result<Vec<Vec<(Piece, usize)>>, CheckpointError> {
@@ -362,7 +366,7 @@ fn elect(
             of.entry((piece.region.clone(), piece.range.start)).or_insert((piece, rank));
         }
     }
-    let whole = |(content, pieces): (&Content, BTreeMap<_, (Piece, usize)>)| {
+    let whole = |(content, pieces): (&SavedTensor, BTreeMap<_, (Piece, usize)>)| {
         let pieces: Vec<(Piece, usize)> = pieces.into_values().collect();
         let covered = cover::check(&content.holding.shape, pieces.iter().map(|(piece, _)| piece));
         let (tensor, slot) = (content.name.clone(), super::contents::PARAM.to_owned());

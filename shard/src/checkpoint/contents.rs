@@ -2,11 +2,11 @@
 
 use super::error::CheckpointError;
 use super::fits::Fitting;
-use super::holding::{Holding, Part};
+use super::holding::{LocalPieces, Part};
 use super::load::{Load, Read, read_own};
 use super::manifest::{Manifest, Type};
 use super::piece::{Piece, Region};
-use super::placing::{Placing, shape};
+use super::placing::{ModelPlacement, shape};
 use super::saved::Saved;
 use super::settings::Settings;
 use crate::optimizer::layout_state::Place;
@@ -21,12 +21,12 @@ use std::sync::Arc;
 
 /// Parameter and its state.
 #[derive(Clone, Debug)]
-pub(crate) struct Content {
+pub(crate) struct SavedTensor {
     pub(crate) name: String,
     /// Number of updates of the parameter.
     pub(crate) t: u64,
     /// Local part of the parameter on this rank.
-    pub(crate) holding: Holding,
+    pub(crate) holding: LocalPieces,
     /// Elements of the local part of which this rank has all vectors.
     pub(crate) owned: Range<usize>,
     /// True if other ranks have all vectors of the same elements.
@@ -82,11 +82,11 @@ pub(crate) trait Vectors {
 }
 
 /// Type that can be saved and loaded: an optimizer, or a wrapper with state of its own.
-pub(crate) trait Keeper: Vectors {
+pub(crate) trait Saveable: Vectors {
     fn optimizer(&mut self) -> &mut Optimizer;
 
     /// Returns every parameter, in the same order on all ranks.
-    fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError>;
+    fn contents(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError>;
 
     /// Returns the communicator of the ranks that save and load together.
     fn ranks(&mut self) -> Arc<dyn Communicator> {
@@ -124,7 +124,7 @@ pub(crate) trait Keeper: Vectors {
     fn read(
         &mut self,
         saved: &Saved,
-        contents: &[Content],
+        contents: &[SavedTensor],
         fitting: &Fitting<'_>,
     ) -> Result<Vec<Read>, CheckpointError>
     where
@@ -179,12 +179,12 @@ impl Vectors for Optimizer {
     }
 }
 
-impl Keeper for Optimizer {
+impl Saveable for Optimizer {
     fn optimizer(&mut self) -> &mut Optimizer {
         self
     }
 
-    fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError> {
+    fn contents(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
         (0..self.entries.len()).map(|param| self.content(param, placing)).collect()
     }
 
@@ -211,7 +211,7 @@ impl Keeper for Optimizer {
     fn take_in(&mut self, settings: &Settings) -> Result<(), Error> {
         let progress = &mut self.progress;
         progress.steps = settings.steps.unwrap_or(progress.steps);
-        (progress.skips, progress.hopeless) = (settings.skips, settings.hopeless);
+        (progress.skips, progress.skips_at_min_scale) = (settings.skips, settings.skips_at_min_scale);
         if let (Some(rule), Some(state)) = (&self.options.loss_scale, settings.scale()) {
             // The state may be of another rule; then the loss scale stays as it is.
             progress.loss_scale = rule.check_state(&state).map(|()| state).ok().or(progress.loss_scale);
@@ -219,14 +219,14 @@ impl Keeper for Optimizer {
         #[cfg(feature = "cuda")]
         {
             self.recount();
-            self.tell_there()?;
+            self.publish_to_gpu()?;
         }
         self.verifying.last = None;
         self.keep_if_due()
     }
 }
 
-impl Content {
+impl SavedTensor {
     /// Returns the local part as one piece.
     pub(super) fn held(&self) -> Piece {
         let region = Region::whole(&self.holding.local);
@@ -241,7 +241,7 @@ impl Content {
 
 impl Optimizer {
     /// Describes a parameter and its state.
-    fn content(&self, param: usize, placing: &dyn Placing) -> Result<Content, CheckpointError> {
+    fn content(&self, param: usize, placing: &dyn ModelPlacement) -> Result<SavedTensor, CheckpointError> {
         let entry = &self.entries[param];
         let (name, t) = (entry.param.name().to_owned(), entry.t);
         let holding = placing.holding(&entry.param);
@@ -255,7 +255,7 @@ impl Optimizer {
         };
         let mut vectors = vec![named(Slot::Params, PARAM, entry.param.dtype())?];
         let Place::Bucket { bucket, range, .. } = &entry.place else {
-            return Ok(Content { name, t, holding, owned: 0..entry.param.len(), shared: true, vectors });
+            return Ok(SavedTensor { name, t, holding, owned: 0..entry.param.len(), shared: true, vectors });
         };
         let owned = &self.buckets[*bucket];
         if let Some(master) = owned.master() {
@@ -267,6 +267,6 @@ impl Optimizer {
         }
         let owned = owned.part_of(range).map_or(0..0, |(within, ..)| within);
         let shared = self.options.stage == Stage::Replicated;
-        Ok(Content { name, t, holding, owned, shared, vectors })
+        Ok(SavedTensor { name, t, holding, owned, shared, vectors })
     }
 }

@@ -1,6 +1,6 @@
 //! Compatibility of a saved step with the vectors to load, and the source of each vector. Arithmetic only.
 
-use super::contents::{Content, MASTER, Named, PARAM};
+use super::contents::{MASTER, Named, PARAM, SavedTensor};
 use super::error::CheckpointError;
 use super::load::Load;
 use super::manifest::{Manifest, SlotEntry, TensorEntry, Type};
@@ -40,7 +40,7 @@ pub(super) const MOST_UPDATES: u64 = 1 << 53;
 impl<'m> Fitting<'m> {
     /// Finds the sources of `contents` in `manifest`; `tied` maps other names of parameters to the names they denote.
     pub(super) fn new(
-        contents: &[Content],
+        contents: &[SavedTensor],
         manifest: &'m Manifest,
         tied: &BTreeMap<String, String>,
         load: &Load,
@@ -67,8 +67,8 @@ impl<'m> Fitting<'m> {
         Ok(fitting)
     }
 
-    fn add(&mut self, content: &Content, tensor: &'m TensorEntry) -> Result<(), CheckpointError> {
-        let Content { name, holding, vectors, .. } = content;
+    fn add(&mut self, content: &SavedTensor, tensor: &'m TensorEntry) -> Result<(), CheckpointError> {
+        let SavedTensor { name, holding, vectors, .. } = content;
         if tensor.shape != holding.shape {
             let (tensor, saved, here) = (name.clone(), tensor.shape.clone(), holding.shape.clone());
             return Err(Mismatch::Shape { tensor, saved, here }.into());

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 /// Local part of a tensor on one rank: boxes of the whole tensor, and their places in the local tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holding {
+pub struct LocalPieces {
     /// Shape of the whole tensor.
     pub shape: Vec<u64>,
     /// Shape of the local tensor.
@@ -24,11 +24,11 @@ pub struct Part {
     pub local: Piece,
 }
 
-impl Holding {
+impl LocalPieces {
     /// Returns a holding of the whole tensor.
     pub fn whole(shape: &[u64]) -> Self {
         let all = Region::whole(shape);
-        Holding { shape: shape.to_vec(), local: shape.to_vec(), boxes: vec![(all.clone(), all)] }
+        LocalPieces { shape: shape.to_vec(), local: shape.to_vec(), boxes: vec![(all.clone(), all)] }
     }
 
     /// Returns elements `range` of the local tensor, in row-major order, as one part for each box that contains some. They are contiguous

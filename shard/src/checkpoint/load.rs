@@ -1,10 +1,10 @@
 //! Loading: every rank reads its own elements; then all ranks take them in, or none does.
 
-use super::contents::{Content, Keeper, PARAM, REMAINDER};
+use super::contents::{PARAM, REMAINDER, Saveable, SavedTensor};
 use super::error::CheckpointError;
 use super::fits::{Cast, Fitting};
 use super::manifest::{SlotEntry, WINDOW, Whose};
-use super::placing::{Alike, Placing};
+use super::placing::{ModelPlacement, Unsharded};
 use super::ranks::Ranks;
 use super::read::{Want, read_all};
 use super::save::apart;
@@ -73,56 +73,61 @@ impl Optimizer {
     /// lowest rank that failed), and has changed nothing on any rank.
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
         let ranks = self.comm().world_size();
-        self.load_placed(store, load, &Alike { ranks })
+        self.load_placed(store, load, &Unsharded { ranks })
     }
 
     /// [`load`](Self::load) with parameters cut as `placing` describes.
-    pub fn load_placed(&mut self, store: &Store, load: Load, placing: &dyn Placing) -> Result<Loaded, Error> {
+    pub fn load_placed(
+        &mut self,
+        store: &Store,
+        load: Load,
+        placing: &dyn ModelPlacement,
+    ) -> Result<Loaded, Error> {
         load_all(self, store, load, placing)
     }
 }
 
-/// Loads the contents of `keeper`. Collective.
-pub(crate) fn load_all<K: Keeper>(
-    keeper: &mut K,
+/// Loads the contents of `saveable`. Collective.
+pub(crate) fn load_all<K: Saveable>(
+    saveable: &mut K,
     store: &Store,
     load: Load,
-    placing: &dyn Placing,
+    placing: &dyn ModelPlacement,
 ) -> Result<Loaded, Error> {
-    let opt = keeper.optimizer();
-    opt.handover.healthy()?;
+    let opt = saveable.optimizer();
+    opt.reducer.healthy()?;
     let ready = opt.between_two_steps();
-    keeper.call_all(&format!("load\nwhat to load = {load:?}"), ready)?;
-    let ranks = Ranks::of(keeper);
-    apart(keeper, |keeper| {
+    saveable.call_all(&format!("load\nwhat to load = {load:?}"), ready)?;
+    let ranks = Ranks::of(saveable);
+    apart(saveable, |saveable| {
         let opened = load.step.map_or_else(|| store.latest(), |step| store.open(step));
         let saved = ranks.agree(opened)?;
         let text = format!("checkpoint to load = {} of step {}\n", saved.hash(), saved.manifest().step);
-        crate::same_everywhere(&*keeper.ranks(), keeper.optimizer().options(), &text)?;
-        let staged = ranks.agree(stage(keeper, &saved, &load, placing))?;
+        crate::same_everywhere(&*saveable.ranks(), saveable.optimizer().options(), &text)?;
+        let staged = ranks.agree(stage(saveable, &saved, &load, placing))?;
         let Staged { vectors, t, settings, missing, unexpected, cast, blobs: [blobs, own_blobs] } = staged;
-        take_in(keeper, &vectors, &t, &settings)?;
+        take_in(saveable, &vectors, &t, &settings)?;
         Ok(Loaded { saved, missing, unexpected, cast, blobs, own_blobs })
     })
 }
 
 /// Takes everything in: the vectors, the counts of updates, and the settings. A failure here is one of the device, and ends the run.
-pub(super) fn take_in<K: Keeper>(
-    keeper: &mut K,
+pub(super) fn take_in<K: Saveable>(
+    saveable: &mut K,
     vectors: &[Read],
     t: &[Option<u64>],
     settings: &Settings,
 ) -> Result<(), Error> {
-    let queue = keeper.optimizer().options.queue.clone();
+    let queue = saveable.optimizer().options.queue.clone();
     for (param, slot, values) in vectors {
-        let into = keeper.vector_mut(*param, *slot)?;
+        let into = saveable.vector_mut(*param, *slot)?;
         match into.place() {
             Place::Cpu => copy(values.as_slice(), into)?,
             _ => queue.upload(values.as_slice(), into)?,
         }
     }
-    keeper.set_updates(t);
-    keeper.take_in(settings)
+    saveable.set_updates(t);
+    saveable.take_in(settings)
 }
 
 /// Copies on all cores; one core does not saturate the memory bandwidth.
@@ -135,48 +140,48 @@ fn copy(from: Slice<'_>, mut into: SliceMut<'_>) -> Result<(), Error> {
 }
 
 /// Reads this rank's vectors and blobs.
-fn stage<K: Keeper>(
-    keeper: &mut K,
+fn stage<K: Saveable>(
+    saveable: &mut K,
     saved: &Saved,
     load: &Load,
-    placing: &dyn Placing,
+    placing: &dyn ModelPlacement,
 ) -> Result<Staged, CheckpointError> {
-    let manifest = keeper.choose(saved.manifest(), load)?;
-    let contents = keeper.contents(placing)?;
+    let manifest = saveable.choose(saved.manifest(), load)?;
+    let contents = saveable.contents(placing)?;
     let mut settings = Settings::from_json(&saved.manifest().settings)?;
     settings.steps = settings.steps.or(Some(saved.manifest().step));
     let mut tied = settings.tied.clone();
     tied.extend(placing.tied());
     let fitting = Fitting::new(&contents, &manifest, &tied, load)?;
     if !load.other_settings {
-        settings.check(&keeper.settings(placing.tied()))?;
+        settings.check(&saveable.settings(placing.tied()))?;
     }
-    keeper.check(&settings)?;
-    let vectors = keeper.read(saved, &contents, &fitting)?;
-    let blobs = blobs(saved, keeper.ranks().rank())?;
+    saveable.check(&settings)?;
+    let vectors = saveable.read(saved, &contents, &fitting)?;
+    let blobs = blobs(saved, saveable.ranks().rank())?;
     let Fitting { t, missing, unexpected, cast, .. } = fitting;
     Ok(Staged { vectors, t, settings, missing, unexpected, cast, blobs })
 }
 
 /// Reads this rank's elements of every vector.
-pub(crate) fn read_own<K: Keeper>(
-    keeper: &mut K,
+pub(crate) fn read_own<K: Saveable>(
+    saveable: &mut K,
     saved: &Saved,
-    contents: &[Content],
+    contents: &[SavedTensor],
     fitting: &Fitting<'_>,
 ) -> Result<Vec<Read>, CheckpointError> {
-    let meter = keeper.optimizer().options.meter.clone();
-    let mut wants = wants(keeper, contents, fitting, &meter)?;
+    let meter = saveable.optimizer().options.meter.clone();
+    let mut wants = wants(saveable, contents, fitting, &meter)?;
     read_all(saved, &mut wants, &meter)?;
     let mut vectors: Vec<_> = wants.into_iter().map(|want| (want.param, want.slot, want.into)).collect();
-    vectors.extend(cleared(keeper, contents, fitting, &meter)?);
+    vectors.extend(cleared(saveable, contents, fitting, &meter)?);
     Ok(vectors)
 }
 
 /// Reads elements `range` of the local part of a vector from each of several tensors.
 pub(crate) fn read_same(
     saved: &Saved,
-    from: &[(&Content, &SlotEntry)],
+    from: &[(&SavedTensor, &SlotEntry)],
     (slot, range, dtype): (&str, Range<usize>, DType),
     meter: &Meter,
 ) -> Result<Vec<Buffer>, CheckpointError> {
@@ -204,9 +209,9 @@ fn blobs(saved: &Saved, rank: usize) -> Result<[BTreeMap<String, Vec<u8>>; 2], C
 }
 
 /// Returns zeros for remainders if their parameters were loaded without them: old remainders would change the loaded values.
-fn cleared<K: Keeper>(
-    keeper: &mut K,
-    contents: &[Content],
+fn cleared<K: Saveable>(
+    saveable: &mut K,
+    contents: &[SavedTensor],
     fitting: &Fitting<'_>,
     meter: &Meter,
 ) -> Result<Vec<Read>, CheckpointError> {
@@ -216,7 +221,7 @@ fn cleared<K: Keeper>(
         let Some(remainder) = named(REMAINDER).filter(|&i| sources[i].is_none()) else { continue };
         if named(PARAM).is_some_and(|i| sources[i].is_some()) {
             let slot = content.vectors[remainder].slot;
-            let (_, values) = keeper.vector(param, slot).map_err(CheckpointError::memory)?;
+            let (_, values) = saveable.vector(param, slot).map_err(CheckpointError::memory)?;
             let zeros = Buffer::zeroed(values.len(), values.dtype(), meter, Category::Staging);
             cleared.push((param, slot, zeros.map_err(CheckpointError::memory)?));
         }
@@ -225,20 +230,20 @@ fn cleared<K: Keeper>(
 }
 
 /// Returns a request with memory for this rank's part of each saved vector.
-fn wants<'a, K: Keeper>(
-    keeper: &mut K,
-    contents: &'a [Content],
+fn wants<'a, K: Saveable>(
+    saveable: &mut K,
+    contents: &'a [SavedTensor],
     fitting: &Fitting<'a>,
     meter: &Meter,
 ) -> Result<Vec<Want<'a>>, CheckpointError> {
     let mut wants = Vec::new();
     // Ranks on one machine that read the same bytes share the page cache, so only bytes with one reader bypass it.
-    let alone = keeper.ranks().world_size() == 1;
-    let cut = keeper.optimizer().options().stage.cuts_params();
+    let alone = saveable.ranks().world_size() == 1;
+    let cut = saveable.optimizer().options().stage.cuts_params();
     for (param, (content, sources)) in contents.iter().zip(&fitting.sources).enumerate() {
         for (vector, source) in content.vectors.iter().zip(sources) {
             let Some(from) = *source else { continue };
-            let (first, values) = keeper.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            let (first, values) = saveable.vector(param, vector.slot).map_err(CheckpointError::memory)?;
             let range = first..first + values.len();
             if range.is_empty() {
                 continue;
@@ -259,7 +264,7 @@ fn within(these: &Range<usize>, those: &Range<usize>) -> bool {
 
 /// Returns a request for elements of the local part of a vector, with memory for them.
 fn want<'a>(
-    content: &'a Content,
+    content: &'a SavedTensor,
     (param, slot): (usize, Slot),
     from: &'a SlotEntry,
     name: &str,

@@ -64,13 +64,13 @@ pub use bytes::BytesError;
 pub(crate) use bytes::{deserialize_all, serialize_all};
 pub(crate) use consolidate::consolidate_all;
 pub use consolidate::{Sink, Window};
-pub(crate) use contents::{Content, Keeper, MASTER, Named, PARAM, Vectors};
+pub(crate) use contents::{MASTER, Named, PARAM, Saveable, SavedTensor, Vectors};
 pub use cover::{CoverError, check as check_cover};
 pub use disk::{Disk, Os, Reader, Writer};
 pub use error::CheckpointError;
 pub use fits::Cast;
 pub(crate) use fits::Fitting;
-pub use holding::{Holding, Part, writers};
+pub use holding::{LocalPieces, Part, writers};
 pub use load::{Load, Loaded};
 pub(crate) use load::{Read, load_all, read_own, read_same};
 pub use manifest::{
@@ -78,8 +78,8 @@ pub use manifest::{
 };
 pub use mismatch::Mismatch;
 pub use piece::{Piece, Region, Run};
-pub(crate) use placing::Alike;
-pub use placing::Placing;
+pub use placing::ModelPlacement;
+pub(crate) use placing::Unsharded;
 pub use ranks::Failed;
 pub(crate) use ranks::Ranks;
 pub(crate) use reshard::reshard_all;

@@ -1,6 +1,6 @@
 //! Division of writes: each element is written by one rank, and ranks write about equally much. Arithmetic only.
 
-use super::contents::Content;
+use super::contents::SavedTensor;
 use super::holding::{Part, writers};
 use super::piece::Piece;
 use super::write::STAGING;
@@ -11,8 +11,8 @@ use std::ops::Range;
 pub(crate) type Claim = (usize, Piece, u64);
 
 /// Returns this rank's parts of each parameter: its own shard where state is sharded, all elements where it is replicated.
-pub(super) fn parts(contents: &[Content]) -> Vec<(usize, Part)> {
-    let of = |(i, content): (usize, &Content)| {
+pub(super) fn parts(contents: &[SavedTensor]) -> Vec<(usize, Part)> {
+    let of = |(i, content): (usize, &SavedTensor)| {
         let owned = content.owned.start as u64..content.owned.end as u64;
         content.holding.parts(owned).into_iter().map(move |part| (i, part)).collect::<Vec<_>>()
     };
@@ -20,7 +20,7 @@ pub(super) fn parts(contents: &[Content]) -> Vec<(usize, Part)> {
 }
 
 /// Returns the claims of this rank for all parts that it could write.
-pub(super) fn claims(contents: &[Content], parts: &[(usize, Part)]) -> Vec<Claim> {
+pub(super) fn claims(contents: &[SavedTensor], parts: &[(usize, Part)]) -> Vec<Claim> {
     let bytes = |i: usize| contents[i].vectors.iter().map(|vector| vector.dtype.size()).sum::<u64>();
     parts.iter().map(|(i, part)| (*i, part.global.clone(), part.global.len() * bytes(*i))).collect()
 }
@@ -30,11 +30,11 @@ pub(super) fn elected(claims: Vec<Vec<Claim>>, rank: usize, parts: &[(usize, Par
     let mut mine = Vec::new();
     for (i, piece) in shared_out(claims).swap_remove(rank) {
         let own = parts[parts.partition_point(|&(of, _)| of < i)..].iter().take_while(|&&(of, _)| of == i);
-        let around = |&(_, part): &&(usize, Part)| {
+        let hooks = |&(_, part): &&(usize, Part)| {
             let Range { start, end } = part.global.range;
             part.global.region == piece.region && start <= piece.range.start && piece.range.end <= end
         };
-        let local = own.into_iter().find(around).map(|(_, part)| part.local.region.clone());
+        let local = own.into_iter().find(hooks).map(|(_, part)| part.local.region.clone());
         let Some(region) = local else { continue };
         let local = Piece { region, range: piece.range.clone() };
         mine.push((i, Part { global: piece, local }));

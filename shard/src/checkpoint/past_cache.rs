@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_the_cache_does_not_come_there() {
+    fn what_is_not_in_the_cache_does_not_come_on_gpu() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
         let mut file = tempfile::tempfile_in(path).unwrap();
         std::io::Write::write_all(&mut file, &vec![7; 4 << 20]).unwrap();

@@ -1,17 +1,17 @@
 //! Placement of a rank's parameters in the whole model.
 
-use super::holding::Holding;
+use super::holding::LocalPieces;
 use meshstep_tensor::Param;
 use std::collections::BTreeMap;
 
 /// Placement of local parameters in the whole model, implemented by the code that cuts parameters.
-pub trait Placing {
+pub trait ModelPlacement {
     /// Describes the ranks, for people: `tp=2,dp=4`.
     fn mesh(&self) -> String;
 
     /// Returns the local part of a parameter; by default the whole parameter.
-    fn holding(&self, param: &Param) -> Holding {
-        Holding::whole(&shape(param))
+    fn holding(&self, param: &Param) -> LocalPieces {
+        LocalPieces::whole(&shape(param))
     }
 
     /// Returns other names of parameters, each with the name of the parameter it denotes.
@@ -22,11 +22,11 @@ pub trait Placing {
 
 /// Placement in which all ranks hold whole parameters.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Alike {
+pub(crate) struct Unsharded {
     pub(crate) ranks: usize,
 }
 
-impl Placing for Alike {
+impl ModelPlacement for Unsharded {
     fn mesh(&self) -> String {
         format!("ranks={}", self.ranks)
     }

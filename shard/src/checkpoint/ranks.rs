@@ -1,6 +1,6 @@
 //! Agreement among all ranks of a save or a load: an error on one rank becomes the same error on all.
 
-use super::contents::Keeper;
+use super::contents::Saveable;
 use super::error::CheckpointError;
 use crate::ranks::host_words;
 use crate::{Error, Options, gather_words};
@@ -44,9 +44,9 @@ impl Ranks {
         Ranks { comm: Arc::clone(comm), options: options.clone() }
     }
 
-    /// Returns the ranks that save together with `keeper`.
-    pub(crate) fn of<K: Keeper>(keeper: &mut K) -> Self {
-        Self::new(&keeper.ranks(), keeper.optimizer().options())
+    /// Returns the ranks that save together with `saveable`.
+    pub(crate) fn of<K: Saveable>(saveable: &mut K) -> Self {
+        Self::new(&saveable.ranks(), saveable.optimizer().options())
     }
 
     pub(crate) fn rank(&self) -> usize {

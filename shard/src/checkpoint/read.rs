@@ -1,6 +1,6 @@
 //! One rank's reads of a checkpoint: its own elements, from windows that are checked as a whole.
 
-use super::contents::Content;
+use super::contents::SavedTensor;
 use super::error::CheckpointError;
 use super::holding::Part;
 use super::manifest::{PieceEntry, SlotEntry, Type, WINDOW};
@@ -19,7 +19,7 @@ use std::thread;
 pub(super) struct Want<'a> {
     pub(super) param: usize,
     pub(super) slot: Slot,
-    pub(super) content: &'a Content,
+    pub(super) content: &'a SavedTensor,
     pub(super) from: &'a SlotEntry,
     /// Elements of the local part of the parameter.
     pub(super) range: Range<usize>,
@@ -32,7 +32,7 @@ pub(super) struct Want<'a> {
 
 /// Share of a request: elements `range` of the local part.
 struct Share<'w> {
-    content: &'w Content,
+    content: &'w SavedTensor,
     from: &'w SlotEntry,
     range: Range<usize>,
     once: bool,
@@ -104,7 +104,7 @@ impl Want<'_> {
 }
 
 /// Returns the end of the share that begins where `range` does.
-fn cut(content: &Content, from: &SlotEntry, range: &Range<usize>) -> usize {
+fn cut(content: &SavedTensor, from: &SlotEntry, range: &Range<usize>) -> usize {
     let size = from.dtype.size();
     let most = |reads: usize| range.end.min(range.start.saturating_add((READ / size) as usize * reads));
     let end = most(1);

@@ -1,6 +1,6 @@
 //! Resharding without files: every rank describes its present and its future state, and sends elements to the ranks that lack them.
 
-use super::contents::{Content, Keeper, Vectors};
+use super::contents::{Saveable, SavedTensor, Vectors};
 use super::error::CheckpointError;
 use super::fits::Fitting;
 use super::holding::Part;
@@ -8,7 +8,7 @@ use super::load::{Load, Staged, take_in};
 use super::moves::{Move, Moves, Side, Tensor};
 use super::parcel::{Window, partners};
 use super::piece::Piece;
-use super::placing::{Alike, Placing};
+use super::placing::{ModelPlacement, Unsharded};
 use super::ranks::Ranks;
 use super::settings::Settings;
 use super::write::STAGING;
@@ -31,7 +31,7 @@ pub struct Moved {
 }
 
 /// Optimizer on this rank, and the placement of its parameters.
-pub type Placed<'a> = (&'a mut Optimizer, &'a dyn Placing);
+pub type Placed<'a> = (&'a mut Optimizer, &'a dyn ModelPlacement);
 
 /// Moves parameters, state and progress from an optimizer on some ranks to one on other ranks, of any number, stage and buckets. Collective
 /// over `via`, which contains all these ranks: a leaving rank passes `from`, a joining rank `to`, and a rank that stays passes both.
@@ -66,10 +66,10 @@ pub fn reshard(
     from: Option<&mut Optimizer>,
     to: Option<&mut Optimizer>,
 ) -> Result<Moved, Error> {
-    let alike = |opt: &Optimizer| Alike { ranks: opt.comm().world_size() };
+    let alike = |opt: &Optimizer| Unsharded { ranks: opt.comm().world_size() };
     let (old, new) = (from.as_deref().map(alike), to.as_deref().map(alike));
-    let placed = |opt, alike| Some((opt?, alike as &dyn Placing));
-    let none = Alike { ranks: 0 };
+    let placed = |opt, alike| Some((opt?, alike as &dyn ModelPlacement));
+    let none = Unsharded { ranks: 0 };
     reshard_placed(
         via,
         placed(from, old.as_ref().unwrap_or(&none)),
@@ -87,10 +87,10 @@ pub fn reshard_placed(
 }
 
 /// Keeper, and the placement of its parameters.
-type Kept<'a, K> = (&'a mut K, &'a dyn Placing);
+type Kept<'a, K> = (&'a mut K, &'a dyn ModelPlacement);
 
 /// Moves the contents of `from` to `to`. Collective over `via`.
-pub(crate) fn reshard_all<'a, K: Keeper>(
+pub(crate) fn reshard_all<'a, K: Saveable>(
     via: &Arc<dyn Communicator>,
     mut from: Option<Kept<'a, K>>,
     mut to: Option<Kept<'a, K>>,
@@ -118,25 +118,25 @@ pub(crate) fn reshard_all<'a, K: Keeper>(
 }
 
 /// Checks that no step is in progress.
-fn ready<K: Keeper>(side: &mut Option<Kept<'_, K>>) -> Result<(), Error> {
+fn ready<K: Saveable>(side: &mut Option<Kept<'_, K>>) -> Result<(), Error> {
     let Some((kept, _)) = side else { return Ok(()) };
     let opt = kept.optimizer();
-    opt.handover.healthy()?;
+    opt.reducer.healthy()?;
     opt.between_two_steps()?;
     // This includes steps that a GPU decides.
     opt.describe_counters().map(drop)
 }
 
 /// Returns the bytes sent so far by an optimizer's communicators; `via` may be one of them.
-fn sent<K: Keeper>(side: &mut Option<Kept<'_, K>>) -> u64 {
-    side.as_mut().map_or(0, |(kept, _)| kept.optimizer().handover.sent())
+fn sent<K: Saveable>(side: &mut Option<Kept<'_, K>>) -> u64 {
+    side.as_mut().map_or(0, |(kept, _)| kept.optimizer().reducer.sent())
 }
 
 /// Excludes the bytes sent since `before` from the next step's count.
-fn count<K: Keeper>(side: Option<Kept<'_, K>>, before: u64) {
+fn count<K: Saveable>(side: Option<Kept<'_, K>>, before: u64) {
     let Some((kept, _)) = side else { return };
     let opt = kept.optimizer();
-    opt.progress.sent_before += opt.handover.sent() - before;
+    opt.progress.sent_before += opt.reducer.sent() - before;
 }
 
 struct Reshard<'a> {
@@ -146,11 +146,11 @@ struct Reshard<'a> {
 }
 
 /// Present or future state of an optimizer on one rank.
-type Told = (Vec<Content>, Side);
+type Told = (Vec<SavedTensor>, Side);
 
 /// Memory for a rank's future state.
 struct Room {
-    contents: Vec<Content>,
+    contents: Vec<SavedTensor>,
     staged: Staged,
     /// Index in `staged` of each parameter's first vector.
     firsts: Vec<usize>,
@@ -159,7 +159,7 @@ struct Room {
 }
 
 impl Reshard<'_> {
-    fn carry_out<K: Keeper>(
+    fn carry_out<K: Saveable>(
         &self,
         from: &mut Option<Kept<'_, K>>,
         to: &mut Option<Kept<'_, K>>,
@@ -197,10 +197,10 @@ impl Reshard<'_> {
     }
 
     /// Fills the room: first from this rank's present state, then with one other rank after another.
-    fn exchange<K: Keeper>(
+    fn exchange<K: Saveable>(
         &self,
         moves: &Moves,
-        old: &mut Option<(&mut K, Vec<Content>)>,
+        old: &mut Option<(&mut K, Vec<SavedTensor>)>,
         room: &mut Option<Room>,
         window: &mut Window<'_>,
     ) -> Result<Moved, Error> {
@@ -233,7 +233,7 @@ impl Reshard<'_> {
 }
 
 /// Describes an optimizer on this rank.
-fn tell<K: Keeper>((kept, placing): &mut Kept<'_, K>) -> Result<Told, CheckpointError> {
+fn tell<K: Saveable>((kept, placing): &mut Kept<'_, K>) -> Result<Told, CheckpointError> {
     let contents = kept.contents(*placing)?;
     let mut tensors = Vec::new();
     for (param, content) in contents.iter().enumerate() {
@@ -253,9 +253,9 @@ fn tell<K: Keeper>((kept, placing): &mut Kept<'_, K>) -> Result<Told, Checkpoint
     Ok((contents, Side { tensors, settings }))
 }
 
-fn room<K: Keeper>(
+fn room<K: Saveable>(
     (kept, placing): &mut Kept<'_, K>,
-    contents: Vec<Content>,
+    contents: Vec<SavedTensor>,
     moves: &Moves,
 ) -> Result<Room, CheckpointError> {
     let manifest = moves.manifest();
@@ -285,7 +285,7 @@ fn room<K: Keeper>(
 fn send(
     part: Move<'_>,
     from: &mut impl Vectors,
-    contents: &[Content],
+    contents: &[SavedTensor],
     window: &mut Window<'_>,
 ) -> Result<(), Error> {
     let content = &contents[part.source];
@@ -298,7 +298,12 @@ fn send(
 
 impl Room {
     /// Copies elements of a move that this rank has already.
-    fn copy(&mut self, part: Move<'_>, had: &mut impl Vectors, contents: &[Content]) -> Result<(), Error> {
+    fn copy(
+        &mut self,
+        part: Move<'_>,
+        had: &mut impl Vectors,
+        contents: &[SavedTensor],
+    ) -> Result<(), Error> {
         let content = &contents[part.source];
         let Some(vector) = content.vectors.iter().find(|vector| vector.name == part.slot) else {
             return Ok(());
@@ -339,7 +344,7 @@ impl Room {
 }
 
 /// Returns the ranges in the local part of `len` elements of a piece, from element `at` on.
-fn places(content: &Content, piece: &Piece, at: u64, len: u64) -> Vec<Range<usize>> {
+fn places(content: &SavedTensor, piece: &Piece, at: u64, len: u64) -> Vec<Range<usize>> {
     let start = piece.range.start + at;
     let local = content.holding.boxes.iter().find(|(global, _)| *global == piece.region);
     let Some((_, region)) = local else { return Vec::new() };

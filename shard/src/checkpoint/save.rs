@@ -1,11 +1,11 @@
 //! Saving: every rank writes the elements it owns, and the step becomes the newest one when all ranks have written.
 
-use super::contents::{Content, Keeper, Named, Source};
+use super::contents::{Named, Saveable, SavedTensor, Source};
 use super::error::CheckpointError;
 use super::holding::Part;
 use super::manifest::{FORMAT, Manifest, SlotEntry, TensorEntry};
 use super::owner::{claims, elected, parts};
-use super::placing::{Alike, Placing};
+use super::placing::{ModelPlacement, Unsharded};
 use super::ranks::{Ranks, Work};
 use super::saved::of_rank;
 use super::settings::Settings;
@@ -44,7 +44,7 @@ impl fmt::Debug for Save<'_> {
 /// Save that all ranks have agreed on. It is of one moment: the source passed to it must hold the vectors of that moment.
 #[derive(Debug)]
 pub(crate) struct Agreed {
-    pub(crate) contents: Vec<Content>,
+    pub(crate) contents: Vec<SavedTensor>,
     /// Parts of parameters that this rank writes.
     pub(crate) parts: Vec<(usize, Part)>,
     step: u64,
@@ -63,7 +63,7 @@ impl Optimizer {
     /// complete.
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
         let ranks = self.comm().world_size();
-        self.save_placed(store, save, &Alike { ranks })
+        self.save_placed(store, save, &Unsharded { ranks })
     }
 
     /// [`save`](Self::save) with parameters cut as `placing` describes.
@@ -71,7 +71,7 @@ impl Optimizer {
         &mut self,
         store: &Store,
         save: Save<'_>,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
     ) -> Result<u64, Error> {
         save_all(self, store, save, placing)
     }
@@ -85,51 +85,51 @@ impl Optimizer {
     }
 }
 
-/// Saves the contents of `keeper`. Collective.
-pub(crate) fn save_all<K: Keeper>(
-    keeper: &mut K,
+/// Saves the contents of `saveable`. Collective.
+pub(crate) fn save_all<K: Saveable>(
+    saveable: &mut K,
     store: &Store,
     mut save: Save<'_>,
-    placing: &dyn Placing,
+    placing: &dyn ModelPlacement,
 ) -> Result<u64, Error> {
     let mut nobody = |_, _| {};
     let progress = save.progress.take();
-    let agreed = agree_to_save(keeper, "save", &save, placing)?;
+    let agreed = agree_to_save(saveable, "save", &save, placing)?;
     let step = agreed.step;
-    let ranks = Ranks::of(keeper);
+    let ranks = Ranks::of(saveable);
     let progress = progress.unwrap_or(&mut nobody);
-    apart(keeper, |keeper| agreed.carry_out(store, &ranks, keeper, progress))?;
+    apart(saveable, |saveable| agreed.carry_out(store, &ranks, saveable, progress))?;
     Ok(step)
 }
 
 /// Agrees on the save and divides the writes among the ranks. Collective.
-pub(crate) fn agree_to_save<K: Keeper>(
-    keeper: &mut K,
+pub(crate) fn agree_to_save<K: Saveable>(
+    saveable: &mut K,
     how: &str,
     save: &Save<'_>,
-    placing: &dyn Placing,
+    placing: &dyn ModelPlacement,
 ) -> Result<Agreed, Error> {
-    let opt = keeper.optimizer();
-    opt.handover.healthy()?;
+    let opt = saveable.optimizer();
+    opt.reducer.healthy()?;
     opt.finish_last_save();
     let ready = opt.between_two_steps();
-    let (step, keep) = (save.step.unwrap_or_else(|| keeper.name_by_steps()), save.keep);
-    keeper.call_all(&format!("{how}\nstep to save = {step}\ncheckpoints to keep = {keep:?}"), ready)?;
-    let ranks = Ranks::of(keeper);
-    apart(keeper, |keeper| {
-        keeper.optimizer().hear_of_last_save(&ranks)?;
-        keeper.compare_all()?;
+    let (step, keep) = (save.step.unwrap_or_else(|| saveable.name_by_steps()), save.keep);
+    saveable.call_all(&format!("{how}\nstep to save = {step}\ncheckpoints to keep = {keep:?}"), ready)?;
+    let ranks = Ranks::of(saveable);
+    apart(saveable, |saveable| {
+        saveable.optimizer().hear_of_last_save(&ranks)?;
+        saveable.compare_all()?;
         let blobs = blobs(save, ranks.rank());
-        let contents = keeper.contents(placing).and_then(|contents| Ok((contents, blobs?)));
+        let contents = saveable.contents(placing).and_then(|contents| Ok((contents, blobs?)));
         let (contents, blobs) = ranks.agree(contents)?;
         let parts = divide(&ranks, &contents)?;
-        let (mesh, settings) = (placing.mesh(), keeper.settings(placing.tied()));
+        let (mesh, settings) = (placing.mesh(), saveable.settings(placing.tied()));
         Ok(Agreed { contents, parts, step, keep, mesh, settings, blobs })
     })
 }
 
 /// Returns the parts that this rank writes. Collective.
-fn divide(ranks: &Ranks, contents: &[Content]) -> Result<Vec<(usize, Part)>, Error> {
+fn divide(ranks: &Ranks, contents: &[SavedTensor]) -> Result<Vec<(usize, Part)>, Error> {
     let parts = parts(contents);
     let claims = ranks.gather(&serde_json::to_vec(&claims(contents, &parts)).unwrap_or_default())?;
     let claims: Result<Vec<_>, _> = claims.iter().map(|text| serde_json::from_slice(text)).collect();
@@ -138,15 +138,15 @@ fn divide(ranks: &Ranks, contents: &[Content]) -> Result<Vec<(usize, Part)>, Err
 }
 
 /// [`Optimizer::apart_from_steps`] for a keeper.
-pub(super) fn apart<K: Keeper, T>(
-    keeper: &mut K,
+pub(super) fn apart<K: Saveable, T>(
+    saveable: &mut K,
     call: impl FnOnce(&mut K) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let before = keeper.optimizer().handover.sent();
-    let called = call(keeper);
-    let opt = keeper.optimizer();
-    opt.progress.sent_before += opt.handover.sent() - before;
-    keeper.end_all(called)
+    let before = saveable.optimizer().reducer.sent();
+    let called = call(saveable);
+    let opt = saveable.optimizer();
+    opt.progress.sent_before += opt.reducer.sent() - before;
+    saveable.end_all(called)
 }
 
 impl Agreed {
@@ -264,7 +264,7 @@ fn prove(folder: &Folder, ranks: &Ranks) -> Result<(), Error> {
 }
 
 /// Returns a parameter's entry without any pieces.
-fn empty(content: &Content) -> TensorEntry {
+fn empty(content: &SavedTensor) -> TensorEntry {
     let slot = |vector: &Named| (vector.name.clone(), SlotEntry { dtype: vector.dtype, pieces: Vec::new() });
     let slots = content.vectors.iter().map(slot).collect();
     TensorEntry { shape: content.holding.shape.clone(), t: content.t, slots }

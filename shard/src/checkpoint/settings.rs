@@ -22,7 +22,8 @@ pub(crate) struct Settings {
     /// Number of steps skipped in a row.
     pub(crate) skips: u32,
     /// Number of latest skips in a row at which the loss scale could not fall.
-    pub(crate) hopeless: u32,
+    #[serde(rename = "hopeless")]
+    pub(crate) skips_at_min_scale: u32,
     pub(crate) loss_scale: Option<Scale>,
     /// Names of the parameters of each rule; a rule's key lists its hyperparameters.
     pub(crate) rules: BTreeMap<String, Vec<String>>,
@@ -87,7 +88,7 @@ impl Settings {
         Settings {
             steps: Some(opt.steps()),
             skips: opt.progress.skips,
-            hopeless: opt.progress.hopeless,
+            skips_at_min_scale: opt.progress.skips_at_min_scale,
             loss_scale,
             rules,
             loss_scale_rule: Some(options.loss_scale.map_or("none".to_owned(), |rule| format!("{rule:?}"))),
@@ -116,7 +117,7 @@ impl Settings {
         let members: serde_json::Map<String, Value> = members.clone().into_iter().collect();
         let settings: Settings =
             serde_json::from_value(Value::Object(members)).map_err(|error| wrong(error.to_string()))?;
-        let skips = u64::from(settings.skips.max(settings.hopeless));
+        let skips = u64::from(settings.skips.max(settings.skips_at_min_scale));
         let counts = [(settings.steps.unwrap_or(0), MOST), (skips, MOST_SKIPS)];
         match counts.into_iter().find(|(count, most)| count >= most) {
             Some((count, _)) => Err(wrong(format!("{count} is no count of steps"))),

@@ -1,6 +1,6 @@
 //! Copy in host memory of the values that a rank writes: they stay as they were at one moment while training goes on.
 
-use super::contents::{Content, Source, Take, Wanted};
+use super::contents::{SavedTensor, Source, Take, Wanted};
 use super::error::CheckpointError;
 use super::holding::Part;
 use crate::verify::Slot;
@@ -21,7 +21,7 @@ impl Snapshot {
     /// Copies `parts` from `from`. Reuses buffers of `spare` with the right type and length; frees the others before it allocates more.
     pub(super) fn of(
         from: &mut dyn Source,
-        (contents, parts): (&[Content], &[(usize, Part)]),
+        (contents, parts): (&[SavedTensor], &[(usize, Part)]),
         spare: Vec<Buffer>,
         meter: &Meter,
     ) -> Result<Self, CheckpointError> {

@@ -1,6 +1,6 @@
 //! One rank's file, written through one window of memory.
 
-use super::contents::{Content, PARAM, Source, Wanted};
+use super::contents::{PARAM, SavedTensor, Source, Wanted};
 use super::error::CheckpointError;
 use super::holding::Part;
 use super::manifest::{FileEntry, PieceEntry, Stored, Type};
@@ -30,7 +30,7 @@ pub(super) struct Written {
 #[derive(Clone, Debug)]
 pub(super) struct Job<'a> {
     pub(super) rank: usize,
-    pub(super) contents: &'a [Content],
+    pub(super) contents: &'a [SavedTensor],
     /// Parts of parameters, by the parameter's index.
     pub(super) parts: &'a [(usize, Part)],
     /// The caller's bytes.

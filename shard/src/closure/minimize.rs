@@ -3,7 +3,7 @@
 use crate::closure::lbfgs::{Failed, backward};
 use crate::optimizer::layout_state;
 use crate::ranks::agree;
-use crate::{At, Combine, Error, MicroBatch, Optimizer, Outcome};
+use crate::{Combine, Error, MicroBatch, Optimizer, Outcome, StepArgs};
 use meshstep_optim::{ExactSum, Stop};
 use std::sync::Arc;
 
@@ -69,11 +69,11 @@ impl Optimizer {
     /// returns an error. With sharded parameters such a failure ends the run, if the other ranks wait for gathers of that rank.
     pub fn step_with<E: Into<Failed>>(
         &mut self,
-        at: At,
+        at: StepArgs,
         weight: u64,
         closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Evaluated, Error> {
-        self.handover.healthy()?;
+        self.reducer.healthy()?;
         let told = match self.check_idle().and_then(|()| self.check_weight(weight)) {
             Ok(()) => backward(self, weight, closure),
             Err(error) => self.send_unfilled().and(Err(error)),
@@ -93,7 +93,7 @@ impl Optimizer {
     pub fn minimize<E: Into<Failed>>(
         &mut self,
         until: Until,
-        mut at: impl FnMut(u64) -> At,
+        mut at: impl FnMut(u64) -> StepArgs,
         weight: u64,
         mut closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Minimized, Error> {
@@ -133,13 +133,13 @@ impl Optimizer {
     /// Checks that every rank can begin a run, and with the same end: otherwise one rank would wait for another that has ended.
     fn agree_on(&mut self, until: &Until) -> Result<(), Error> {
         let heard = self.check_heard();
-        let idle = self.handover.healthy().and_then(|()| self.check_idle()).and(heard);
+        let idle = self.reducer.healthy().and_then(|()| self.check_idle()).and(heard);
         let mut text = layout_state::objection(idle.as_ref().err());
         let Until { tolerance_grad, tolerance_change, max_iter } = until;
         text += &format!("tolerance_grad = {tolerance_grad}\ntolerance_change = {tolerance_change}\n");
         text += &format!("max_iter = {max_iter}\n");
         let same = self.apart_from_steps(|all| {
-            all.greet()?;
+            all.barrier_all()?;
             agree::same_everywhere(&**all.comm(), &all.options, &text)
         });
         idle.and(same.map(drop))
@@ -150,7 +150,7 @@ impl Optimizer {
         let comm = Arc::clone(self.comm());
         let weight = if self.options.combine == Combine::Weighted { weight } else { 1 };
         // If several ranks compute the same loss, one of them counts it; the loss of no samples is NaN.
-        let weight = if self.handover.fixed.place.first { weight } else { 0 };
+        let weight = if self.reducer.config.place.first { weight } else { 0 };
         let mut words = [0; 2 + ExactSum::WORDS];
         let mut fault = [0];
         match &told {
@@ -164,7 +164,7 @@ impl Optimizer {
             Err(_) => fault[0] = u64::MAX - comm.rank() as u64,
         }
         let exchanged = self.exchange.borrow(&*comm, &mut words, &mut fault);
-        exchanged.inspect_err(|failure| self.handover.poison(failure.clone()))?;
+        exchanged.inspect_err(|failure| self.reducer.poison(failure.clone()))?;
         if fault[0] != 0 {
             let rank = (u64::MAX - fault[0]) as usize;
             return Err(told.err().unwrap_or(Error::ClosureElsewhere { rank }));

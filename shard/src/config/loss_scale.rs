@@ -1,6 +1,6 @@
 //! Loss scale of a sharded step: one for all ranks, because the exchange shows all of them every overflow.
 
-use crate::config::options::At;
+use crate::config::options::StepArgs;
 use crate::{Error, MicroBatch, Optimizer};
 use meshstep_optim::LossScaleState;
 
@@ -32,12 +32,12 @@ impl Optimizer {
         self.take_notes(true)?;
         self.progress.loss_scale = Some(state);
         #[cfg(feature = "cuda")]
-        self.tell_there()?;
+        self.publish_to_gpu()?;
         Ok(())
     }
 
     /// Returns the caller's gradient factor divided by the loss scale. Waits as [`loss_scale`](Self::loss_scale) does.
-    pub(crate) fn unscale(&self, at: &At) -> f64 {
+    pub(crate) fn unscale(&self, at: &StepArgs) -> f64 {
         at.grad_scale / self.loss_scale()
     }
 

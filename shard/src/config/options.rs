@@ -104,7 +104,7 @@ pub enum NonFinite {
     #[default]
     Skip,
     /// The step is taken with any gradients, as in PyTorch: non-finite elements enter parameters and state, and the norm is
-    /// infinite. With [`At::max_norm`] the clip factor is then 0, so that non-finite elements become NaN and the others 0.
+    /// infinite. With [`StepArgs::max_norm`] the clip factor is then 0, so that non-finite elements become NaN and the others 0.
     /// PyTorch's `clip_grad_norm_` does so for infinities; for a NaN it makes every gradient NaN. A dynamic loss scale depends on
     /// skips and is refused.
     ///
@@ -115,7 +115,7 @@ pub enum NonFinite {
     Propagate,
 }
 
-/// Gradients that [`At::max_norm`] limits.
+/// Gradients that [`StepArgs::max_norm`] limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Clip {
     /// The combined gradient of all ranks and micro-batches is scaled down to the norm, by the same factor on every rank:
@@ -158,7 +158,7 @@ pub struct Options {
     /// budget halves after each micro-batch with such a wait, down to a thousandth. Choose it longer than the usual skew between
     /// ranks. `Duration::MAX`: no limit except the communicator's, for models in which no rank ever lacks a gradient. On a GPU
     /// the queue waits, not the host, so the communicator's deadline is the only limit there.
-    pub patience: Duration,
+    pub wait_budget: Duration,
     /// How the gradients of several ranks and micro-batches are combined.
     pub combine: Combine,
     /// Policy for missing gradients.
@@ -181,7 +181,7 @@ pub struct Options {
     pub loss_scale: Option<LossScale>,
     /// Learning rate of every step, as a function of the steps taken or skipped before it. Steps are then taken with
     /// [`Optimizer::scheduled`](crate::Optimizer::scheduled); a step at another rate is an error on every rank. Ranks with
-    /// different schedules are refused when the optimizer is built. `None`: each step's [`At::lr`].
+    /// different schedules are refused when the optimizer is built. `None`: each step's [`StepArgs::lr`].
     pub schedule: Option<Schedule>,
     /// Steps that may be skipped in a row, for gradients that are not finite, before a skip is an error. A skip after which a
     /// dynamic loss scale can still fall does not count.
@@ -207,7 +207,7 @@ impl Default for Options {
             stage: Stage::default(),
             bucket_len: None,
             overlap: true,
-            patience: Duration::from_secs(10),
+            wait_budget: Duration::from_secs(10),
             combine: Combine::default(),
             missing: Missing::default(),
             non_finite: NonFinite::default(),
@@ -227,7 +227,7 @@ impl Default for Options {
 
 /// Arguments of one step. The same on every rank, which is checked bit for bit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct At {
+pub struct StepArgs {
     /// Learning rate; with [`Options::schedule`] the schedule's for this step.
     pub lr: f64,
     /// Maximum norm of the gradients ([`Options::clip`] says which gradients); longer ones are scaled down to it. `None`: no
@@ -237,9 +237,9 @@ pub struct At {
     pub grad_scale: f64,
 }
 
-impl Default for At {
+impl Default for StepArgs {
     /// lr 0.001 and no clipping.
     fn default() -> Self {
-        At { lr: 1e-3, max_norm: None, grad_scale: 1.0 }
+        StepArgs { lr: 1e-3, max_norm: None, grad_scale: 1.0 }
     }
 }

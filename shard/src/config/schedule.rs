@@ -1,6 +1,6 @@
 //! Learning rate of a sharded step by a schedule: every rank computes it from the same step.
 
-use crate::config::options::At;
+use crate::config::options::StepArgs;
 use crate::{Error, Optimizer};
 use meshstep_optim::schedule::Schedule;
 
@@ -22,7 +22,7 @@ impl Optimizer {
         self.take_notes(true)?;
         self.progress.steps = steps;
         #[cfg(feature = "cuda")]
-        self.tell_there()?;
+        self.publish_to_gpu()?;
         Ok(())
     }
 
@@ -33,7 +33,7 @@ impl Optimizer {
     ///
     /// ```
     /// # use meshstep_optim::{AdamW, schedule::{Cosine, Schedule}};
-    /// # use meshstep_shard::{At, Error, Optimizer, Options};
+    /// # use meshstep_shard::{StepArgs, Error, Optimizer, Options};
     /// # use meshstep_tensor::{DType, Layout};
     /// # meshstep_comm::loopback::spawn(2, |comm| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     /// # let layout = Layout::builder().param("w", &[3], DType::F32).build()?;
@@ -43,17 +43,17 @@ impl Optimizer {
     /// # let mb = opt.micro_batch(1)?;
     /// # mb.grad("w", &[1f32; 3][..])?;
     /// # mb.finish()?;
-    /// let at = At { max_norm: Some(1.0), ..opt.scheduled()? };
+    /// let at = StepArgs { max_norm: Some(1.0), ..opt.scheduled()? };
     /// opt.step(at)?.outcome()?;
     /// assert_eq!(opt.scheduled()?.lr, 3e-4 * 0.01);
     /// # Ok(())
     /// # }).unwrap().into_iter().for_each(|rank| rank.unwrap());
     /// ```
-    pub fn scheduled(&mut self) -> Result<At, Error> {
+    pub fn scheduled(&mut self) -> Result<StepArgs, Error> {
         #[cfg(feature = "cuda")]
         self.take_notes(false)?;
         let lr = self.scheduled_lr().ok_or(Error::NoSchedule)?;
-        Ok(At { lr, max_norm: None, grad_scale: 1.0 })
+        Ok(StepArgs { lr, max_norm: None, grad_scale: 1.0 })
     }
 
     /// Returns the scheduled rate of the next step.

@@ -15,8 +15,8 @@ use crate::closure::lbfgs::Failed;
 use crate::optimizer::layout_state;
 use crate::ranks::{agree, host_words};
 use crate::{
-    At, Error, Evaluated, Groups, Initial, Master, MicroBatch, Minimized, Missing, Optimizer, Options,
-    Pending, Stage, Until, Verified,
+    Error, Evaluated, Groups, Initial, Master, MicroBatch, Minimized, Missing, Optimizer, Options, Pending,
+    Stage, StepArgs, Until, Verified,
 };
 use meshstep_comm::{Communicator, Op};
 use meshstep_optim::LossScaleState;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 /// Any rule over replicated parameters, with gradients combined across the ranks of a group (TensorFlow's `CrossShardOptimizer`).
 ///
 /// [`Options::combine`] selects mean, sum, or mean weighted by each rank's batch size, the `weight` of its micro-batches.
-/// [`Options::clip`] selects what [`At::max_norm`] limits: each rank's gradient before it is combined, or the combined one.
+/// [`Options::clip`] selects what [`StepArgs::max_norm`] limits: each rank's gradient before it is combined, or the combined one.
 ///
 /// If no rank of a group has a gradient for a parameter, the group leaves the parameter, its state and its `t` unchanged. If some
 /// ranks have one, [`Options::missing`] decides: an error under [`Missing::Error`] and [`Missing::AllOrNone`], otherwise zeros on
@@ -41,7 +41,7 @@ use std::sync::Arc;
 ///
 /// ```
 /// use meshstep_optim::Sgd;
-/// use meshstep_shard::{At, CrossShard, Options, Stage};
+/// use meshstep_shard::{StepArgs, CrossShard, Options, Stage};
 /// use meshstep_tensor::{DType, Layout};
 ///
 /// let w = meshstep_comm::loopback::spawn(4, |comm| -> Result<f32, meshstep_shard::Error> {
@@ -53,7 +53,7 @@ use std::sync::Arc;
 ///     let mb = opt.micro_batch(1)?;
 ///     mb.grad("w", &[grad][..])?;
 ///     mb.finish()?;
-///     opt.step(At { lr: 1.0, ..At::default() })?.outcome()?;
+///     opt.step(StepArgs { lr: 1.0, ..StepArgs::default() })?.outcome()?;
 ///     Ok(opt.param("w")?.typed::<f32>()?[0])
 /// })?;
 /// let w: Result<Vec<f32>, _> = w.into_iter().collect();
@@ -137,7 +137,7 @@ impl CrossShard {
         match (added, same) {
             (Ok(()), Ok(_)) => self.first_values(before),
             (Ok(()), Err(others)) => {
-                self.optimizer.handover.abort();
+                self.optimizer.reducer.abort();
                 self.world.abort();
                 Err(others)
             }
@@ -178,12 +178,12 @@ impl CrossShard {
     }
 
     /// Returns arguments for the next step by the schedule ([`Optimizer::scheduled`]).
-    pub fn scheduled(&mut self) -> Result<At, Error> {
+    pub fn scheduled(&mut self) -> Result<StepArgs, Error> {
         self.optimizer.scheduled()
     }
 
     /// Takes the step ([`Optimizer::step`]). Collective over the group; errors name ranks of the [`group`](Self::group).
-    pub fn step(&mut self, at: At) -> Result<Pending, Error> {
+    pub fn step(&mut self, at: StepArgs) -> Result<Pending, Error> {
         self.optimizer.step(at)
     }
 
@@ -191,7 +191,7 @@ impl CrossShard {
     /// combines its losses.
     pub fn step_with<E: Into<Failed>>(
         &mut self,
-        at: At,
+        at: StepArgs,
         batch_size: u64,
         closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Evaluated, Error> {
@@ -203,7 +203,7 @@ impl CrossShard {
     pub fn minimize<E: Into<Failed>>(
         &mut self,
         until: Until,
-        at: impl FnMut(u64) -> At,
+        at: impl FnMut(u64) -> StepArgs,
         batch_size: u64,
         closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Minimized, Error> {

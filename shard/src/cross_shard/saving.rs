@@ -2,8 +2,8 @@
 
 use super::CrossShard;
 use crate::checkpoint::{
-    CheckpointError, Content, Keeper, Load, Loaded, Manifest, Placing, Ranks, Save, Saving, Scale, Settings,
-    Sink, Store, Vectors, load_all, save_all, save_all_async,
+    CheckpointError, Load, Loaded, Manifest, ModelPlacement, Ranks, Save, Saveable, SavedTensor, Saving,
+    Scale, Settings, Sink, Store, Vectors, load_all, save_all, save_all_async,
 };
 use crate::optimizer::layout_state;
 use crate::ranks::{agree, host_words};
@@ -105,7 +105,7 @@ struct Grouped {
     ranks: usize,
 }
 
-impl Placing for Grouped {
+impl ModelPlacement for Grouped {
     fn mesh(&self) -> String {
         format!("groups={},ranks={}", self.groups, self.ranks)
     }
@@ -124,20 +124,21 @@ pub(crate) struct GroupsRecord {
 struct GroupRecord {
     steps: u64,
     skips: u32,
-    hopeless: u32,
+    #[serde(rename = "hopeless")]
+    skips_at_min_scale: u32,
     loss_scale: Option<Scale>,
 }
 
 impl GroupRecord {
     fn of(settings: Settings) -> Self {
-        let Settings { steps, skips, hopeless, loss_scale, .. } = settings;
-        GroupRecord { steps: steps.unwrap_or_default(), skips, hopeless, loss_scale }
+        let Settings { steps, skips, skips_at_min_scale, loss_scale, .. } = settings;
+        GroupRecord { steps: steps.unwrap_or_default(), skips, skips_at_min_scale, loss_scale }
     }
 
     /// Returns the settings that this group's optimizer resumes from.
     fn settings(&self, all: &Settings) -> Settings {
-        let GroupRecord { steps, skips, hopeless, loss_scale } = self.clone();
-        Settings { steps: Some(steps), skips, hopeless, loss_scale, ..all.clone() }
+        let GroupRecord { steps, skips, skips_at_min_scale, loss_scale } = self.clone();
+        Settings { steps: Some(steps), skips, skips_at_min_scale, loss_scale, ..all.clone() }
     }
 }
 
@@ -203,7 +204,7 @@ impl Vectors for AllGroups<'_> {
     }
 }
 
-impl Keeper for AllGroups<'_> {
+impl Saveable for AllGroups<'_> {
     fn optimizer(&mut self) -> &mut Optimizer {
         &mut self.cross.optimizer
     }
@@ -267,7 +268,7 @@ impl Keeper for AllGroups<'_> {
         }
     }
 
-    fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError> {
+    fn contents(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
         let params = self.cross.optimizer.contents(placing)?;
         let mut contents = Vec::new();
         for group in 0..if self.apart { self.groups.len() } else { 1 } {
@@ -279,7 +280,7 @@ impl Keeper for AllGroups<'_> {
                     false => of.name.clone(),
                 };
                 let owned = if self.own(param).is_some() { of.owned.clone() } else { 0..0 };
-                contents.push(Content { name, t, owned, ..of.clone() });
+                contents.push(SavedTensor { name, t, owned, ..of.clone() });
             }
         }
         Ok(contents)

@@ -59,7 +59,7 @@ impl CrossShard {
         let mut drift = Drift { slots: Vec::new(), t: None };
         for b in 0..self.optimizer.buckets.len() {
             for (slot, vector) in vectors(&self.optimizer, b)? {
-                let plan = &self.optimizer.handover.fixed.buckets[b].plan;
+                let plan = &self.optimizer.reducer.config.buckets[b].plan;
                 for block in blocks(vector.len()) {
                     let spread = room.spread(vector.slice(block.clone())?)?;
                     let found = drift.slot(slot);
@@ -86,7 +86,7 @@ impl CrossShard {
         let averaged = self.end_if_alone(averaged);
         if let Err(Error::Comm(failure)) = &averaged {
             // Some ranks may have averaged already.
-            self.optimizer.handover.poison(failure.clone());
+            self.optimizer.reducer.poison(failure.clone());
         }
         averaged.map(|()| drift)
     }
@@ -120,7 +120,7 @@ impl CrossShard {
         };
         if alone {
             // Abort the group first, so that a rank that sees the world's abort finds the group aborted too.
-            self.optimizer.handover.abort();
+            self.optimizer.reducer.abort();
             self.world.abort();
         }
         result
@@ -128,7 +128,7 @@ impl CrossShard {
 
     /// Checks that no rank is in the middle of a step, has failed, or has an unread error of a step.
     pub(super) fn check_idle_everywhere(&mut self) -> Result<(), Error> {
-        let healthy = self.optimizer.handover.healthy();
+        let healthy = self.optimizer.reducer.healthy();
         let heard = healthy.and_then(|()| self.optimizer.check_heard());
         let idle = heard.and_then(|()| self.optimizer.check_idle());
         let idle = self.meet_group().and(idle);
@@ -141,7 +141,7 @@ impl CrossShard {
     /// deadlock; the world is aborted, since that rank does not come. A group that has failed otherwise continues with an
     /// objection.
     fn meet_group(&mut self) -> Result<(), Error> {
-        if self.optimizer.handover.healthy().is_err() {
+        if self.optimizer.reducer.healthy().is_err() {
             return Ok(());
         }
         let group = vec![Arc::clone(self.optimizer.comm())];
@@ -218,7 +218,7 @@ fn blocks(len: usize) -> impl Iterator<Item = Range<usize>> {
 /// Returns a replica's vectors of bucket `b`, by name.
 fn vectors(optimizer: &Optimizer, b: usize) -> Result<Vec<(&'static str, Slice<'_>)>, Error> {
     let owned = &optimizer.buckets[b];
-    let params = &optimizer.handover.fixed.buckets[b].plan.params;
+    let params = &optimizer.reducer.config.buckets[b].plan.params;
     let rule = params.first().map(|p| &optimizer.groups[optimizer.entries[p.param].group].rule);
     let names = rule.map_or(&[] as &[_], |rule| rule.state());
     let state = names.iter().copied().zip(owned.state().iter().map(Buffer::as_slice));

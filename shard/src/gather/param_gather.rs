@@ -1,6 +1,6 @@
 //! Gathers of updated parameters in flight.
 
-use crate::reduce::reducer_config::Kept;
+use crate::reduce::reducer_config::BucketInfo;
 use crate::{Error, Stage};
 use meshstep_comm::{InFlight, Op};
 use meshstep_tensor::{Buffer, Queue};
@@ -24,7 +24,7 @@ impl Gathering {
         &mut self,
         queue: &Queue,
         stage: Stage,
-        (b, bucket): (usize, &Kept),
+        (b, bucket): (usize, &BucketInfo),
         params: &mut Buffer,
     ) -> Result<(), Error> {
         let mut failed = None;
@@ -62,20 +62,20 @@ impl Gathering {
         Ok(landed?)
     }
 
-    /// Puts every bucket's parameters back into `buckets` while they are in flight. `aside`, a stream with no other work, waits
+    /// Puts every bucket's parameters back into `buckets` while they are in flight. `side_stream`, a stream with no other work, waits
     /// for them; the first later use of the parameters waits for its event.
     #[cfg(feature = "cuda")]
     pub(crate) fn land_later(
         &mut self,
-        aside: &meshstep_tensor::cuda::Stream,
+        side_stream: &meshstep_tensor::cuda::Stream,
         buckets: &mut [crate::update::owned_bucket::Owned],
     ) -> Result<(), Error> {
-        let (queue, mut landed) = (Queue::cuda(aside.clone()), Ok(()));
+        let (queue, mut landed) = (Queue::cuda(side_stream.clone()), Ok(()));
         for (b, started) in self.flights.drain(..) {
             let (part, arrived) = crate::ranks::host_words::land(started, &queue);
             buckets[b].put_back(part);
             landed = landed.and(arrived.map_err(Error::from));
-            let expected = aside.record().map(|event| buckets[b].expect(event));
+            let expected = side_stream.record().map(|event| buckets[b].expect(event));
             landed = landed.and(expected.map_err(|error| meshstep_tensor::Error::from(error).into()));
         }
         landed

@@ -1,11 +1,11 @@
 //! Units of sharded parameters: gathered before a model reads them, and freed afterwards.
 
 use crate::gather::unit_memory::GatherRoom;
-use crate::optimizer::layout_state::{Family, Place};
+use crate::optimizer::layout_state::{LayoutState, Place};
 use crate::plan::units::Units;
 use crate::ranks::host_words;
 use crate::reduce::double_ended::From;
-use crate::{Among, BucketPlan, Error, MicroBatch, Optimizer};
+use crate::{BucketPlan, Error, MicroBatch, Optimizer, RankRoles};
 use meshstep_comm::{Communicator, InFlight, Op};
 use meshstep_tensor::{Buffer, Slice};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -110,7 +110,7 @@ impl Optimizer {
     ///
     /// ```
     /// # use meshstep_optim::AdamW;
-    /// # use meshstep_shard::{At, Optimizer, Options, Stage};
+    /// # use meshstep_shard::{StepArgs, Optimizer, Options, Stage};
     /// # use meshstep_tensor::{DType, Layout};
     /// # meshstep_comm::loopback::spawn(4, |comm| -> Result<(), meshstep_shard::Error> {
     /// let layout = Layout::builder().unit("h.0").param("h.0.w", &[64, 64], DType::F32);
@@ -126,7 +126,7 @@ impl Optimizer {
     /// mb.grad("h.0.w", first.param("h.0.w")?)?;
     /// drop(first);
     /// mb.finish()?;
-    /// opt.step(At::default())?.outcome()?;
+    /// opt.step(StepArgs::default())?.outcome()?;
     /// # Ok(())
     /// # })?.into_iter().collect::<Result<(), _>>()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -137,7 +137,7 @@ impl Optimizer {
 
     /// Starts to gather a unit, which is in flight while the caller computes with the previous unit.
     pub fn start_gather(&self, unit: &str) -> Result<PendingGather<'_>, Error> {
-        self.handover.healthy()?;
+        self.reducer.healthy()?;
         let unknown = || UnitError::Unknown { unit: unit.to_owned(), count: self.units.names().count() };
         let index = self.unit_called(unit).ok_or_else(unknown)?;
         if !self.options.stage.cuts_params() {
@@ -147,7 +147,7 @@ impl Optimizer {
         let pieces = list.ok_or_else(|| UnitError::Taken { unit: unit.to_owned() })?;
         let mut held = Held { optimizer: self, unit: index, pieces };
         // The other ranks wait for this rank's part.
-        self.send_unit(&mut held).inspect_err(|_| self.handover.abort())?;
+        self.send_unit(&mut held).inspect_err(|_| self.reducer.abort())?;
         Ok(PendingGather(held))
     }
 
@@ -163,7 +163,7 @@ impl Optimizer {
     /// Sends this rank's part of each bucket of a unit; the buckets of one type share one stretch of memory.
     fn send_unit(&self, held: &mut Held<'_>) -> Result<(), Error> {
         let mut room = self.room_for_units();
-        let kept = |b: usize| &self.handover.fixed.buckets[b];
+        let kept = |b: usize| &self.reducer.config.buckets[b];
         let buckets = self.units.buckets(held.unit);
         for (i, &first) in buckets.iter().enumerate() {
             let dtype = kept(first).plan.dtype;
@@ -215,14 +215,14 @@ impl Optimizer {
     /// before them. Collective.
     pub(crate) fn gathers_among(
         &self,
-        among: &Among,
-        added: &[Family],
+        among: &RankRoles,
+        added: &[LayoutState],
     ) -> Result<Option<Arc<dyn Communicator>>, Error> {
         if !self.options.stage.cuts_params() {
             return Ok(None);
         }
-        let fixed = &self.handover.fixed;
-        let mut known = fixed.buckets.iter().chain(added.iter().flat_map(|family| &family.kept));
+        let fixed = &self.reducer.config;
+        let mut known = fixed.buckets.iter().chain(added.iter().flat_map(|layout_state| &layout_state.kept));
         let known = known.find(|kept| Arc::ptr_eq(&kept.among.shards, &among.shards));
         match known {
             Some(known) => Ok(known.gathers.clone()),
@@ -232,7 +232,7 @@ impl Optimizer {
 
     /// Returns a digest of the operations sent so far that must be the same on all ranks.
     pub(crate) fn operations(&mut self) -> u64 {
-        let launches = self.handover.launches();
+        let launches = self.reducer.launches();
         match self.gather_room.get_mut().unwrap_or_else(PoisonError::into_inner).gathers() {
             0 => launches,
             gathers => crate::reduce::reducer::digest(launches, gathers, 0),
@@ -302,9 +302,9 @@ impl Held<'_> {
             }
         }
         if let Err(failure) = &landed {
-            self.optimizer.handover.poison(failure.clone());
+            self.optimizer.reducer.poison(failure.clone());
             // Another rank may wait for this rank's gradients.
-            self.optimizer.handover.abort();
+            self.optimizer.reducer.abort();
         }
         Ok(landed?)
     }

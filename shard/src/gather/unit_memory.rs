@@ -2,13 +2,13 @@
 
 use crate::Options;
 use crate::gather::unit_gather::Piece;
-use crate::reduce::double_ended::{From, Stretch};
+use crate::reduce::double_ended::{DoubleEnded, From};
 use meshstep_tensor::{Buffer, Category, DType, Error, Meter, Queue};
 
 /// Memory for any two consecutive units at a time; further units are allocated and freed.
 #[derive(Debug)]
 pub(crate) struct GatherRoom {
-    stretches: Vec<Stretch>,
+    stretches: Vec<DoubleEnded>,
     /// True for each unit that is gathered, or in flight.
     taken: Vec<bool>,
     /// Digest of every unit gathered so far, in order.
@@ -33,10 +33,10 @@ impl GatherRoom {
     pub(crate) fn reserve(&mut self, units: usize, lens: &[(DType, usize)]) -> Result<(), Error> {
         self.taken.resize(units, false);
         for &(dtype, len) in lens {
-            let enough = |stretch: &Stretch| stretch.dtype() == dtype && stretch.len() >= len;
+            let enough = |stretch: &DoubleEnded| stretch.dtype() == dtype && stretch.len() >= len;
             if !self.stretches.iter().any(enough) {
                 self.stretches.retain(|stretch| stretch.dtype() != dtype);
-                self.stretches.push(Stretch::new(self.allocate(dtype, len)?));
+                self.stretches.push(DoubleEnded::new(self.allocate(dtype, len)?));
             }
         }
         Ok(())

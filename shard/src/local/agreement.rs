@@ -69,7 +69,7 @@ pub(crate) struct Agreed {
 /// Share of a worker in a mean: the same for all workers, or a fraction of the mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Share {
-    Alike,
+    Unsharded,
     Of(f64),
 }
 
@@ -118,7 +118,7 @@ impl LocalPlan {
         let total: u128 = weights.iter().map(|&w| u128::from(w)).sum();
         match () {
             () if total == 0 => Err(Veto::NoWeight { fragment: f }),
-            () if weights.iter().all(|&w| w == weights[0]) => Ok(Share::Alike),
+            () if weights.iter().all(|&w| w == weights[0]) => Ok(Share::Unsharded),
             () => Ok(Share::Of(weights[own] as f64 / total as f64)),
         }
     }
@@ -197,7 +197,7 @@ mod tests {
             rank(7, false, 1, true, 5),
         ]);
         let good = good.unwrap();
-        assert_eq!(plan.share(0, 0, &good), Ok(Share::Alike));
+        assert_eq!(plan.share(0, 0, &good), Ok(Share::Unsharded));
         assert_eq!([0, 1].map(|w| plan.share(1, w, &good)), [Ok(Share::Of(0.75)), Ok(Share::Of(0.25))]);
         // One inactive rank makes its whole worker inactive.
         let joining = judge([
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!([0, 1].map(|w| plan.share(0, w, &joining)), [Ok(Share::Of(1.0)), Ok(Share::Of(0.0))]);
         assert_eq!([0, 1].map(|w| plan.share(1, w, &joining)), [Ok(Share::Of(1.0)), Ok(Share::Of(0.0))]);
         let idle = judge([0, 0, 1, 1].map(|worker| rank(7, false, worker, true, 0))).unwrap();
-        assert_eq!(plan.share(0, 1, &idle), Ok(Share::Alike));
+        assert_eq!(plan.share(0, 1, &idle), Ok(Share::Unsharded));
         assert_eq!(plan.share(1, 1, &idle), Err(Veto::NoWeight { fragment: 1 }));
     }
 

@@ -1,13 +1,13 @@
 //! Checks of a plan against its parameters.
 
 use super::error::LocalWarning;
-use super::{Chosen, Fragment, LocalError, LocalPlan, Merge, Outer, Slots, Trained, What};
+use super::{Chosen, Fragment, LocalError, LocalPlan, Merge, Outer, ParamSpec, Slots, What};
 use meshstep_optim::{Carry, Rule, Sees};
 use meshstep_tensor::DType;
 
 impl LocalPlan {
     /// Checks the plan against `params`, and returns warnings about settings that its method advises against.
-    pub fn check(&self, params: &[Trained]) -> Result<Vec<LocalWarning>, LocalError> {
+    pub fn check(&self, params: &[ParamSpec]) -> Result<Vec<LocalWarning>, LocalError> {
         if self.fragments.is_empty() {
             return Err(LocalError::NoFragments);
         }
@@ -32,7 +32,7 @@ impl LocalPlan {
         &self,
         [first, second]: [usize; 2],
         chosen: &[Vec<Chosen>],
-        params: &[Trained],
+        params: &[ParamSpec],
     ) -> Result<(), LocalError> {
         let (a, b) = (&self.fragments[first], &self.fragments[second]);
         let (from, until) =
@@ -48,7 +48,7 @@ impl LocalPlan {
         }
     }
 
-    fn warnings(&self, chosen: &[Vec<Chosen>], params: &[Trained]) -> Vec<LocalWarning> {
+    fn warnings(&self, chosen: &[Vec<Chosen>], params: &[ParamSpec]) -> Vec<LocalWarning> {
         let mut warnings = Vec::new();
         let squares = |f: &Fragment, rule: &dyn Rule, are: bool| match &f.what {
             What::State(slots) => slots.of(rule).into_iter().find(|&slot| rule.slot(slot).squares == are),
@@ -167,7 +167,7 @@ impl Fragment {
 
 impl LocalPlan {
     /// Returns the elements that belong to a fragment.
-    pub(crate) fn chosen(&self, fragment: usize, params: &[Trained]) -> Result<Vec<Chosen>, LocalError> {
+    pub(crate) fn chosen(&self, fragment: usize, params: &[ParamSpec]) -> Result<Vec<Chosen>, LocalError> {
         let this = &self.fragments[fragment];
         let of = if let What::OuterMomentum(of) = this.what { of } else { fragment };
         let no_outer = || LocalError::NoOuter { fragment, of };
@@ -201,7 +201,7 @@ impl LocalPlan {
 }
 
 /// Returns true if two fragments have the same vector of a parameter.
-fn shares(a: &Fragment, b: &Fragment, param: &Trained) -> bool {
+fn shares(a: &Fragment, b: &Fragment, param: &ParamSpec) -> bool {
     match (&a.what, &b.what) {
         (What::State(a), What::State(b)) => {
             let other = b.of(&*param.rule);

@@ -75,7 +75,7 @@ impl Flight {
         let (sent, queue) = (places(plan, lanes, bringing), &options.queue);
         let taken = lanes.iter().map(|lane| staging.take(lane.len, lane.wire, options));
         let mut packed = taken.collect::<Result<Vec<_>, _>>()?;
-        let mut shares = vec![Share::Alike; lanes.len()];
+        let mut shares = vec![Share::Unsharded; lanes.len()];
         for (brings, sent) in bringing.iter().zip(&sent) {
             for (Value { values, from, .. }, &(lane, start)) in brings.values.iter().zip(&sent.places) {
                 shares[lane] = brings.share;
@@ -90,7 +90,7 @@ impl Flight {
         let (mut failed, mut started) = (None, Vec::new());
         for ((lane, share), packed) in lanes.iter().zip(shares).zip(packed) {
             let op = Op::all_reduce(match share {
-                Share::Alike => Reduction::Mean,
+                Share::Unsharded => Reduction::Mean,
                 Share::Of(factor) => Reduction::PreMulSum { factor },
             });
             started.push(start(plan, lane, packed, (across, options), op, &mut failed)?);

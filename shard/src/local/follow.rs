@@ -153,7 +153,7 @@ impl LocalOptimizer {
         &mut self,
         connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,
     ) -> Result<Option<&Round>, LocalError> {
-        self.inner.handover.healthy()?;
+        self.inner.reducer.healthy()?;
         let (step, side) = (self.engine.step + 1, self.engine.side());
         if let Some(following) = &mut self.engine.following {
             following.side = side;
@@ -196,7 +196,7 @@ impl LocalOptimizer {
 
     /// Leaves the run: the worker's ranks can no longer work together, and the other workers must not wait for them.
     fn part(&mut self, error: Error) -> LocalError {
-        let error = self.inner.handover.alone(error);
+        let error = self.inner.reducer.abort_with(error);
         self.engine.part();
         error.into()
     }

@@ -8,7 +8,7 @@
 //! | [`LocalOptimizer`], [`Workers`] | a worker, sharded at any stage, that steps by a plan |
 //! | [`LocalStep`], [`Exchanged`], [`Veto`] | outcome of a step, and of its fragments |
 //! | [`membership`] | epochs of members, and an arbiter that grants exchanges |
-//! | [`Trained`] | a parameter as plans are checked against it |
+//! | [`ParamSpec`] | a parameter as plans are checked against it |
 //! | [`LocalTraffic`], [`Shares`] | bytes that a plan sends, known before a rank exists |
 //!
 //! # What is exact
@@ -74,5 +74,5 @@ pub(crate) use saving::LocalRecord;
 pub use select::{Chosen, Select};
 pub use timing::{Placement, Timing};
 pub use traffic::{LocalTraffic, Ring, Shares, Worker};
-pub use trained::Trained;
+pub use trained::ParamSpec;
 pub use workers::Workers;

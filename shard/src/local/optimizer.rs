@@ -4,8 +4,8 @@ use super::engine::{Engine, Exchanged};
 use super::spots::check_memory;
 use super::{LocalError, LocalPlan, LocalWarning, Placement, Workers};
 use crate::ranks::agree;
-use crate::step::hooks::Around;
-use crate::{At, Error, MicroBatch, Optimizer, Options, Outcome, ParamState};
+use crate::step::hooks::UpdateHooks;
+use crate::{Error, MicroBatch, Optimizer, Options, Outcome, ParamState, StepArgs};
 use meshstep_tensor::{Buffer, Slice};
 use std::fmt::Write;
 
@@ -19,7 +19,7 @@ use std::fmt::Write;
 /// ```
 /// use meshstep_optim::Sgd;
 /// use meshstep_shard::local::{LocalOptimizer, LocalPlan, Workers};
-/// use meshstep_shard::{At, Optimizer, Options};
+/// use meshstep_shard::{StepArgs, Optimizer, Options};
 /// use meshstep_tensor::{DType, Layout};
 ///
 /// // Two workers of two ranks each; worker w's gradient is w + 1.
@@ -33,7 +33,7 @@ use std::fmt::Write;
 ///         let mb = local.micro_batch(1)?;
 ///         mb.grad("w", &[worker as f32 + 1.0][..])?;
 ///         mb.finish()?;
-///         local.step(At { lr: 1.0, ..At::default() })?;
+///         local.step(StepArgs { lr: 1.0, ..StepArgs::default() })?;
 ///     }
 ///     Ok(local.param("w")?.typed::<f32>()?[0])
 /// })?;
@@ -148,17 +148,17 @@ impl LocalOptimizer {
     /// An error of the worker's step is returned on its ranks only: the others report the exchange that was due in
     /// [`Exchanged::failed`]. [`LocalError::Workers`] means that the step was taken, but workers can no longer exchange: the
     /// fragments that were due follow their failure policy, and the next step with an exchange due is an error again.
-    pub fn step(&mut self, at: At) -> Result<LocalStep, LocalError> {
+    pub fn step(&mut self, at: StepArgs) -> Result<LocalStep, LocalError> {
         // Tokens that several ranks process together are counted once.
-        let tokens = if self.inner.handover.fixed.place.first { self.inner.progress.weight } else { 0 };
-        let mut around = Meeting { tokens, engine: &mut self.engine, begun: false, counted: false };
-        let stepped = self.inner.step_around(at, &mut around).and_then(crate::Pending::outcome);
+        let tokens = if self.inner.reducer.config.place.first { self.inner.progress.weight } else { 0 };
+        let mut hooks = Meeting { tokens, engine: &mut self.engine, begun: false, counted: false };
+        let stepped = self.inner.step_with_hooks(at, &mut hooks).and_then(crate::Pending::outcome);
         if matches!(stepped, Ok(Outcome::Applied { .. })) {
-            around.count();
+            hooks.count();
         }
         let met = match &stepped {
             Ok(_) => Ok(()),
-            Err(_) if around.begun || self.inner.handover.healthy().is_err() => Ok(()),
+            Err(_) if hooks.begun || self.inner.reducer.healthy().is_err() => Ok(()),
             Err(_) => self.meet_without_step(),
         };
         let step = self.engine.step;
@@ -181,11 +181,11 @@ impl LocalOptimizer {
 
     /// Ends the step, so that the others do not wait for this worker.
     fn end(&mut self, stepped: bool) -> Result<(), LocalError> {
-        let ended = match self.inner.handover.healthy() {
-            Ok(()) => self.engine.end_step(stepped).map_err(|error| self.inner.handover.alone(error)),
+        let ended = match self.inner.reducer.healthy() {
+            Ok(()) => self.engine.end_step(stepped).map_err(|error| self.inner.reducer.abort_with(error)),
             Err(_) => Ok(Ok(())),
         };
-        if self.inner.handover.healthy().is_err() {
+        if self.inner.reducer.healthy().is_err() {
             self.engine.part();
         }
         Ok(ended??)
@@ -195,7 +195,7 @@ impl LocalOptimizer {
     fn meet_without_step(&mut self) -> Result<(), Error> {
         for placement in [Placement::Before, Placement::After] {
             let met = self.engine.meet(&mut self.inner, placement, true);
-            met.map_err(|error| self.inner.handover.alone(error))?;
+            met.map_err(|error| self.inner.reducer.abort_with(error))?;
         }
         if self.engine.changed {
             self.inner.gather_all()?;
@@ -221,7 +221,7 @@ impl Meeting<'_> {
     }
 }
 
-impl Around for Meeting<'_> {
+impl UpdateHooks for Meeting<'_> {
     fn holds(&self) -> bool {
         self.engine.is_due(Placement::After)
     }

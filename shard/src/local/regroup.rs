@@ -97,7 +97,7 @@ impl LocalOptimizer {
             #[cfg(feature = "cuda")]
             {
                 inner.recount();
-                inner.tell_there()?;
+                inner.publish_to_gpu()?;
             }
         }
         Ok(())

@@ -49,7 +49,7 @@ impl Replica {
     /// they can no longer work together.
     pub(crate) fn boundary(&self, step: u64) -> Result<Result<Round, MembershipError>, Error> {
         self.worst(0)?;
-        self.hear(|member| member.boundary(step))
+        self.share_answer(|member| member.boundary(step))
     }
 
     /// Calls [`Membership::vote`] for the worker with the most severe ballot of its ranks: the rank at fault votes
@@ -62,7 +62,7 @@ impl Replica {
         const BALLOTS: [Ballot; 4] = [Ballot::Ready, Ballot::Idle, Ballot::Failed, Ballot::Veto];
         let word = BALLOTS.iter().position(|known| *known == ballot).unwrap_or_default();
         let ballot = BALLOTS[(self.worst(word as u64)? as usize).min(BALLOTS.len() - 1)];
-        self.hear(|member| member.vote(round, ballot))
+        self.share_answer(|member| member.vote(round, ballot))
     }
 
     /// Returns the largest word of the worker's ranks. Collective.
@@ -88,7 +88,7 @@ impl Replica {
     }
 
     /// Returns rank 0's answer on every rank.
-    fn hear<T: Wire>(
+    fn share_answer<T: Wire>(
         &self,
         ask: impl FnOnce(&dyn Membership) -> Result<T, MembershipError>,
     ) -> Result<Result<T, MembershipError>, Error> {

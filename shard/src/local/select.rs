@@ -1,6 +1,6 @@
 //! Selection of a fragment's parameters and elements.
 
-use super::{LocalError, Trained};
+use super::{LocalError, ParamSpec};
 use std::ops::Range;
 
 /// A selection among the parameters that train.
@@ -40,14 +40,14 @@ pub struct Chosen {
 impl Select {
     /// Returns the selected elements of `params`, each once, by ascending parameter and without empty parameters. Returns an error
     /// if a name is unknown, a range exceeds its parameter, or the part does not exist.
-    pub fn resolve(&self, params: &[Trained]) -> Result<Vec<Chosen>, LocalError> {
+    pub fn resolve(&self, params: &[ParamSpec]) -> Result<Vec<Chosen>, LocalError> {
         let mut chosen = match self {
             Select::All => (0..params.len()).map(|p| whole(params, p)).collect(),
             Select::Names(names) => named(names, params)?,
             Select::Part { index, of } => part(*index, *of, params)?,
             Select::Elements { name, range } => {
                 let param = find(name, params)?;
-                let Trained { len, whole, .. } = params[param];
+                let ParamSpec { len, whole, .. } = params[param];
                 if len != whole {
                     return Err(LocalError::CutElements { name: name.clone(), len, whole });
                 }
@@ -62,16 +62,16 @@ impl Select {
     }
 }
 
-fn whole(params: &[Trained], param: usize) -> Chosen {
+fn whole(params: &[ParamSpec], param: usize) -> Chosen {
     Chosen { param, range: 0..params[param].len }
 }
 
-fn find(name: &str, params: &[Trained]) -> Result<usize, LocalError> {
+fn find(name: &str, params: &[ParamSpec]) -> Result<usize, LocalError> {
     let unknown = || LocalError::UnknownParam { name: name.to_owned(), count: params.len() };
     params.iter().position(|param| param.name == name).ok_or_else(unknown)
 }
 
-fn named(names: &[String], params: &[Trained]) -> Result<Vec<Chosen>, LocalError> {
+fn named(names: &[String], params: &[ParamSpec]) -> Result<Vec<Chosen>, LocalError> {
     let mut found = names.iter().map(|name| find(name, params)).collect::<Result<Vec<_>, _>>()?;
     found.sort_unstable();
     if let Some(twice) = found.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -80,7 +80,7 @@ fn named(names: &[String], params: &[Trained]) -> Result<Vec<Chosen>, LocalError
     Ok(found.into_iter().map(|param| whole(params, param)).collect())
 }
 
-fn part(index: usize, of: usize, params: &[Trained]) -> Result<Vec<Chosen>, LocalError> {
+fn part(index: usize, of: usize, params: &[ParamSpec]) -> Result<Vec<Chosen>, LocalError> {
     if index >= of {
         return Err(LocalError::NoSuchPart { index, of });
     }
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn names(chosen: &[Chosen], params: &[Trained]) -> Vec<String> {
+    fn names(chosen: &[Chosen], params: &[ParamSpec]) -> Vec<String> {
         chosen.iter().map(|c| format!("{}{:?}", params[c.param].name, c.range)).collect()
     }
 

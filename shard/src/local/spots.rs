@@ -1,6 +1,6 @@
 //! Location of a fragment on this rank: ranges of the optimizer's vectors.
 
-use super::{Chosen, Fragment, LocalError, LocalPlan, Trained, What};
+use super::{Chosen, Fragment, LocalError, LocalPlan, ParamSpec, What};
 use crate::optimizer::layout_state::{Entry, Place};
 use crate::{Error, Optimizer};
 use meshstep_optim::StateSlot;
@@ -46,15 +46,15 @@ pub(crate) enum Vector {
 
 impl Optimizer {
     /// Returns the parameters as plans see them, in the order of a forward pass, and their indices in the optimizer.
-    pub(crate) fn trained(&self) -> (Vec<Trained>, Vec<usize>) {
+    pub(crate) fn trained(&self) -> (Vec<ParamSpec>, Vec<usize>) {
         let trained = |(index, entry): (usize, &Entry)| {
             let Place::Bucket { bucket, .. } = entry.place else { return None };
-            let plan = &self.handover.fixed.buckets[bucket].plan;
+            let plan = &self.reducer.config.buckets[bucket].plan;
             let (name, len) = (entry.param.name().to_owned(), entry.param.len());
             let (whole, position) = (entry.whole, entry.position);
             let rule = Arc::clone(&self.groups[entry.group].rule);
             Some((
-                Trained { name, len, whole, position, values: plan.update, state: plan.state, rule },
+                ParamSpec { name, len, whole, position, values: plan.update, state: plan.state, rule },
                 index,
             ))
         };
@@ -145,7 +145,7 @@ pub(crate) fn on_gpu(optimizer: &Optimizer) -> bool {
 fn of_param(
     optimizer: &Optimizer,
     fragment: &Fragment,
-    param: &Trained,
+    param: &ParamSpec,
     entry: usize,
     chosen: &Chosen,
 ) -> Vec<Spot> {
@@ -179,7 +179,7 @@ pub(crate) fn check_memory(optimizer: &Optimizer, plan: &LocalPlan) -> Result<()
             return Err(Error::NotOnGpu { what, works: "a rule with kernels, as Sgd or AdamW" }.into());
         }
     }
-    for kept in &optimizer.handover.fixed.buckets {
+    for kept in &optimizer.reducer.config.buckets {
         let narrow = kept.plan.dtype != kept.plan.update;
         match kept.plan.master {
             Some(DType::U16) => return Err(Error::RemaindersOfReplicas.into()),

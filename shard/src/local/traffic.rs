@@ -1,7 +1,7 @@
 //! Bytes that a plan sends, counted for ring algorithms before a rank exists.
 
 use super::packing::Loads;
-use super::{Chosen, Fragment, LocalError, LocalPlan, Placement, Trained, Weights, What};
+use super::{Chosen, Fragment, LocalError, LocalPlan, ParamSpec, Placement, Weights, What};
 use crate::plan::bytes::ring_all_reduce;
 use crate::{Groups, Part};
 use meshstep_tensor::DType;
@@ -85,18 +85,18 @@ impl LocalPlan {
         world: Ring,
         steps: Range<u64>,
     ) -> Result<LocalTraffic, LocalError> {
-        let mut params: Vec<(Trained, &Shares<'_>)> = Vec::new();
+        let mut params: Vec<(ParamSpec, &Shares<'_>)> = Vec::new();
         let mut first = 0;
         for of in shares {
-            for trained in Trained::of(of.part, &of.rules)? {
-                params.push((Trained { position: first + trained.position, ..trained }, of));
+            for trained in ParamSpec::of(of.part, &of.rules)? {
+                params.push((ParamSpec { position: first + trained.position, ..trained }, of));
             }
             if of.part.positions().is_none() {
                 first += of.part.layout().params().len();
             }
         }
         params.sort_by_key(|(trained, _)| trained.position);
-        let (params, of): (Vec<Trained>, Vec<&Shares<'_>>) = params.into_iter().unzip();
+        let (params, of): (Vec<ParamSpec>, Vec<&Shares<'_>>) = params.into_iter().unzip();
         let owned = |chosen: &Chosen| owned(of[chosen.param], &params[chosen.param].name, &chosen.range);
         let loads = self.loads(&params, owned)?;
         let mut sum = LocalTraffic::default();
@@ -145,7 +145,7 @@ impl LocalPlan {
     /// Returns the elements that each fragment sends from a rank, by type; `owned` counts the chosen elements that the rank holds.
     pub(crate) fn loads(
         &self,
-        params: &[Trained],
+        params: &[ParamSpec],
         owned: impl Fn(&Chosen) -> usize,
     ) -> Result<Vec<Loads>, LocalError> {
         self.check(params)?;
@@ -167,7 +167,7 @@ impl LocalPlan {
     }
 
     /// Returns the number of vectors that a fragment has of each parameter.
-    fn vectors(&self, what: &What, param: &Trained) -> usize {
+    fn vectors(&self, what: &What, param: &ParamSpec) -> usize {
         match what {
             What::Params => 1,
             What::State(slots) => slots.of(&*param.rule).len(),
@@ -178,7 +178,7 @@ impl LocalPlan {
 
 impl Fragment {
     /// Returns the type in which values of a parameter are sent.
-    pub(crate) fn wire_of(&self, param: &Trained) -> DType {
+    pub(crate) fn wire_of(&self, param: &ParamSpec) -> DType {
         self.wire.unwrap_or(match self.what {
             What::Params => param.values,
             What::State(_) => param.state,

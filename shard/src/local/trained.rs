@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// A parameter that trains.
 #[derive(Clone, Debug)]
-pub struct Trained {
+pub struct ParamSpec {
     /// Name of the parameter.
     pub name: String,
     /// Number of elements on this rank.
@@ -25,7 +25,7 @@ pub struct Trained {
     pub rule: Arc<dyn Rule>,
 }
 
-impl Trained {
+impl ParamSpec {
     /// Returns the names of the selected state vectors.
     pub(crate) fn named(&self, slots: &Slots) -> impl Iterator<Item = &'static str> {
         let names = self.rule.state();
@@ -34,16 +34,16 @@ impl Trained {
 
     /// Returns the parameters of a part, updated by `rules`, in the order of a forward pass. Returns an error if the rules do not
     /// fit the layout.
-    pub fn of(part: &Part, rules: &Groups) -> Result<Vec<Trained>, crate::Error> {
+    pub fn of(part: &Part, rules: &Groups) -> Result<Vec<ParamSpec>, crate::Error> {
         let groups = rules.assign(part.layout())?;
-        let mut all: Vec<Trained> = Vec::new();
+        let mut all: Vec<ParamSpec> = Vec::new();
         for bucket in part.buckets() {
             for placed in &bucket.params {
                 let name = part.layout().params()[placed.param].name().to_owned();
                 let rule = Arc::clone(&rules.groups[groups[placed.param]].rule);
                 let (position, whole) = part.in_model(placed.param);
                 let (values, state) = (bucket.update, bucket.state);
-                all.push(Trained { name, len: placed.len, whole, position, values, state, rule });
+                all.push(ParamSpec { name, len: placed.len, whole, position, values, state, rule });
             }
         }
         all.sort_by_key(|trained| trained.position);
@@ -57,9 +57,9 @@ pub(crate) mod tests {
     use meshstep_optim::AdamW;
 
     /// Returns parameters p0, p1, ... of these lengths, all in f32 and updated by AdamW.
-    pub(crate) fn params(lens: &[usize]) -> Vec<Trained> {
+    pub(crate) fn params(lens: &[usize]) -> Vec<ParamSpec> {
         let rule: Arc<dyn Rule> = Arc::new(AdamW::default());
-        let param = |(i, &len): (usize, &usize)| Trained {
+        let param = |(i, &len): (usize, &usize)| ParamSpec {
             name: format!("p{i}"),
             len,
             whole: len,

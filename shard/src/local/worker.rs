@@ -2,12 +2,12 @@
 
 use super::LocalOptimizer;
 #[cfg(feature = "checkpoint")]
-use crate::checkpoint::{Placing, Sink};
-use crate::{At, Error, Verified};
+use crate::checkpoint::{ModelPlacement, Sink};
+use crate::{Error, StepArgs, Verified};
 
 impl LocalOptimizer {
     /// Returns the next step's arguments from the options' schedule ([`Optimizer::scheduled`](crate::Optimizer::scheduled)).
-    pub fn scheduled(&mut self) -> Result<At, Error> {
+    pub fn scheduled(&mut self) -> Result<StepArgs, Error> {
         self.inner.scheduled()
     }
 
@@ -39,7 +39,7 @@ impl LocalOptimizer {
         &mut self,
         to: usize,
         sink: Sink<'_>,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
     ) -> Result<(), Error> {
         self.inner.consolidate_placed(to, sink, placing)
     }

@@ -1,9 +1,9 @@
 //! First values at stage 3: one whole parameter at a time, in the memory for gathered units.
 
-use crate::optimizer::layout_state::{self, Family, Place};
+use crate::optimizer::layout_state::{self, LayoutState, Place};
 use crate::ranks::host_words;
 use crate::step::exchange::Exchange;
-use crate::{Among, Error, Initial, Optimizer, Options};
+use crate::{Error, Initial, Optimizer, Options, RankRoles};
 use meshstep_comm::Op;
 use meshstep_tensor::{Param, SliceMut};
 use std::fmt::Write;
@@ -13,23 +13,23 @@ impl Optimizer {
     /// failed initializer continues with the values in memory, so that no rank waits, until all ranks learn of the failure.
     pub(crate) fn first_chunks(
         &self,
-        among: &Among,
-        family: &mut Family,
+        among: &RankRoles,
+        layout_state: &mut LayoutState,
         exchange: &mut Exchange,
         mut initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         let compare = self.options.initial == Initial::Compare;
-        let asked = compare || among.copies.rank() == 0;
+        let asked = compare || among.replicas.rank() == 0;
         let (mut filled, mut values) = (Ok(()), String::new());
-        for p in 0..family.entries.len() {
+        for p in 0..layout_state.entries.len() {
             let ask = asked && filled.is_ok();
-            let given = self.first_value(family, p, among, ask.then_some(&mut initial), &mut values);
+            let given = self.first_value(layout_state, p, among, ask.then_some(&mut initial), &mut values);
             // The other ranks do not learn of failures outside `initial`, and wait for this rank's part: abort.
-            filled = filled.and(given.map_err(|error| self.handover.alone(error))?);
+            filled = filled.and(given.map_err(|error| self.reducer.abort_with(error))?);
         }
         if compare {
             let text = layout_state::objection(None) + &values;
-            filled = self.agreed(&*among.copies, exchange, filled, &text);
+            filled = self.agreed(&*among.replicas, exchange, filled, &text);
             if let Err(Error::Comm(_)) = &filled {
                 return filled;
             }
@@ -37,7 +37,7 @@ impl Optimizer {
         // Other ranks hold other parameters, and must learn of a failure too.
         self.agreed(&**self.comm(), exchange, filled, &layout_state::objection(None))?;
         if !compare {
-            family.broadcast_frozen(&*among.copies, &self.options.queue)?;
+            layout_state.broadcast_frozen(&*among.replicas, &self.options.queue)?;
         }
         Ok(())
     }
@@ -46,14 +46,14 @@ impl Optimizer {
     /// `initial`'s.
     fn first_value(
         &self,
-        family: &mut Family,
+        layout_state: &mut LayoutState,
         p: usize,
-        among: &Among,
+        among: &RankRoles,
         initial: Option<impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>>,
         values: &mut String,
     ) -> Result<Result<(), Error>, Error> {
         let Options { queue, meter, .. } = &self.options;
-        let Family { entries, buckets, frozen, first_vector, .. } = family;
+        let LayoutState { entries, buckets, frozen, first_vector, .. } = layout_state;
         let param = &entries[p].param;
         let ask = |place: SliceMut<'_>| {
             let Some(mut initial) = initial else { return Ok(()) };
@@ -82,7 +82,7 @@ impl Optimizer {
                 if compare {
                     digest(whole.as_slice())?;
                 } else if !whole.is_empty() {
-                    host_words::run(&*among.copies, queue, Op::broadcast(0), &mut whole)?;
+                    host_words::run(&*among.replicas, queue, Op::broadcast(0), &mut whole)?;
                 }
                 buckets[*bucket].keep(range, whole.as_slice())?;
                 self.room_for_units().put(whole, from);

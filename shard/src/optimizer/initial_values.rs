@@ -1,10 +1,10 @@
 //! First values of parameters, and the ranks' agreement on them.
 
-use crate::optimizer::layout_state::{self, Family};
+use crate::optimizer::layout_state::{self, LayoutState};
 use crate::ranks::agree;
 use crate::step::exchange::Exchange;
 use crate::update::owned_bucket::Owned;
-use crate::{Among, Error, Initial, Optimizer};
+use crate::{Error, Initial, Optimizer, RankRoles};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Buffer, Param, SliceMut};
 use std::sync::Arc;
@@ -13,34 +13,34 @@ impl Optimizer {
     /// Gives every parameter its first value. Collective.
     pub(crate) fn first_values(
         &self,
-        family: &mut Family,
+        layout_state: &mut LayoutState,
         exchange: &mut Exchange,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
-        let among = &*Arc::clone(&family.among);
+        let among = &*Arc::clone(&layout_state.among);
         if self.options.stage.cuts_params() {
-            self.first_chunks(among, family, exchange, initial)?;
+            self.first_chunks(among, layout_state, exchange, initial)?;
         } else {
-            self.first_wholes(among, family, exchange, initial)?;
+            self.first_wholes(among, layout_state, exchange, initial)?;
         }
-        let masters = family.buckets.iter_mut().try_for_each(Owned::fill_masters);
+        let masters = layout_state.buckets.iter_mut().try_for_each(Owned::fill_masters);
         self.agreed(&**self.comm(), exchange, masters, &layout_state::objection(None))
     }
 
     fn first_wholes(
         &self,
-        among: &Among,
-        family: &mut Family,
+        among: &RankRoles,
+        layout_state: &mut LayoutState,
         exchange: &mut Exchange,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         let compare = self.options.initial == Initial::Compare;
-        let first = among.copies.rank() == 0;
-        let mut filled = if compare || first { family.fill(&self.options, initial) } else { Ok(()) };
+        let first = among.replicas.rank() == 0;
+        let mut filled = if compare || first { layout_state.fill(&self.options, initial) } else { Ok(()) };
         if compare {
             let mut text = layout_state::objection(None);
-            filled = filled.and_then(|()| family.describe_values(&self.options, &mut text));
-            filled = self.agreed(&*among.copies, exchange, filled, &text);
+            filled = filled.and_then(|()| layout_state.describe_values(&self.options, &mut text));
+            filled = self.agreed(&*among.replicas, exchange, filled, &text);
             if let Err(Error::Comm(_)) = &filled {
                 return filled;
             }
@@ -48,7 +48,7 @@ impl Optimizer {
         // Other ranks hold other parameters, and must learn of a failure too.
         self.agreed(&**self.comm(), exchange, filled, &layout_state::objection(None))?;
         if !compare {
-            family.broadcast(&*among.copies, &self.options.queue)?;
+            layout_state.broadcast(&*among.replicas, &self.options.queue)?;
         }
         Ok(())
     }
@@ -76,7 +76,7 @@ impl Optimizer {
     ) -> Result<(), Error> {
         let same = agree::compare(comm, &self.options, text, room);
         if let Err(Error::Comm(failure)) = &same {
-            self.handover.poison(failure.clone());
+            self.reducer.poison(failure.clone());
         }
         same
     }

@@ -1,10 +1,10 @@
 //! Parameters of one layout, with their memory and groups, built before the ranks have agreed on them.
 
 use crate::ranks::host_words;
-use crate::reduce::bucket_fill::Filling;
-use crate::reduce::reducer_config::Kept;
-use crate::update::owned_bucket::{Of, Owned, zeroed, zeroed_to_travel};
-use crate::{Among, Error, Groups, Options, Part};
+use crate::reduce::bucket_fill::BucketFill;
+use crate::reduce::reducer_config::BucketInfo;
+use crate::update::owned_bucket::{Owned, ParamKey, zeroed, zeroed_to_travel};
+use crate::{Error, Groups, Options, Part, RankRoles};
 use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category, Layout, Param, Queue, Slice, SliceMut};
 use std::fmt::Write;
@@ -37,14 +37,14 @@ pub(crate) enum Place {
 /// Additions of one layout. Indices are the optimizer's and continue those of earlier layouts; bucket indices alone start
 /// at 0, because buckets are ordered among those of other layouts.
 #[derive(Debug)]
-pub(crate) struct Family {
+pub(crate) struct LayoutState {
     pub(crate) entries: Vec<Entry>,
-    pub(crate) kept: Vec<Kept>,
-    pub(crate) fillings: Vec<Filling>,
+    pub(crate) kept: Vec<BucketInfo>,
+    pub(crate) fills: Vec<BucketFill>,
     pub(crate) buckets: Vec<Owned>,
     pub(crate) frozen: Vec<Buffer>,
     pub(crate) groups: Groups,
-    pub(crate) among: Arc<Among>,
+    pub(crate) among: Arc<RankRoles>,
     pub(crate) first_vector: usize,
 }
 
@@ -59,41 +59,41 @@ pub(crate) struct Before {
 }
 
 impl Before {
-    /// Adds the sizes of `family`.
-    pub(crate) fn count(&mut self, family: &Family) {
-        self.params += family.entries.len();
-        self.vectors += family.frozen.len();
-        self.groups += family.groups.groups.len();
+    /// Adds the sizes of `layout_state`.
+    pub(crate) fn count(&mut self, layout_state: &LayoutState) {
+        self.params += layout_state.entries.len();
+        self.vectors += layout_state.frozen.len();
+        self.groups += layout_state.groups.groups.len();
     }
 }
 
-impl Family {
+impl LayoutState {
     /// Allocates a part's memory, or says what is wrong; touches nothing else.
     pub(crate) fn new(
         part: &Part,
         groups: Groups,
         before: Before,
-        (rank, among): (usize, &Arc<Among>),
+        (rank, among): (usize, &Arc<RankRoles>),
         options: &Options,
     ) -> Result<Self, Error> {
         let layout = part.layout();
         let group_of = groups.assign(layout)?;
         let mut entries = entries(part, &group_of, before);
-        let mut family = Family {
+        let mut layout_state = LayoutState {
             entries: Vec::new(),
             kept: Vec::new(),
-            fillings: Vec::new(),
+            fills: Vec::new(),
             buckets: Vec::new(),
             frozen: frozen(layout, &mut entries, before, options)?,
             groups,
             among: Arc::clone(among),
             first_vector: before.vectors,
         };
-        family.entries = entries;
+        layout_state.entries = entries;
         for b in 0..part.buckets().len() {
-            family.add_bucket(part, b, &group_of, before, (rank, among), options)?;
+            layout_state.add_bucket(part, b, &group_of, before, (rank, among), options)?;
         }
-        Ok(family)
+        Ok(layout_state)
     }
 
     fn add_bucket(
@@ -102,7 +102,7 @@ impl Family {
         b: usize,
         group_of: &[usize],
         before: Before,
-        (rank, among): (usize, &Arc<Among>),
+        (rank, among): (usize, &Arc<RankRoles>),
         options: &Options,
     ) -> Result<(), Error> {
         let mut bucket = part.buckets()[b].clone();
@@ -111,7 +111,7 @@ impl Family {
         let of = |p: usize| {
             let param = &self.entries[p].param;
             let key = xxh3_64_with_seed(param.name().as_bytes(), seed);
-            Of { group: group_of[p] + before.groups, key, parts: among.parts_of(param) }
+            ParamKey { group: group_of[p] + before.groups, key, parts: among.parts_of(param) }
         };
         let comm = &*among.shards;
         let mut owned = Owned::new(&bucket, part.owned(b, rank), states, of, comm, options)?;
@@ -128,12 +128,12 @@ impl Family {
             let whole = zeroed_to_travel(comm, len, bucket.grads, options, Category::Grads, &apart)?;
             (Some(whole), None)
         };
-        self.fillings.push(Filling::new(&bucket, whole, shard));
+        self.fills.push(BucketFill::new(&bucket, whole, shard));
         let (counted, gathered) = (part.counted(b, rank), part.gathered(b));
         let (owned_ranges, among) = (part.owned(b, rank), Arc::clone(among));
         let gathers = None;
         let series = part.series().iter().position(|series| series.dtype == bucket.dtype).unwrap_or(0);
-        self.kept.push(Kept {
+        self.kept.push(BucketInfo {
             counted,
             gathered,
             gathers,
@@ -150,7 +150,7 @@ impl Family {
     /// Registers the buffers that travel whole: parameters, and gradients that are kept whole. Collective.
     pub(crate) fn register(&self, options: &Options) -> Result<(), Error> {
         let params = self.buckets.iter().map(|owned| &owned.params).filter(|_| !options.stage.cuts_params());
-        let grads = self.fillings.iter().filter_map(|filling| filling.whole.as_ref());
+        let grads = self.fills.iter().filter_map(|filling| filling.whole.as_ref());
         for buffer in params.chain(grads).filter(|buffer| !buffer.is_empty()) {
             self.among.shards.register(buffer)?;
         }
@@ -223,11 +223,12 @@ pub(crate) fn objection(error: Option<&Error>) -> String {
 }
 
 /// Writes the facts about the sharing ranks that must agree on all ranks.
-pub(crate) fn describe_among(among: &Among, text: &mut String) {
-    let further: Vec<_> = among.further.iter().map(|(comm, by)| (comm.world_size(), by)).collect();
-    let (shards, copies) = (among.shards.world_size(), among.copies.world_size());
+pub(crate) fn describe_roles(among: &RankRoles, text: &mut String) {
+    let extra_reductions: Vec<_> =
+        among.extra_reductions.iter().map(|(comm, by)| (comm.world_size(), by)).collect();
+    let (shards, copies) = (among.shards.world_size(), among.replicas.world_size());
     let _ = writeln!(text, "ranks that divide the state = {shards}");
-    let _ = writeln!(text, "ranks that reduce further = {further:?}");
+    let _ = writeln!(text, "ranks that reduce further = {extra_reductions:?}");
     let _ = writeln!(text, "ranks with the same parameters = {copies}");
 }
 
@@ -324,15 +325,16 @@ mod tests {
         let layout = Layout::builder().param("a", &[LEN], DType::F32).param("b", &[7_777], DType::F32);
         let layout = layout.build().unwrap();
         let whole = Stage::WholeParams(Owners::SortedGreedy);
-        let alone = meshstep_comm::loopback::spawn(1, |comm| Arc::new(Among::all(comm)));
+        let alone = meshstep_comm::loopback::spawn(1, |comm| Arc::new(RankRoles::all(comm)));
         let all = alone.unwrap().remove(0);
         for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3, whole] {
             for rank in (0..4).cycle().take(40) {
                 let options = Options { stage, bucket_len: Some(8_000), ..Options::default() };
                 let part = Part::new(layout.clone(), Sizes::all(4), [], &options).unwrap();
                 let groups = Groups::new(AdamW::default());
-                let family = Family::new(&part, groups, Before::default(), (rank, &all), &options).unwrap();
-                for (owned, filling) in family.buckets.iter().zip(&family.fillings) {
+                let layout_state =
+                    LayoutState::new(&part, groups, Before::default(), (rank, &all), &options).unwrap();
+                for (owned, filling) in layout_state.buckets.iter().zip(&layout_state.fills) {
                     let mut streams = owned.streams(0);
                     let address = |b: &Buffer| b.as_ptr().addr().get();
                     streams.extend(filling.whole.as_ref().map(|g| address(g) + owned.first() * 4));

@@ -12,13 +12,13 @@ use crate::optimizer::layout_state::Entry;
 use crate::plan::units::Units;
 use crate::ranks::agree;
 use crate::reduce::pool::Pool;
-use crate::reduce::reducer::Handover;
-use crate::reduce::reducer_config::{Fixed, Kept};
+use crate::reduce::reducer::GradReducer;
+use crate::reduce::reducer_config::{BucketInfo, ReducerConfig};
 use crate::step::exchange::Exchange;
 use crate::update::owned_bucket::Owned;
 use crate::update::tensor_norms::TensorTotals;
 use crate::verify::Verifying;
-use crate::{Among, Combine, DataPlace, Error, Groups, LocalClip, Options, Part, Shared, Sizes};
+use crate::{Combine, DataRank, Error, Groups, LocalClip, Options, ParamGroup, Part, RankRoles, Sizes};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::LossScaleState;
 use meshstep_tensor::{Layout, Param, SliceMut};
@@ -42,7 +42,7 @@ pub struct Optimizer {
     pub(crate) groups: Vec<Group>,
     pub(crate) buckets: Vec<Owned>,
     pub(crate) frozen: Vec<meshstep_tensor::Buffer>,
-    pub(crate) handover: Handover,
+    pub(crate) reducer: GradReducer,
     pub(crate) exchange: Exchange,
     pub(crate) options: Options,
     pub(crate) progress: Progress,
@@ -61,7 +61,7 @@ pub(crate) struct Progress {
     /// Steps skipped in a row.
     pub(crate) skips: u32,
     /// Skips in a row since the loss scale could last fall.
-    pub(crate) hopeless: u32,
+    pub(crate) skips_at_min_scale: u32,
     /// Loss scale of this step, if there is one.
     pub(crate) loss_scale: Option<LossScaleState>,
     /// Micro-batches begun in this step.
@@ -96,10 +96,10 @@ pub(crate) struct Room {
     pub(crate) gathering: crate::gather::param_gather::Gathering,
     /// Decision state on the GPU, made by the first step.
     #[cfg(feature = "cuda")]
-    pub(crate) there: Option<crate::step::gpu::There>,
+    pub(crate) gpu: Option<crate::step::gpu::GpuStep>,
     /// Failed steps with an outcome that the caller has not read yet.
     #[cfg(feature = "cuda")]
-    pub(crate) untold: Vec<Arc<crate::step::gpu::Ticket>>,
+    pub(crate) unreported: Vec<Arc<crate::step::gpu::Ticket>>,
 }
 
 impl Optimizer {
@@ -114,7 +114,7 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
         options: Options,
     ) -> Result<Self, Error> {
-        let empty = Self::with_room(Arc::clone(&comm), DataPlace::OWN, options.clone());
+        let empty = Self::with_room(Arc::clone(&comm), DataRank::OWN, options.clone());
         if let Err(error) = &empty {
             // The other ranks compare their arguments now: report this rank's error to them.
             let told = agree::same_everywhere(&*comm, &options, &layout_state::objection(Some(error)));
@@ -128,7 +128,7 @@ impl Optimizer {
     /// Builds an optimizer without parameters, to add some later; all ranks of `world` decide its steps together. `place` says
     /// which micro-batches this rank computes: ranks that compute the same ones give them the same weights, and the weights of
     /// one rank count. Collective like [`new`](Self::new); contradictory places are [`Error::Place`] on every rank.
-    pub fn empty(world: Arc<dyn Communicator>, place: DataPlace, options: Options) -> Result<Self, Error> {
+    pub fn empty(world: Arc<dyn Communicator>, place: DataRank, options: Options) -> Result<Self, Error> {
         let made = place.check().map_err(Error::from);
         let made = made.and_then(|()| Self::with_room(Arc::clone(&world), place, options.clone()));
         let text = layout_state::objection(made.as_ref().err());
@@ -139,22 +139,22 @@ impl Optimizer {
         Ok(optimizer)
     }
 
-    fn with_room(comm: Arc<dyn Communicator>, place: DataPlace, options: Options) -> Result<Self, Error> {
+    fn with_room(comm: Arc<dyn Communicator>, place: DataRank, options: Options) -> Result<Self, Error> {
         let reduction = match options.combine {
             Combine::Sum | Combine::Weighted => Reduction::Sum,
             Combine::Mean => Reduction::Mean,
         };
-        let fixed = Fixed {
+        let config = ReducerConfig {
             comms: vec![Arc::clone(&comm)],
             gathers: Vec::new(),
             comm,
-            aside: None,
+            decision_comm: None,
             place,
             queue: options.queue.clone(),
             stage: options.stage,
             reduction,
             overlap: options.overlap,
-            patience: options.patience,
+            wait_budget: options.wait_budget,
             norm: options.norm,
             buckets: Vec::new(),
         };
@@ -169,7 +169,7 @@ impl Optimizer {
             groups: Vec::new(),
             buckets: Vec::new(),
             frozen: Vec::new(),
-            handover: Handover::new(fixed, pool, &options.meter)?,
+            reducer: GradReducer::new(config, pool, &options.meter)?,
             exchange: Exchange::new([0, 0], &options)?,
             units: Units::default(),
             gather_room: Mutex::new(GatherRoom::new(&options)),
@@ -189,7 +189,7 @@ impl Optimizer {
         rules: impl Into<Groups>,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
-        let all = Among::all(Arc::clone(self.comm()));
+        let all = RankRoles::all(Arc::clone(self.comm()));
         self.add_shared(layout, rules, all, initial)
     }
 
@@ -198,26 +198,26 @@ impl Optimizer {
         &mut self,
         layout: Layout,
         rules: impl Into<Groups>,
-        among: Among,
+        among: RankRoles,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         let rules = rules.into();
         // Whole parameters are balanced over the ranks that share them.
-        let along = |k: &&Kept| Arc::ptr_eq(&k.among.shards, &among.shards);
-        let alike = self.handover.fixed.buckets.iter().filter(along).map(|k| &k.plan);
+        let along = |k: &&BucketInfo| Arc::ptr_eq(&k.among.shards, &among.shards);
+        let alike = self.reducer.config.buckets.iter().filter(along).map(|k| &k.plan);
         let part = self
             .options
             .precision
             .check_rules(&rules)
             .and_then(|()| Part::after(layout, Sizes::from(&among), alike, &self.options));
-        self.add(part.map(|part| vec![Shared { part, rules, among }]), initial)
+        self.add(part.map(|part| vec![ParamGroup { part, rules, among }]), initial)
     }
 
     /// Adds several parts of a plan at once. Their common buffers are allocated once, as the plan says; their buckets travel in
     /// the plan's order, after the existing ones.
     pub fn add_parts(
         &mut self,
-        parts: Vec<Shared>,
+        parts: Vec<ParamGroup>,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         self.add(Ok(parts), initial)
@@ -246,7 +246,7 @@ impl Optimizer {
 
     /// Returns the communicator of all ranks that step together.
     pub fn comm(&self) -> &Arc<dyn Communicator> {
-        &self.handover.fixed.comm
+        &self.reducer.config.comm
     }
 
     /// Returns the options that the optimizer was built with.

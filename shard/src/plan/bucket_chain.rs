@@ -5,7 +5,7 @@ use meshstep_tensor::DType;
 
 /// Buckets of one part and one type of parameters: a backward pass fills them one after another, in the order they travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Series {
+pub(crate) struct BucketChain {
     /// Type of the parameters.
     pub(crate) dtype: DType,
     /// Type of the gradients.
@@ -15,29 +15,29 @@ pub(crate) struct Series {
 }
 
 /// Returns the series of a part, by their first buckets.
-pub(crate) fn of(buckets: &[BucketPlan]) -> Vec<Series> {
-    let mut series: Vec<(Series, usize)> = Vec::new();
+pub(crate) fn of(buckets: &[BucketPlan]) -> Vec<BucketChain> {
+    let mut series: Vec<(BucketChain, usize)> = Vec::new();
     for &BucketPlan { dtype, grads, len, .. } in buckets.iter().filter(|bucket| bucket.len > 0) {
         match series.iter_mut().find(|(series, _)| series.dtype == dtype) {
             Some((series, before)) => {
                 series.room = series.room.max(*before + len);
                 *before = len;
             }
-            None => series.push((Series { dtype, grads, room: len }, len)),
+            None => series.push((BucketChain { dtype, grads, room: len }, len)),
         }
     }
     series.into_iter().map(|(series, _)| series).collect()
 }
 
 /// Returns the bytes of memory for series.
-pub(crate) fn bytes(series: &[Series]) -> u64 {
+pub(crate) fn bytes(series: &[BucketChain]) -> u64 {
     series.iter().map(|series| (series.room * series.grads.size()) as u64).sum()
 }
 
 /// Model of a pool while one thread hands gradients over.
 #[derive(Debug)]
-pub(crate) struct Rooms<'p> {
-    series: Vec<Series>,
+pub(crate) struct PoolModel<'p> {
+    series: Vec<BucketChain>,
     /// Buckets, with the index of their series.
     buckets: Vec<(&'p BucketPlan, usize)>,
     held: Vec<Held>,
@@ -53,10 +53,10 @@ struct Held {
     outside: bool,
 }
 
-impl<'p> Rooms<'p> {
+impl<'p> PoolModel<'p> {
     /// Makes a model with memory for these series, all of it free.
-    pub(crate) fn new(series: Vec<Series>, buckets: Vec<(&'p BucketPlan, usize)>) -> Self {
-        Rooms { series, buckets, held: Vec::new(), outside: 0, most: 0 }
+    pub(crate) fn new(series: Vec<BucketChain>, buckets: Vec<(&'p BucketPlan, usize)>) -> Self {
+        PoolModel { series, buckets, held: Vec::new(), outside: 0, most: 0 }
     }
 
     /// Begins bucket `b`, which holds no memory yet, while the buckets before the `sent`th travel.

@@ -82,7 +82,7 @@ pub struct Wire {
     /// Reduction of gradients over the ranks that divide the state.
     pub reduce: u64,
     /// Further reductions, over replicas of the state and over parts of a gradient.
-    pub further: u64,
+    pub extra_reductions: u64,
     /// Gathers of updated parameters; at stage 3 two of each unit, for the forward and for the backward pass.
     pub gather: u64,
     /// Decision of the step: the exchange of scalars, two with [`NonFinite::Propagate`](crate::NonFinite::Propagate), and the
@@ -93,7 +93,7 @@ pub struct Wire {
 impl Wire {
     /// Returns the sum of all purposes.
     pub fn total(&self) -> u64 {
-        self.reduce + self.further + self.gather + self.exchange
+        self.reduce + self.extra_reductions + self.gather + self.exchange
     }
 }
 
@@ -103,7 +103,7 @@ impl Add for Wire {
     fn add(self, other: Wire) -> Wire {
         Wire {
             reduce: self.reduce + other.reduce,
-            further: self.further + other.further,
+            extra_reductions: self.extra_reductions + other.extra_reductions,
             gather: self.gather + other.gather,
             exchange: self.exchange + other.exchange,
         }
@@ -117,7 +117,7 @@ impl Mul<u64> for Wire {
     fn mul(self, ranks: u64) -> Wire {
         Wire {
             reduce: self.reduce * ranks,
-            further: self.further * ranks,
+            extra_reductions: self.extra_reductions * ranks,
             gather: self.gather * ranks,
             exchange: self.exchange * ranks,
         }

@@ -1,10 +1,10 @@
 //! One layout shared by some ranks: its buckets, the owner of each range, and the bytes needed. Arithmetic only.
 
 use crate::plan::bucket::{self, BucketPlan, Placed};
-use crate::plan::bucket_chain::{self, Series};
+use crate::plan::bucket_chain::{self, BucketChain};
 use crate::plan::bytes::{alike, ring_all_reduce, ring_broadcast};
 use crate::plan::units::Units;
-use crate::{Among, Error, Memory, Options, Stage};
+use crate::{Error, Memory, Options, RankRoles, Stage};
 use meshstep_tensor::{DType, Layout, Param};
 use std::ops::Range;
 
@@ -19,13 +19,13 @@ pub struct Part {
     wholes: Option<Vec<usize>>,
 }
 
-/// Sizes of the groups that share parameters: [`Among`] in numbers.
+/// Sizes of the groups that share parameters: [`RankRoles`] in numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sizes {
     /// Number of ranks that divide the state.
     pub shards: usize,
     /// Sizes of the groups of the further reductions, in order.
-    pub further: Vec<usize>,
+    pub extra_reductions: Vec<usize>,
 }
 
 /// Index of a rank in each group that shares a part with it.
@@ -34,20 +34,20 @@ pub struct Seat {
     /// Index among the ranks that divide the state.
     pub shard: usize,
     /// Index in the group of each further reduction.
-    pub further: Vec<usize>,
+    pub extra_reductions: Vec<usize>,
 }
 
 impl Sizes {
     /// Returns the sizes of one group of ranks.
     pub fn all(ranks: usize) -> Sizes {
-        Sizes { shards: ranks, further: Vec::new() }
+        Sizes { shards: ranks, extra_reductions: Vec::new() }
     }
 }
 
-impl From<&Among> for Sizes {
-    fn from(among: &Among) -> Sizes {
-        let further = among.further.iter().map(|(comm, _)| comm.world_size()).collect();
-        Sizes { shards: among.shards.world_size(), further }
+impl From<&RankRoles> for Sizes {
+    fn from(among: &RankRoles) -> Sizes {
+        let extra_reductions = among.extra_reductions.iter().map(|(comm, _)| comm.world_size()).collect();
+        Sizes { shards: among.shards.world_size(), extra_reductions }
     }
 }
 
@@ -71,7 +71,7 @@ impl Part {
         earlier: impl IntoIterator<Item = &'b BucketPlan>,
         options: &Options,
     ) -> Result<Part, Error> {
-        if sizes.shards == 0 || sizes.further.contains(&0) {
+        if sizes.shards == 0 || sizes.extra_reductions.contains(&0) {
             return Err(Error::NoRanks);
         }
         if options.bucket_len == Some(0) {
@@ -151,7 +151,7 @@ impl Part {
     }
 
     /// Returns the series of buckets that share memory.
-    pub(crate) fn series(&self) -> Vec<Series> {
+    pub(crate) fn series(&self) -> Vec<BucketChain> {
         if self.stage.cuts_grads() { bucket_chain::of(&self.buckets) } else { Vec::new() }
     }
 
@@ -242,7 +242,7 @@ impl Part {
     /// # Panics
     /// If there is no such group.
     pub fn further_bytes(&self, round: usize, place: usize) -> u64 {
-        let n = self.sizes.further[round];
+        let n = self.sizes.extra_reductions[round];
         let of_bucket = |b: &BucketPlan| ring_all_reduce(self.further_len(b), n, place, b.grads.size());
         self.buckets.iter().map(of_bucket).sum()
     }
@@ -278,10 +278,10 @@ impl Part {
     pub(crate) fn kind(&self, seat: &Seat) -> Seat {
         let whole = matches!(self.stage, Stage::WholeParams(_));
         let lens = || self.buckets.iter().map(|bucket| self.further_len(bucket));
-        let further = self.sizes.further.iter().zip(&seat.further);
+        let extra_reductions = self.sizes.extra_reductions.iter().zip(&seat.extra_reductions);
         Seat {
             shard: if whole { seat.shard } else { 0 },
-            further: further.map(|(&n, &place)| alike(lens(), n, place)).collect(),
+            extra_reductions: extra_reductions.map(|(&n, &place)| alike(lens(), n, place)).collect(),
         }
     }
 }

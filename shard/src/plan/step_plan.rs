@@ -1,7 +1,7 @@
 //! Plan of everything that a group of ranks holds and sends: parts, the step's exchange, and shared buffers. Arithmetic only.
 
 use crate::plan::bucket::BucketPlan;
-use crate::plan::bucket_chain::{self, Rooms, Series};
+use crate::plan::bucket_chain::{self, BucketChain, PoolModel};
 use crate::plan::bucket_order;
 use crate::plan::bytes::{alike, ring_all_reduce};
 use crate::plan::units::Units;
@@ -181,8 +181,8 @@ impl Plan {
     }
 
     /// Returns the pool model for gradients in flight.
-    fn rooms(&self) -> Rooms<'_> {
-        let of_parts: Vec<Vec<Series>> = self.parts.iter().map(Part::series).collect();
+    fn rooms(&self) -> PoolModel<'_> {
+        let of_parts: Vec<Vec<BucketChain>> = self.parts.iter().map(Part::series).collect();
         let series = |(part, bucket): (usize, &BucketPlan)| {
             let first: usize = of_parts[..part].iter().map(Vec::len).sum();
             first + of_parts[part].iter().position(|series| series.dtype == bucket.dtype).unwrap_or(0)
@@ -190,7 +190,7 @@ impl Plan {
         let parts = self.order.iter().map(|&(part, _)| part);
         let buckets =
             parts.zip(self.buckets()).map(|(part, bucket)| (bucket, series((part, bucket)))).collect();
-        Rooms::new(of_parts.concat(), buckets)
+        PoolModel::new(of_parts.concat(), buckets)
     }
 
     /// Returns each bucket with the number of parameters in earlier parts.
@@ -205,7 +205,12 @@ impl Plan {
         let seats = rank.into();
         let of_part = |(part, seat): (&Part, Cow<'_, Seat>)| Wire {
             reduce: part.reduce_bytes(),
-            further: seat.further.iter().enumerate().map(|(i, &place)| part.further_bytes(i, place)).sum(),
+            extra_reductions: seat
+                .extra_reductions
+                .iter()
+                .enumerate()
+                .map(|(i, &place)| part.further_bytes(i, place))
+                .sum(),
             gather: part.gather_bytes(seat.shard),
             exchange: 0,
         };
@@ -228,7 +233,7 @@ impl Plan {
     }
 
     fn seated<'p>(&'p self, seats: &'p Seats) -> impl Iterator<Item = (&'p Part, Cow<'p, Seat>)> {
-        let all = Seat { shard: seats.world, further: Vec::new() };
+        let all = Seat { shard: seats.world, extra_reductions: Vec::new() };
         let seat = move |i| seats.parts.get(i).map_or_else(|| Cow::Owned(all.clone()), Cow::Borrowed);
         self.parts.iter().enumerate().map(move |(i, part)| (part, seat(i)))
     }

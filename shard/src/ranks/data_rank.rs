@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 /// Micro-batches that a rank computes; several ranks may compute the same ones, each for a part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DataPlace {
+pub struct DataRank {
     /// Number shared by the ranks that compute the same micro-batches, and different on other ranks. All ranks with micro-batches
     /// of their own may use one number.
     pub index: u64,
@@ -19,7 +19,7 @@ pub struct DataPlace {
 /// Error in the data places of ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum PlaceError {
+pub enum DataRankError {
     /// A place claims to have no rank.
     #[error("data place {index} is given with 0 ranks; count this rank too")]
     NoRanks {
@@ -67,16 +67,16 @@ pub enum PlaceError {
     },
 }
 
-impl DataPlace {
+impl DataRank {
     /// Data place of a rank with micro-batches that no other rank computes.
-    pub const OWN: DataPlace = DataPlace { index: 0, ranks: 1, first: true };
+    pub const OWN: DataRank = DataRank { index: 0, ranks: 1, first: true };
 
     /// Returns errors that do not depend on other ranks.
-    pub(crate) fn check(self) -> Result<(), PlaceError> {
+    pub(crate) fn check(self) -> Result<(), DataRankError> {
         match self {
-            DataPlace { index, ranks: 0, .. } => Err(PlaceError::NoRanks { index }),
-            DataPlace { index, ranks: 1, first: false } => {
-                Err(PlaceError::Firsts { index, ranks: 1, firsts: 0 })
+            DataRank { index, ranks: 0, .. } => Err(DataRankError::NoRanks { index }),
+            DataRank { index, ranks: 1, first: false } => {
+                Err(DataRankError::Firsts { index, ranks: 1, firsts: 0 })
             }
             _ => Ok(()),
         }
@@ -86,7 +86,7 @@ impl DataPlace {
     pub(crate) fn check_everywhere(self, comm: &dyn Communicator, options: &Options) -> Result<(), Error> {
         let words = [self.index, self.ranks, u64::from(self.first)];
         let all = gather_words(comm, options, &words).inspect_err(|_| comm.abort())?;
-        let place = |words: &[u64]| DataPlace { index: words[0], ranks: words[1], first: words[2] == 1 };
+        let place = |words: &[u64]| DataRank { index: words[0], ranks: words[1], first: words[2] == 1 };
         Ok(check_all(all.chunks(words.len()).map(place))?)
     }
 }
@@ -100,12 +100,16 @@ struct Said {
 }
 
 /// Checks that the places of all ranks, in rank order, fit together.
-fn check_all(places: impl Iterator<Item = DataPlace>) -> Result<(), PlaceError> {
+fn check_all(places: impl Iterator<Item = DataRank>) -> Result<(), DataRankError> {
     let mut said: BTreeMap<u64, Said> = BTreeMap::new();
-    for (rank, DataPlace { index, ranks, first }) in places.enumerate() {
+    for (rank, DataRank { index, ranks, first }) in places.enumerate() {
         let known = said.entry(index).or_insert(Said { rank, ranks, there: 0, firsts: 0 });
         if known.ranks != ranks {
-            return Err(PlaceError::Apart { index, ranks: [known.rank, rank], says: [known.ranks, ranks] });
+            return Err(DataRankError::Apart {
+                index,
+                ranks: [known.rank, rank],
+                says: [known.ranks, ranks],
+            });
         }
         known.there += 1;
         known.firsts += u64::from(first);
@@ -113,10 +117,10 @@ fn check_all(places: impl Iterator<Item = DataPlace>) -> Result<(), PlaceError> 
     for (index, Said { ranks, there, firsts, .. }) in said {
         // Places of one rank may share an index.
         if ranks > 1 && there != ranks {
-            return Err(PlaceError::Count { index, says: ranks, there });
+            return Err(DataRankError::Count { index, says: ranks, there });
         }
         if ranks > 1 && firsts != 1 {
-            return Err(PlaceError::Firsts { index, ranks, firsts });
+            return Err(DataRankError::Firsts { index, ranks, firsts });
         }
     }
     Ok(())
@@ -129,25 +133,25 @@ mod tests {
     #[test]
     fn places_that_contradict_each_other_are_refused() {
         let all = |places: &[(u64, u64, bool)]| {
-            check_all(places.iter().map(|&(index, ranks, first)| DataPlace { index, ranks, first }))
+            check_all(places.iter().map(|&(index, ranks, first)| DataRank { index, ranks, first }))
         };
         let own = (0, 1, true);
         assert_eq!(all(&[own; 4]), Ok(()));
         assert_eq!(
             all(&[(7, 2, false), (9, 1, true), (7, 2, true), (8, 3, true)]),
-            Err(PlaceError::Count { index: 8, says: 3, there: 1 })
+            Err(DataRankError::Count { index: 8, says: 3, there: 1 })
         );
         assert_eq!(all(&[(7, 2, false), (9, 1, true), (7, 2, true)]), Ok(()));
-        let apart = PlaceError::Apart { index: 7, ranks: [1, 2], says: [2, 3] };
+        let apart = DataRankError::Apart { index: 7, ranks: [1, 2], says: [2, 3] };
         assert_eq!(all(&[own, (7, 2, true), (7, 3, false), (7, 2, false)]), Err(apart));
         assert_eq!(
             all(&[own, (0, 2, true), (0, 2, false)]),
-            Err(PlaceError::Apart { index: 0, ranks: [0, 1], says: [1, 2] })
+            Err(DataRankError::Apart { index: 0, ranks: [0, 1], says: [1, 2] })
         );
         // One index for two pairs of ranks.
         let twice = [(3, 2, true), (3, 2, false), (3, 2, true), (3, 2, false)];
-        assert_eq!(all(&twice), Err(PlaceError::Count { index: 3, says: 2, there: 4 }));
-        let firsts = |firsts| Err(PlaceError::Firsts { index: 3, ranks: 2, firsts });
+        assert_eq!(all(&twice), Err(DataRankError::Count { index: 3, says: 2, there: 4 }));
+        let firsts = |firsts| Err(DataRankError::Firsts { index: 3, ranks: 2, firsts });
         assert_eq!(all(&[(3, 2, true), (3, 2, true)]), firsts(2));
         assert_eq!(all(&[(3, 2, false), (3, 2, false)]), firsts(0));
     }

@@ -14,26 +14,26 @@ pub type Parts = Vec<(Range<usize>, Strided)>;
 
 /// Ranks that share a set of parameters. On one group of ranks every role has all ranks; on a mesh each role may have another group.
 #[derive(Clone)]
-pub struct Among {
+pub struct RankRoles {
     /// Ranks that divide the state: gradients are reduced over them, and updated parameters gathered from them.
     pub shards: Arc<dyn Communicator>,
     /// Further reductions of this rank's reduced gradient, in order: along an axis that replicates the state, or along one on
     /// which each rank has a part of every gradient.
-    pub further: Vec<(Arc<dyn Communicator>, Reduction)>,
+    pub extra_reductions: Vec<(Arc<dyn Communicator>, Reduction)>,
     /// Ranks that hold the same parameters: the first one's initial values go to all of them.
-    pub copies: Arc<dyn Communicator>,
+    pub replicas: Arc<dyn Communicator>,
     /// True if the range this rank owns counts in the norm; among ranks that own the same range one counts.
-    pub counts: bool,
+    pub counts_in_norm: bool,
     /// Parameters that are cut, by name: the elements of the whole tensor that this rank holds, in order. Stochastic rounding is
     /// keyed by them, so that a cut does not change results; parameters without an entry are whole.
     pub parts: HashMap<String, Parts>,
 }
 
-impl Among {
+impl RankRoles {
     /// Assigns all ranks of `comm` to every role.
     pub fn all(comm: Arc<dyn Communicator>) -> Self {
-        let (further, parts) = (Vec::new(), HashMap::new());
-        Among { shards: Arc::clone(&comm), further, copies: comm, counts: true, parts }
+        let (extra_reductions, parts) = (Vec::new(), HashMap::new());
+        RankRoles { shards: Arc::clone(&comm), extra_reductions, replicas: comm, counts_in_norm: true, parts }
     }
 
     /// Returns the elements of the whole tensor that `param` holds.
@@ -58,7 +58,7 @@ impl Among {
 
     /// Returns the communicators of all roles.
     pub(crate) fn comms(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
-        [&self.shards, &self.copies].into_iter().chain(self.further.iter().map(|(comm, _)| comm))
+        [&self.shards, &self.replicas].into_iter().chain(self.extra_reductions.iter().map(|(comm, _)| comm))
     }
 }
 
@@ -69,15 +69,15 @@ pub(crate) fn know(comms: &mut Vec<Arc<dyn Communicator>>, comm: &Arc<dyn Commun
     }
 }
 
-impl fmt::Debug for Among {
+impl fmt::Debug for RankRoles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let further: Vec<(usize, Reduction)> =
-            self.further.iter().map(|(comm, reduction)| (comm.world_size(), *reduction)).collect();
+        let extra_reductions: Vec<(usize, Reduction)> =
+            self.extra_reductions.iter().map(|(comm, reduction)| (comm.world_size(), *reduction)).collect();
         f.debug_struct("Among")
             .field("shards", &self.shards.world_size())
-            .field("further", &further)
-            .field("copies", &self.copies.world_size())
-            .field("counts", &self.counts)
+            .field("further", &extra_reductions)
+            .field("copies", &self.replicas.world_size())
+            .field("counts", &self.counts_in_norm)
             .field("parts", &self.parts)
             .finish()
     }

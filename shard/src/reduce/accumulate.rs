@@ -1,8 +1,8 @@
 //! Accumulation of a reduced bucket on this rank: into its shard, and into the norm.
 
 use crate::Error;
-use crate::reduce::reducer::Handover;
-use crate::reduce::reducer_config::{Fixed, Kept};
+use crate::reduce::reducer::GradReducer;
+use crate::reduce::reducer_config::{BucketInfo, ReducerConfig};
 use meshstep_optim::{NormAccumulator, NormSum, accumulate};
 use meshstep_tensor::{Buffer, Place, Queue, Slice};
 use std::sync::{MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use std::sync::{MutexGuard, PoisonError};
 /// Elements added to a shard on the CPU before their norm is taken: they are then still in the first-level cache.
 const BLOCK: usize = 4096;
 
-impl Handover {
+impl GradReducer {
     /// Adds an arrived bucket to the shard, if there is one, and in the last micro-batch this rank's counted ranges to the norm,
     /// in one pass.
     pub(crate) fn take_in(
@@ -22,14 +22,14 @@ impl Handover {
         last: bool,
     ) -> Result<(), Error> {
         let _span = tracing::debug_span!("norm", bucket = b).entered();
-        let Fixed { queue, buckets, norm, .. } = &self.fixed;
-        let (Kept { counted, owned, among, .. }, here) = (&buckets[b], queue.place() == Place::Cpu);
+        let ReducerConfig { queue, buckets, norm, .. } = &self.config;
+        let (BucketInfo { counted, owned, among, .. }, here) = (&buckets[b], queue.place() == Place::Cpu);
         // Gradients with further reductions count after those.
-        let last = last && among.further.is_empty();
+        let last = last && among.extra_reductions.is_empty();
         // Threads accumulate buckets in parallel, so each counts into an accumulator of its own.
         let mut part = NormAccumulator::new(*norm);
         let mut count = |values: Slice<'_>| -> Result<(), Error> {
-            Ok(match (here, among.counts) {
+            Ok(match (here, among.counts_in_norm) {
                 (true, true) => part.add(values),
                 (true, false) => part.watch(values),
                 (false, true) => self.sum().add(values, queue),

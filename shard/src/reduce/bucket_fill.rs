@@ -7,7 +7,7 @@ use meshstep_tensor::{Buffer, Queue};
 
 /// Gradients of a bucket, and their progress.
 #[derive(Debug)]
-pub(crate) struct Filling {
+pub(crate) struct BucketFill {
     places: Vec<Place>,
     /// Number of places that still wait for their gradient in this micro-batch.
     waiting: usize,
@@ -42,13 +42,22 @@ pub(crate) struct Lent {
     pub(crate) fresh: bool,
 }
 
-impl Filling {
+impl BucketFill {
     /// A bucket with gradients that stay (`whole`), or are collected in pooled buffers and end in `shard`.
     pub(crate) fn new(plan: &BucketPlan, whole: Option<Buffer>, shard: Option<Buffer>) -> Self {
         let place = |len: usize| Place { buffer: None, filled: len == 0, fresh: true, empty: len == 0 };
         let places: Vec<Place> = plan.params.iter().map(|p| place(p.len)).collect();
         let waiting = places.iter().filter(|p| !p.empty).count();
-        Filling { places, waiting, whole, from: None, flight: None, shard, shard_is_fresh: true, open: false }
+        BucketFill {
+            places,
+            waiting,
+            whole,
+            from: None,
+            flight: None,
+            shard,
+            shard_is_fresh: true,
+            open: false,
+        }
     }
 
     /// Returns true if the bucket is cut into places.

@@ -4,7 +4,7 @@ use meshstep_tensor::{Buffer, DType};
 
 /// A stretch of memory.
 #[derive(Debug)]
-pub(crate) struct Stretch {
+pub(crate) struct DoubleEnded {
     dtype: DType,
     len: usize,
     /// Memory that is not lent.
@@ -22,10 +22,10 @@ pub(crate) enum From {
     Outside,
 }
 
-impl Stretch {
+impl DoubleEnded {
     /// Makes a stretch of all of `whole`.
     pub(crate) fn new(whole: Buffer) -> Self {
-        Stretch { dtype: whole.dtype(), len: whole.len(), spare: Some(whole), lent: [false; 2] }
+        DoubleEnded { dtype: whole.dtype(), len: whole.len(), spare: Some(whole), lent: [false; 2] }
     }
 
     /// Returns the type.

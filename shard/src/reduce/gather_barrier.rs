@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Barrier at the end of each micro-batch, on the communicators that gather units. It meets a gather only if ranks make different
 /// calls, and communicators that compare calls then return an error on all ranks. A GPU's communicators do not compare.
 #[derive(Debug)]
-pub(crate) struct Meeting {
+pub(crate) struct GatherBarrier {
     /// True if communicators compare calls.
     compares: bool,
     away: Mutex<Away>,
@@ -20,12 +20,12 @@ struct Away {
     flights: Vec<InFlight>,
 }
 
-impl Meeting {
+impl GatherBarrier {
     /// Makes a barrier that no rank has entered.
     pub(crate) fn new(queue: &Queue, meter: &Meter) -> Result<Self, meshstep_tensor::Error> {
         let nothing = Buffer::zeroed(0, DType::U64, meter, Category::Staging)?;
         let away = Mutex::new(Away { nothing, flights: Vec::new() });
-        Ok(Meeting { compares: queue.place() == Place::Cpu, away })
+        Ok(GatherBarrier { compares: queue.place() == Place::Cpu, away })
     }
 
     /// Returns an empty buffer for a barrier.

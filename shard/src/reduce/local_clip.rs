@@ -1,6 +1,6 @@
 //! Clipping of a rank's own gradients before they are combined with other ranks'.
 
-use crate::config::options::At;
+use crate::config::options::StepArgs;
 use crate::{Combine, Error, Optimizer};
 use meshstep_optim::{NormSum, clip_coef, scale};
 
@@ -21,16 +21,16 @@ impl Optimizer {
 
     /// Scales the gradients collected on this rank down to `at`'s norm. Non-finite gradients stay as they are: the exchange finds
     /// them.
-    pub(crate) fn clip_held(&mut self, at: &At) -> Result<(), Error> {
+    pub(crate) fn clip_held(&mut self, at: &StepArgs) -> Result<(), Error> {
         let Some(max_norm) = at.max_norm else { return Ok(()) };
         let queue = self.options.queue.clone();
         let mut sum = NormSum::new(self.options.norm, &queue, &self.options.meter)?;
-        self.handover.held().try_for_each(|grads| sum.add(grads.as_slice(), &queue))?;
+        self.reducer.held().try_for_each(|grads| sum.add(grads.as_slice(), &queue))?;
         let sum = sum.read(&queue)?;
         let norm = self.unscale(at) * self.own_share() * sum.finish();
         let coef = if sum.non_finite() > 0 { 1.0 } else { clip_coef(norm, max_norm)? };
         if coef < 1.0 {
-            self.handover.held().try_for_each(|grads| scale(grads.as_mut(), coef, &queue))?;
+            self.reducer.held().try_for_each(|grads| scale(grads.as_mut(), coef, &queue))?;
         }
         self.progress.local_clip = Some(LocalClip { norm, coef });
         Ok(())

@@ -51,7 +51,7 @@ impl Optimizer {
 
     fn begin(&mut self, weight: u64, last: bool) -> Result<MicroBatch<'_>, Error> {
         self.check_some()?;
-        self.handover.healthy()?;
+        self.reducer.healthy()?;
         self.check_weight(weight)?;
         self.finish_dropped()?;
         let progress = &mut self.progress;
@@ -62,7 +62,7 @@ impl Optimizer {
         progress.weights = weighed(progress.weights, weight);
         progress.batches += 1;
         *progress.unfinished.get_mut() = true;
-        self.handover.begin(last, self.options.clip == Clip::BeforeReduce);
+        self.reducer.begin(last, self.options.clip == Clip::BeforeReduce);
         let weighted = self.options.combine == Combine::Weighted;
         Ok(MicroBatch { optimizer: self, weight: if weighted { weight as f64 } else { 1.0 } })
     }
@@ -90,7 +90,7 @@ impl Optimizer {
     pub(crate) fn send_unfilled(&mut self) -> Result<(), Error> {
         self.finish_dropped()?;
         if !*self.progress.due.get_mut() {
-            self.handover.begin(true, self.options.clip == Clip::BeforeReduce);
+            self.reducer.begin(true, self.options.clip == Clip::BeforeReduce);
             self.complete_unfilled()?;
         }
         Ok(())
@@ -98,13 +98,13 @@ impl Optimizer {
 
     /// Sends the buckets that the other ranks wait for; an error aborts the run, because nothing retries.
     fn complete_unfilled(&self) -> Result<bool, Error> {
-        self.handover.complete(|_| {}).map_err(|error| self.handover.alone(error))
+        self.reducer.complete(|_| {}).map_err(|error| self.reducer.abort_with(error))
     }
 
     /// Waits for the steps launched on a GPU, and returns an error that the caller has not read.
     pub(crate) fn check_heard(&mut self) -> Result<(), Error> {
         #[cfg(feature = "cuda")]
-        self.hear(true)?;
+        self.poll_outcomes(true)?;
         Ok(())
     }
 
@@ -151,7 +151,7 @@ impl MicroBatch<'_> {
             Ok(())
         });
         if let Err(error) = copied {
-            self.optimizer.handover.give_back(bucket, index, lent.buffer);
+            self.optimizer.reducer.give_back(bucket, index, lent.buffer);
             return Err(error);
         }
         self.optimizer.progress.copied.fetch_add((grad.len() * grad.dtype().size()) as u64, Relaxed);
@@ -163,7 +163,7 @@ impl MicroBatch<'_> {
     /// the bucket need not wait for `finish`. [`Error::GradTwice`] if the gradient is in.
     pub fn none(&self, name: &str) -> Result<(), Error> {
         let Wanted { param, bucket, index, len, .. } = self.wanted(name)?;
-        if len > 0 && !self.optimizer.handover.none(bucket, index)? {
+        if len > 0 && !self.optimizer.reducer.none(bucket, index)? {
             return Err(Error::GradTwice { name: name.to_owned() });
         }
         if len > 0 && self.optimizer.options.missing == Missing::Error {
@@ -188,9 +188,9 @@ impl MicroBatch<'_> {
 
     /// Ends the micro-batch. Gradients that are missing now are recorded, and the step reports them to every rank.
     pub fn finish(self) -> Result<(), Error> {
-        let Optimizer { handover, progress, options, .. } = self.optimizer;
+        let Optimizer { reducer, progress, options, .. } = self.optimizer;
         let strict = options.missing == Missing::Error;
-        let completed = handover.complete(|param| {
+        let completed = reducer.complete(|param| {
             if strict {
                 progress.missing.fetch_min(param, SeqCst);
             }
@@ -207,18 +207,18 @@ impl MicroBatch<'_> {
         let Place::Bucket { bucket, index, .. } = entry.place else {
             return Err(Error::FrozenParam { name: name.to_owned() });
         };
-        let dtype = self.optimizer.handover.fixed.buckets[bucket].plan.grads;
+        let dtype = self.optimizer.reducer.config.buckets[bucket].plan.grads;
         Ok(Wanted { param, bucket, index, len: entry.param.len(), dtype })
     }
 
     fn lend(&self, name: &str, bucket: usize, index: usize) -> Result<Lent, Error> {
-        let lent = self.optimizer.handover.lend(bucket, index)?;
+        let lent = self.optimizer.reducer.lend(bucket, index)?;
         lent.ok_or_else(|| Error::GradTwice { name: name.to_owned() })
     }
 
     fn filled(&self, param: usize, bucket: usize, index: usize, buffer: Buffer) -> Result<(), Error> {
         self.optimizer.progress.present[param].store(true, Relaxed);
-        self.optimizer.handover.fill(bucket, index, buffer)
+        self.optimizer.reducer.fill(bucket, index, buffer)
     }
 }
 
@@ -262,7 +262,7 @@ impl Slot<'_> {
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.micro_batch.optimizer.handover.give_back(self.bucket, self.index, buffer);
+            self.micro_batch.optimizer.reducer.give_back(self.bucket, self.index, buffer);
         }
     }
 }

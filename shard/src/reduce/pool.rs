@@ -1,13 +1,13 @@
 //! Memory in which a rank at stage 2 or 3 collects the gradients in flight.
 
-use crate::plan::bucket_chain::Series;
-use crate::reduce::double_ended::{From, Stretch};
+use crate::plan::bucket_chain::BucketChain;
+use crate::reduce::double_ended::{DoubleEnded, From};
 use meshstep_tensor::{Buffer, Category, Error, Meter, Queue};
 
 /// One stretch per series: memory for the bucket that fills and for the previous one, which is in flight.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    stretches: Vec<Stretch>,
+    stretches: Vec<DoubleEnded>,
     queue: Queue,
     meter: Meter,
     grown: u64,
@@ -25,15 +25,15 @@ impl Pool {
     }
 
     /// Allocates memory for more series.
-    pub(crate) fn room_for(&self, series: &[Series], meter: &Meter) -> Result<Vec<Stretch>, Error> {
-        let stretch = |s: &Series| {
-            Ok(Stretch::new(Buffer::zeroed_on(&self.queue, s.room, s.grads, meter, Category::Buckets)?))
+    pub(crate) fn room_for(&self, series: &[BucketChain], meter: &Meter) -> Result<Vec<DoubleEnded>, Error> {
+        let stretch = |s: &BucketChain| {
+            Ok(DoubleEnded::new(Buffer::zeroed_on(&self.queue, s.room, s.grads, meter, Category::Buckets)?))
         };
         series.iter().map(stretch).collect()
     }
 
     /// Adds the memory of more series, after the existing ones.
-    pub(crate) fn extend(&mut self, stretches: Vec<Stretch>) {
+    pub(crate) fn extend(&mut self, stretches: Vec<DoubleEnded>) {
         self.stretches.extend(stretches);
     }
 

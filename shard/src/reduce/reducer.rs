@@ -2,14 +2,14 @@
 
 mod memory;
 
-use crate::plan::bucket_chain::Series;
+use crate::plan::bucket_chain::BucketChain;
 use crate::ranks::roles::know;
-use crate::reduce::bucket_fill::{Filling, Lent};
-use crate::reduce::double_ended::Stretch;
-use crate::reduce::gather_barrier::Meeting;
+use crate::reduce::bucket_fill::{BucketFill, Lent};
+use crate::reduce::double_ended::DoubleEnded;
+use crate::reduce::gather_barrier::GatherBarrier;
 use crate::reduce::pool::Pool;
-use crate::reduce::reducer_config::{Fixed, Kept};
-use crate::reduce::wait_budget::Patience;
+use crate::reduce::reducer_config::{BucketInfo, ReducerConfig};
+use crate::reduce::wait_budget::WaitBudget;
 use crate::{Error, Stage};
 use meshstep_comm::Op;
 use meshstep_optim::{NormAccumulator, NormSum};
@@ -19,12 +19,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 /// Collects and reduces one step's gradients. Methods hold the lock for bookkeeping only; copies, reductions and waits happen
 /// outside it.
 #[derive(Debug)]
-pub(crate) struct Handover {
-    pub(crate) fixed: Fixed,
+pub(crate) struct GradReducer {
+    pub(crate) config: ReducerConfig,
     state: Mutex<State>,
     /// This rank's part of the norm.
     pub(crate) norm: Mutex<NormSum>,
-    pub(crate) meeting: Meeting,
+    pub(crate) gather_barrier: GatherBarrier,
     /// Notified when a bucket's memory is back.
     rested: Condvar,
     /// Communication failure that has poisoned the reducer.
@@ -33,7 +33,7 @@ pub(crate) struct Handover {
 
 #[derive(Debug)]
 struct State {
-    fillings: Vec<Filling>,
+    fills: Vec<BucketFill>,
     pool: Pool,
     /// Order in which buckets travel: by index, but buckets that lacked a gradient in the last step go last.
     order: Vec<usize>,
@@ -50,16 +50,16 @@ struct State {
     /// Buckets for which some thread waits.
     retiring: Vec<usize>,
     /// Wait budget of such a thread.
-    patience: Patience,
+    wait_budget: WaitBudget,
 }
 
 type Guard<'s> = MutexGuard<'s, State>;
 
-impl Handover {
-    pub(crate) fn new(fixed: Fixed, pool: Pool, meter: &Meter) -> Result<Self, Error> {
-        let norm = NormSum::new(fixed.norm, &fixed.queue, meter)?;
+impl GradReducer {
+    pub(crate) fn new(config: ReducerConfig, pool: Pool, meter: &Meter) -> Result<Self, Error> {
+        let norm = NormSum::new(config.norm, &config.queue, meter)?;
         let state = State {
-            fillings: Vec::new(),
+            fills: Vec::new(),
             pool,
             order: Vec::new(),
             deferred: Vec::new(),
@@ -69,12 +69,12 @@ impl Handover {
             last: false,
             launches: 0,
             retiring: Vec::new(),
-            patience: Patience::new(fixed.patience),
+            wait_budget: WaitBudget::new(config.wait_budget),
         };
         let (state, norm) = (Mutex::new(state), Mutex::new(norm));
-        let (meeting, rested, failure) =
-            (Meeting::new(&fixed.queue, meter)?, Condvar::new(), OnceLock::new());
-        Ok(Handover { fixed, state, norm, meeting, rested, failure })
+        let (gather_barrier, rested, failure) =
+            (GatherBarrier::new(&config.queue, meter)?, Condvar::new(), OnceLock::new());
+        Ok(GradReducer { config, state, norm, gather_barrier, rested, failure })
     }
 
     /// Returns an error once communication has failed.
@@ -85,16 +85,16 @@ impl Handover {
     /// Records a failure that ends the run, and aborts every communicator so that no rank waits for this one.
     pub(crate) fn poison(&self, failure: meshstep_comm::Error) {
         self.failure.get_or_init(|| failure);
-        self.fixed.comms.iter().chain(&self.fixed.gathers).for_each(|comm| comm.abort());
+        self.config.comms.iter().chain(&self.config.gathers).for_each(|comm| comm.abort());
     }
 
     /// Aborts the run on every rank, for a reason that only this rank knows.
     pub(crate) fn abort(&self) {
-        self.poison(meshstep_comm::Error::Aborted { rank: self.fixed.comm.rank() });
+        self.poison(meshstep_comm::Error::Aborted { rank: self.config.comm.rank() });
     }
 
     /// Aborts the run because of an error that the other ranks do not have, and returns the error.
-    pub(crate) fn alone(&self, error: Error) -> Error {
+    pub(crate) fn abort_with(&self, error: Error) -> Error {
         match &error {
             Error::Comm(failure) => self.poison(failure.clone()),
             _ => self.abort(),
@@ -109,25 +109,25 @@ impl Handover {
         state.next = 0;
         state.last = last;
         state.travels = (last && !held) || pooled;
-        state.patience.begin();
-        state.fillings.iter_mut().for_each(Filling::next_micro_batch);
+        state.wait_budget.begin();
+        state.fills.iter_mut().for_each(BucketFill::next_micro_batch);
     }
 
     /// Lends the place of parameter `i` of bucket `b`; `None` if its gradient is in, or being written.
     ///
     /// If the series has no free memory, the thread waits within the wait budget for one of its buckets in flight. Among
     /// these ranks, the one that has sent the fewest buckets waits for a bucket that every rank has sent, or will send without
-    /// it; so the wait ends, unless the model has collectives of its own ([`Patience`]). If no bucket is in flight, or the budget
+    /// it; so the wait ends, unless the model has collectives of its own ([`WaitBudget`]). If no bucket is in flight, or the budget
     /// is spent, the pool grows.
     pub(crate) fn lend(&self, b: usize, i: usize) -> Result<Option<Lent>, Error> {
         let mut state = self.lock();
         loop {
             self.healthy()?;
-            if state.fillings[b].is_filled(i) {
+            if state.fills[b].is_filled(i) {
                 return Ok(None);
             }
-            if state.fillings[b].is_open() || self.open(&mut state, b)? {
-                return Ok(state.fillings[b].lend(i));
+            if state.fills[b].is_open() || self.open(&mut state, b)? {
+                return Ok(state.fills[b].lend(i));
             }
             if !self.pooled() {
                 return Ok(None);
@@ -139,12 +139,12 @@ impl Handover {
     /// Takes a place back with its gradient, and sends every bucket that can go.
     pub(crate) fn fill(&self, b: usize, i: usize, buffer: Buffer) -> Result<(), Error> {
         let mut state = self.lock();
-        state.fillings[b].fill(i, buffer);
+        state.fills[b].fill(i, buffer);
         let first = state.next;
         self.send_off(&mut state)?;
         let last = state.next;
         drop(state);
-        let travelling = if self.fixed.overlap { 0..0 } else { first..last };
+        let travelling = if self.config.overlap { 0..0 } else { first..last };
         travelling.into_iter().try_for_each(|place| {
             let state = self.lock();
             let b = state.order[place];
@@ -157,13 +157,13 @@ impl Handover {
     pub(crate) fn none(&self, b: usize, i: usize) -> Result<bool, Error> {
         let mut state = self.lock();
         if !state.travels {
-            return Ok(state.fillings[b].pass(i));
+            return Ok(state.fills[b].pass(i));
         }
         drop(state);
         let Some(mut lent) = self.lend(b, i)? else { return Ok(false) };
         if lent.fresh {
-            let len = self.fixed.buckets[b].plan.params[i].len;
-            let zeroed = lent.buffer.as_mut().slice(0..len).and_then(|place| self.fixed.queue.zero(place));
+            let len = self.config.buckets[b].plan.params[i].len;
+            let zeroed = lent.buffer.as_mut().slice(0..len).and_then(|place| self.config.queue.zero(place));
             if let Err(error) = zeroed {
                 self.give_back(b, i, lent.buffer);
                 return Err(error.into());
@@ -175,24 +175,26 @@ impl Handover {
 
     /// Takes a place back without a gradient.
     pub(crate) fn give_back(&self, b: usize, i: usize, buffer: Buffer) {
-        self.lock().fillings[b].give_back(i, buffer);
+        self.lock().fills[b].give_back(i, buffer);
     }
 
     /// Fills every waiting place with zeros and calls `missing` with its parameter; afterwards all buckets are in flight. Returns
     /// true if the micro-batch was the step's last. A place that was never given back is an error on every rank.
     pub(crate) fn complete(&self, mut missing: impl FnMut(usize)) -> Result<bool, Error> {
         let (travels, last) = {
-            let State { travels, last, patience, fillings, .. } = &mut *self.lock();
-            patience.judge(|b| fillings[b].flight.is_none() || fillings[b].has_arrived());
+            let State { travels, last, wait_budget, fills, .. } = &mut *self.lock();
+            wait_budget.judge(|b| fills[b].flight.is_none() || fills[b].has_arrived());
             (*travels, *last)
         };
-        self.meeting.begin(&self.fixed.gathers).inspect_err(|failure| self.poison(failure.clone()))?;
-        for place in 0..self.fixed.buckets.len() {
+        self.gather_barrier
+            .begin(&self.config.gathers)
+            .inspect_err(|failure| self.poison(failure.clone()))?;
+        for place in 0..self.config.buckets.len() {
             let b = self.lock().order[place];
-            let bucket = &self.fixed.buckets[b];
+            let bucket = &self.config.buckets[b];
             for (i, param) in bucket.plan.params.iter().enumerate() {
                 let mut state = self.lock();
-                if state.fillings[b].is_filled(i) {
+                if state.fills[b].is_filled(i) {
                     continue;
                 }
                 state.lacked[b] = true;
@@ -206,7 +208,7 @@ impl Handover {
                     return Err(Error::SlotLeaked { name: bucket.names[i].clone() });
                 };
                 if lent.fresh {
-                    self.fixed.queue.zero(lent.buffer.as_mut().slice(0..param.len)?)?;
+                    self.config.queue.zero(lent.buffer.as_mut().slice(0..param.len)?)?;
                 }
                 self.fill(b, i, lent.buffer)?;
             }
@@ -220,8 +222,8 @@ impl Handover {
 
     /// Waits until no bucket is in flight, and no rank gathers for the micro-batches that have ended.
     pub(crate) fn settle(&self) -> Result<(), Error> {
-        let settled = (0..self.fixed.buckets.len()).try_for_each(|b| self.settle_one(b));
-        let met = self.meeting.end().inspect_err(|failure| self.poison(failure.clone()));
+        let settled = (0..self.config.buckets.len()).try_for_each(|b| self.settle_one(b));
+        let met = self.gather_barrier.end().inspect_err(|failure| self.poison(failure.clone()));
         settled?;
         Ok(met?)
     }
@@ -234,14 +236,14 @@ impl Handover {
     /// Returns the reduced gradients of bucket `b` on this rank: the whole bucket, or its own chunk at stages 2 and 3.
     pub(crate) fn grads(&mut self, b: usize) -> Option<&mut Buffer> {
         let pooled = self.pooled();
-        let filling = &mut self.exclusive().fillings[b];
-        if pooled { filling.shard.as_mut() } else { filling.whole.as_mut() }
+        let fill = &mut self.exclusive().fills[b];
+        if pooled { fill.shard.as_mut() } else { fill.whole.as_mut() }
     }
 
     /// Returns this rank's part of the norm, once the buckets are settled.
     pub(crate) fn norm(&mut self) -> Result<NormAccumulator, Error> {
         let norm = self.norm.get_mut().unwrap_or_else(PoisonError::into_inner);
-        Ok(norm.read(&self.fixed.queue)?)
+        Ok(norm.read(&self.config.queue)?)
     }
 
     /// Returns the accumulator of this rank's part of the norm.
@@ -274,31 +276,31 @@ impl Handover {
 
     /// Returns all collected gradients of this step that were not sent, with their padding.
     pub(crate) fn held(&mut self) -> impl Iterator<Item = &mut Buffer> {
-        self.exclusive().fillings.iter_mut().flat_map(Filling::held)
+        self.exclusive().fills.iter_mut().flat_map(BucketFill::held)
     }
 
     /// Forgets the step's gradients.
     pub(crate) fn next_step(&mut self) -> Result<(), Error> {
         let state = self.exclusive();
-        state.fillings.iter_mut().for_each(Filling::next_step);
+        state.fills.iter_mut().for_each(BucketFill::next_step);
         state.lacked.fill(false);
         let norm = self.norm.get_mut().unwrap_or_else(PoisonError::into_inner);
-        Ok(norm.reset(&self.fixed.queue)?)
+        Ok(norm.reset(&self.config.queue)?)
     }
 
     /// Adds buckets, with memory for their series. Only between steps.
-    pub(crate) fn extend(&mut self, added: Vec<(Kept, Filling)>, room: Vec<Stretch>) {
+    pub(crate) fn extend(&mut self, added: Vec<(BucketInfo, BucketFill)>, room: Vec<DoubleEnded>) {
         for (kept, _) in &added {
-            kept.among.comms().chain(&kept.gathers).for_each(|comm| know(&mut self.fixed.comms, comm));
-            kept.gathers.iter().for_each(|comm| know(&mut self.fixed.gathers, comm));
+            kept.among.comms().chain(&kept.gathers).for_each(|comm| know(&mut self.config.comms, comm));
+            kept.gathers.iter().for_each(|comm| know(&mut self.config.gathers, comm));
         }
-        let (kept, fillings): (Vec<Kept>, Vec<Filling>) = added.into_iter().unzip();
-        self.fixed.buckets.extend(kept);
+        let (kept, fills): (Vec<BucketInfo>, Vec<BucketFill>) = added.into_iter().unzip();
+        self.config.buckets.extend(kept);
         let state = self.exclusive();
-        state.order.extend(state.fillings.len()..state.fillings.len() + fillings.len());
-        state.fillings.extend(fillings);
-        state.deferred.resize(state.fillings.len(), false);
-        state.lacked.resize(state.fillings.len(), false);
+        state.order.extend(state.fills.len()..state.fills.len() + fills.len());
+        state.fills.extend(fills);
+        state.deferred.resize(state.fills.len(), false);
+        state.lacked.resize(state.fills.len(), false);
         state.pool.extend(room);
     }
 
@@ -308,17 +310,17 @@ impl Handover {
     }
 
     /// Allocates memory for more series.
-    pub(crate) fn room_for(&self, series: &[Series], meter: &Meter) -> Result<Vec<Stretch>, Error> {
+    pub(crate) fn room_for(&self, series: &[BucketChain], meter: &Meter) -> Result<Vec<DoubleEnded>, Error> {
         Ok(self.lock().pool.room_for(series, meter)?)
     }
 
     /// Returns the bytes sent so far on all communicators.
     pub(crate) fn sent(&self) -> u64 {
-        self.fixed.comms.iter().map(|comm| comm.stats().total().bytes).sum()
+        self.config.comms.iter().map(|comm| comm.stats().total().bytes).sum()
     }
 
     fn pooled(&self) -> bool {
-        self.fixed.stage.cuts_grads()
+        self.config.stage.cuts_grads()
     }
 
     // A thread that panicked while it held the lock was between two complete states: bookkeeping does not unwind.
@@ -332,18 +334,18 @@ impl Handover {
 
     /// Sends full buckets, strictly in order.
     fn send_off(&self, state: &mut State) -> Result<(), Error> {
-        while state.travels && state.order.get(state.next).is_some_and(|&b| state.fillings[b].is_full()) {
+        while state.travels && state.order.get(state.next).is_some_and(|&b| state.fills[b].is_full()) {
             let b = state.order[state.next];
             state.next += 1;
             let op = self.op();
-            let filling = &mut state.fillings[b];
-            if !filling.is_open() {
+            let fill = &mut state.fills[b];
+            if !fill.is_open() {
                 continue; // nothing in it but parameters without elements
             }
-            let whole = filling.close();
+            let whole = fill.close();
             state.launches = digest(state.launches, b as u64, whole.len() as u64);
-            match self.fixed.buckets[b].among.shards.start(op, whole, &self.fixed.queue) {
-                Ok(flight) => filling.flight = Some(flight),
+            match self.config.buckets[b].among.shards.start(op, whole, &self.config.queue) {
+                Ok(flight) => fill.flight = Some(flight),
                 Err((whole, error)) => {
                     self.rest(state, b, whole);
                     self.poison(error.clone());
@@ -355,9 +357,9 @@ impl Handover {
     }
 
     fn op(&self) -> Op {
-        match self.fixed.stage {
-            Stage::Replicated | Stage::WholeParams(_) => Op::all_reduce(self.fixed.reduction),
-            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => Op::reduce_scatter(self.fixed.reduction),
+        match self.config.stage {
+            Stage::Replicated | Stage::WholeParams(_) => Op::all_reduce(self.config.reduction),
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => Op::reduce_scatter(self.config.reduction),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Reducer configuration: the ranks and every bucket's plan, constant while gradients come in.
 
 use crate::plan::bucket::BucketPlan;
-use crate::{Among, DataPlace, Stage};
+use crate::{DataRank, RankRoles, Stage};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::Norm;
 use meshstep_tensor::Queue;
@@ -11,42 +11,42 @@ use std::time::Duration;
 
 /// Configuration that does not change while gradients come in.
 #[derive(Debug)]
-pub(crate) struct Fixed {
+pub(crate) struct ReducerConfig {
     /// Communicator of all ranks, which decide together.
     pub(crate) comm: Arc<dyn Communicator>,
     /// Communicator for decisions that must not wait for the buckets in flight.
-    pub(crate) aside: Option<Arc<dyn Communicator>>,
+    pub(crate) decision_comm: Option<Arc<dyn Communicator>>,
     /// All communicators, each once: for all ranks, for decisions, and for the groups that share parameters.
     pub(crate) comms: Vec<Arc<dyn Communicator>>,
     /// Communicators that gather sharded parameters.
     pub(crate) gathers: Vec<Arc<dyn Communicator>>,
     /// Data place of this rank.
-    pub(crate) place: DataPlace,
+    pub(crate) place: DataRank,
     pub(crate) queue: Queue,
     pub(crate) stage: Stage,
     pub(crate) reduction: Reduction,
     pub(crate) overlap: bool,
     /// Wait budget of a gradient for the other ranks'.
-    pub(crate) patience: Duration,
+    pub(crate) wait_budget: Duration,
     pub(crate) norm: Norm,
-    pub(crate) buckets: Vec<Kept>,
+    pub(crate) buckets: Vec<BucketInfo>,
 }
 
-impl Fixed {
+impl ReducerConfig {
     /// Returns the communicator for words that all ranks exchange: the one for decisions if there is one.
     pub(crate) fn words(&self) -> &Arc<dyn Communicator> {
-        self.aside.as_ref().unwrap_or(&self.comm)
+        self.decision_comm.as_ref().unwrap_or(&self.comm)
     }
 }
 
 /// A bucket's plan, and the roles of ranks in it.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct BucketInfo {
     pub(crate) plan: BucketPlan,
     /// Names of the parameters, for errors.
     pub(crate) names: Vec<String>,
     /// Ranks that share the bucket.
-    pub(crate) among: Arc<Among>,
+    pub(crate) among: Arc<RankRoles>,
     /// Ranges of the bucket that this rank updates.
     pub(crate) owned: Vec<Range<usize>>,
     /// Ranges that this rank adds to the norm, or only checks for non-finite values if another rank adds the same.

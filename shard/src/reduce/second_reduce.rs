@@ -1,8 +1,8 @@
 //! Further reductions: reduced gradients are reduced again along other ranks before they count.
 
 use crate::ranks::host_words;
-use crate::reduce::reducer::Handover;
-use crate::reduce::reducer_config::Kept;
+use crate::reduce::reducer::GradReducer;
+use crate::reduce::reducer_config::BucketInfo;
 use crate::{Error, Stage};
 use meshstep_comm::{Communicator, InFlight, Op};
 use meshstep_tensor::Buffer;
@@ -12,20 +12,21 @@ use std::sync::{Arc, PoisonError};
 struct Away {
     bucket: usize,
     started: Result<InFlight, (Buffer, meshstep_comm::Error)>,
-    around: Option<(Buffer, Buffer)>,
+    hooks: Option<(Buffer, Buffer)>,
 }
 
-impl Handover {
+impl GradReducer {
     /// Reduces this rank's part of each bucket over the further ranks that share it, once every bucket has arrived, and adds it
     /// to the norm. Collective, in the same order on every rank.
-    pub(crate) fn reduce_further(&mut self) -> Result<(), Error> {
-        let rounds = self.fixed.buckets.iter().map(|kept| kept.among.further.len()).max().unwrap_or(0);
+    pub(crate) fn second_reduce(&mut self) -> Result<(), Error> {
+        let rounds =
+            self.config.buckets.iter().map(|kept| kept.among.extra_reductions.len()).max().unwrap_or(0);
         for round in 0..rounds {
             let mut away: Vec<Away> = Vec::new();
-            for b in 0..self.fixed.buckets.len() {
-                let further = self.fixed.buckets[b].among.further.get(round);
+            for b in 0..self.config.buckets.len() {
+                let extra_reductions = self.config.buckets[b].among.extra_reductions.get(round);
                 if let Some((comm, reduction)) =
-                    further.map(|(comm, reduction)| (Arc::clone(comm), *reduction))
+                    extra_reductions.map(|(comm, reduction)| (Arc::clone(comm), *reduction))
                 {
                     away.extend(self.send_further(b, &*comm, Op::all_reduce(reduction))?);
                 }
@@ -38,19 +39,19 @@ impl Handover {
                 away.into_iter().map(|away| self.land_further(away)).collect();
             landed.into_iter().collect::<Result<(), Error>>()?;
         }
-        (0..self.fixed.buckets.len()).try_for_each(|b| self.count_late(b))
+        (0..self.config.buckets.len()).try_for_each(|b| self.count_late(b))
     }
 
     /// Adds this rank's counted ranges of bucket `b` to the norm, if they had to wait for further reductions.
     fn count_late(&mut self, b: usize) -> Result<(), Error> {
-        let Kept { counted, among, .. } = &self.fixed.buckets[b];
-        if among.further.is_empty() {
+        let BucketInfo { counted, among, .. } = &self.config.buckets[b];
+        if among.extra_reductions.is_empty() {
             return Ok(());
         }
-        let (counted, counts, queue) = (counted.clone(), among.counts, self.fixed.queue.clone());
+        let (counted, counts, queue) = (counted.clone(), among.counts_in_norm, self.config.queue.clone());
         // A shard holds the chunk of its rank only.
         let first =
-            if self.fixed.stage.cuts_grads() { counted.first().map_or(0, |chunk| chunk.start) } else { 0 };
+            if self.config.stage.cuts_grads() { counted.first().map_or(0, |chunk| chunk.start) } else { 0 };
         let Some(grads) = self.grads(b).map(Buffer::take) else { return Ok(()) };
         let norm = self.norm.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut each = counted.iter().map(|range| range.start - first..range.end - first);
@@ -65,13 +66,13 @@ impl Handover {
     }
 
     fn send_further(&mut self, b: usize, comm: &dyn Communicator, op: Op) -> Result<Option<Away>, Error> {
-        let chunk = match self.fixed.stage {
-            Stage::Zero1 => self.fixed.buckets[b].owned.first().cloned(),
+        let chunk = match self.config.stage {
+            Stage::Zero1 => self.config.buckets[b].owned.first().cloned(),
             _ => None,
         };
         let Some(buffer) = self.grads(b).filter(|buffer| !buffer.is_empty()) else { return Ok(None) };
         let mut part = buffer.take();
-        let around = match chunk {
+        let hooks = match chunk {
             Some(chunk) => {
                 let mut rest = part.split_off(chunk.start)?;
                 let after = rest.split_off(chunk.len())?;
@@ -80,12 +81,12 @@ impl Handover {
             }
             None => None,
         };
-        Ok(Some(Away { bucket: b, started: comm.start(op, part, &self.fixed.queue), around }))
+        Ok(Some(Away { bucket: b, started: comm.start(op, part, &self.config.queue), hooks }))
     }
 
-    fn land_further(&mut self, Away { bucket, started, around }: Away) -> Result<(), Error> {
-        let (part, arrived) = host_words::land(started, &self.fixed.queue);
-        let whole = match around {
+    fn land_further(&mut self, Away { bucket, started, hooks }: Away) -> Result<(), Error> {
+        let (part, arrived) = host_words::land(started, &self.config.queue);
+        let whole = match hooks {
             Some((before, after)) => {
                 let joined = before.join(part).and_then(|both| both.join(after));
                 joined.unwrap_or_else(|_| unreachable!("a chunk lands where it was cut"))

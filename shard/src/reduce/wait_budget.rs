@@ -14,7 +14,7 @@ const HALVINGS: u32 = 10;
 
 /// Wait budget that is left.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct WaitBudget {
     whole: Duration,
     /// Number of halvings.
     halvings: u32,
@@ -22,10 +22,10 @@ pub(crate) struct Patience {
     spent: Option<usize>,
 }
 
-impl Patience {
+impl WaitBudget {
     /// Makes a full budget.
     pub(crate) fn new(whole: Duration) -> Self {
-        Patience { whole, halvings: 0, spent: None }
+        WaitBudget { whole, halvings: 0, spent: None }
     }
 
     /// Begins a micro-batch: halves the budget after a micro-batch with a vain wait, else doubles it up to the full budget.
@@ -60,13 +60,13 @@ mod tests {
 
     #[test]
     fn waits_in_vain_become_shorter_and_come_back() {
-        let mut patience = Patience::new(Duration::from_secs(1024));
+        let mut wait_budget = WaitBudget::new(Duration::from_secs(1024));
         let mut waits = |in_vain: bool| {
-            patience.begin();
-            let left = patience.left();
+            wait_budget.begin();
+            let left = wait_budget.left();
             if in_vain {
-                patience.spend(7);
-                assert_eq!(patience.left(), Duration::ZERO);
+                wait_budget.spend(7);
+                assert_eq!(wait_budget.left(), Duration::ZERO);
             }
             left.as_secs()
         };
@@ -77,13 +77,13 @@ mod tests {
 
     #[test]
     fn what_was_only_slow_is_waited_for_longer() {
-        let mut patience = Patience::new(Duration::from_secs(1024));
+        let mut wait_budget = WaitBudget::new(Duration::from_secs(1024));
         let mut waits = |comes: bool| {
-            patience.begin();
-            let left = patience.left();
-            patience.spend(3);
-            patience.judge(|b| b == 3 && comes);
-            assert_eq!(patience.left().is_zero(), !comes);
+            wait_budget.begin();
+            let left = wait_budget.left();
+            wait_budget.spend(3);
+            wait_budget.judge(|b| b == 3 && comes);
+            assert_eq!(wait_budget.left().is_zero(), !comes);
             left.as_secs()
         };
         assert_eq!([false; 4].map(&mut waits), [1024, 512, 256, 128]);

@@ -1,11 +1,11 @@
 //! Weights of micro-batches, and the check that ranks give the same micro-batches the same weights.
 
-use crate::{Combine, DataPlace, Error, Optimizer, gather_words};
+use crate::{Combine, DataRank, Error, Optimizer, gather_words};
 use meshstep_comm::Communicator;
 use std::collections::HashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-impl DataPlace {
+impl DataRank {
     /// Returns a word that sums to 0 over the ranks of this place if they all give the same weights. For different weights the
     /// sum is 0 in one of 2^64 cases: unlike the weights themselves, their hashes do not cancel.
     fn balance(self, weights: u64) -> u64 {
@@ -57,7 +57,7 @@ impl Optimizer {
     /// Returns this rank's summand of the balance, which is 0 over all ranks if the weights agree.
     pub(crate) fn balance(&self) -> u64 {
         let weighted = self.options.combine == Combine::Weighted;
-        if weighted { self.handover.fixed.place.balance(self.progress.weights) } else { 0 }
+        if weighted { self.reducer.config.place.balance(self.progress.weights) } else { 0 }
     }
 
     /// Finds the ranks with different weights after a balance other than 0. Collective.
@@ -65,7 +65,7 @@ impl Optimizer {
         if balanced {
             return Ok(());
         }
-        let (place, progress) = (self.handover.fixed.place, &self.progress);
+        let (place, progress) = (self.reducer.config.place, &self.progress);
         let mine = [place.index, progress.weights, progress.weight];
         let all = gather_words(comm, &self.options, &mine)?;
         let all: Vec<&[u64]> = all.chunks(mine.len()).collect();
@@ -89,7 +89,7 @@ mod tests {
         for (index, weights) in places.into_iter().enumerate() {
             for (rank, weights) in weights.iter().enumerate() {
                 let place =
-                    DataPlace { index: index as u64, ranks: places[index].len() as u64, first: rank == 0 };
+                    DataRank { index: index as u64, ranks: places[index].len() as u64, first: rank == 0 };
                 let digest = weights.iter().fold(0, |so_far, &weight| weighed(so_far, weight));
                 sum = sum.wrapping_add(place.balance(digest));
             }

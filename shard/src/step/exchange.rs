@@ -47,7 +47,7 @@ pub(crate) struct Exchange {
 #[derive(Debug)]
 struct Words {
     host: Vec<u64>,
-    there: Buffer,
+    gpu: Buffer,
 }
 
 /// Contribution of one rank.
@@ -76,8 +76,8 @@ impl Exchange {
     pub(crate) fn new([sums, maxima]: [usize; 2], options: &Options) -> Result<Self, Error> {
         let Options { queue, meter, .. } = options;
         let words = |n| -> Result<Words, Error> {
-            let there = Buffer::zeroed_on(queue, n, DType::U64, meter, Category::Staging)?;
-            Ok(Words { host: vec![0; n], there })
+            let gpu = Buffer::zeroed_on(queue, n, DType::U64, meter, Category::Staging)?;
+            Ok(Words { host: vec![0; n], gpu })
         };
         let (sum, max) = (words(sums)?, words(maxima)?);
         Ok(Exchange {
@@ -91,7 +91,7 @@ impl Exchange {
 
     /// Lends a buffer in which words can travel between steps.
     pub(crate) fn room(&mut self) -> &mut Buffer {
-        &mut self.max.there
+        &mut self.max.gpu
     }
 
     /// Runs another exchange in the same vectors, with no more words than a step's.
@@ -114,12 +114,12 @@ impl Exchange {
         #[cfg(feature = "cuda")]
         self.take_back()?;
         let Exchange { queue, sum, max, .. } = self;
-        for Words { host, there } in [&mut *sum, &mut *max] {
-            queue.upload((&host[..]).into(), there.as_mut())?;
+        for Words { host, gpu } in [&mut *sum, &mut *max] {
+            queue.upload((&host[..]).into(), gpu.as_mut())?;
         }
-        group(comm, [queue; 2], &mut sum.there, &mut max.there)?;
-        for Words { host, there } in [sum, max] {
-            queue.download(there.as_slice(), (&mut host[..]).into())?;
+        group(comm, [queue; 2], &mut sum.gpu, &mut max.gpu)?;
+        for Words { host, gpu } in [sum, max] {
+            queue.download(gpu.as_slice(), (&mut host[..]).into())?;
         }
         comm.sound()
     }
@@ -171,7 +171,7 @@ impl Exchange {
 
     /// Launches the exchange on a GPU, which decides the step; the host does not wait.
     #[cfg(feature = "cuda")]
-    pub(crate) fn run_there(
+    pub(crate) fn run_on_gpu(
         &mut self,
         comm: &dyn Communicator,
         norm: &NormSum,
@@ -180,7 +180,7 @@ impl Exchange {
         present: impl Iterator<Item = bool>,
     ) -> Result<Answer, Error> {
         self.take_back()?;
-        let Exchange { queue, sum: Words { there: sum, .. }, max: Words { there: max, .. }, .. } = self;
+        let Exchange { queue, sum: Words { gpu: sum, .. }, max: Words { gpu: max, .. }, .. } = self;
         norm.write(sum.as_mut(), max.as_mut(), queue)?;
         decision.set(settings, present, queue)?;
         decision.bring(sum.as_mut(), max.as_mut(), queue)?;
@@ -189,23 +189,23 @@ impl Exchange {
         Ok(decision.answer(queue)?)
     }
 
-    /// Exchanges the norm of a step that was decided without it: the stream `aside` waits for it and reports it, the queue goes
+    /// Exchanges the norm of a step that was decided without it: the stream `side_stream` waits for it and reports it, the queue goes
     /// on.
     #[cfg(feature = "cuda")]
-    pub(crate) fn norm_there(
+    pub(crate) fn norm_on_gpu(
         &mut self,
         comm: &dyn Communicator,
         norm: &NormSum,
         decision: &mut Decision,
-        aside: &Stream,
+        side_stream: &Stream,
     ) -> Result<Answer, Error> {
-        let Exchange { queue, sum: Words { there: sum, .. }, max: Words { there: max, .. }, .. } = self;
+        let Exchange { queue, sum: Words { gpu: sum, .. }, max: Words { gpu: max, .. }, .. } = self;
         norm.write(sum.as_mut(), max.as_mut(), queue)?;
-        let other = Queue::cuda(aside.clone());
+        let other = Queue::cuda(side_stream.clone());
         group(comm, [queue, &other], sum, max)?;
         decision.norm(sum.as_slice(), max.as_slice(), &other)?;
         let answer = decision.answer(&other)?;
-        self.lent = Some(aside.record().map_err(meshstep_tensor::Error::from)?);
+        self.lent = Some(side_stream.record().map_err(meshstep_tensor::Error::from)?);
         Ok(answer)
     }
 

@@ -1,6 +1,6 @@
 //! Steps on a GPU: everything is launched at once, the device decides, and the host learns the outcome later.
 
-use crate::config::options::At;
+use crate::config::options::StepArgs;
 use crate::config::param_groups::of_groups;
 use crate::step::exchange::{self, FaultCode};
 use crate::step::{Outcome, Traffic};
@@ -16,12 +16,12 @@ use std::sync::{Arc, OnceLock};
 
 /// Decision state on the GPU, and the steps with outcomes that the host does not know yet.
 #[derive(Debug)]
-pub(crate) struct There {
+pub(crate) struct GpuStep {
     pub(crate) decision: Decision,
     /// Rows of all buckets' tables, once a step has built them.
     pub(crate) tables: Option<Tables>,
     /// Stream that only waits for parameters in flight.
-    pub(crate) aside: Stream,
+    pub(crate) side_stream: Stream,
     pub(crate) unheard: VecDeque<Arc<Ticket>>,
     names: Arc<[String]>,
 }
@@ -123,88 +123,88 @@ fn differ(decided: &Decided) -> Error {
 
 impl Optimizer {
     /// Launches the step, and returns before it is decided.
-    pub(crate) fn step_there(&mut self, at: &At) -> Result<Arc<Ticket>, Error> {
+    pub(crate) fn step_on_gpu(&mut self, at: &StepArgs) -> Result<Arc<Ticket>, Error> {
         // The host tracks its steps, and does not see launches of a captured graph.
         outside_captures(&self.options.queue)?;
         let launched = self.launch(at);
         match &launched {
             // All ranks get these errors, before the step was launched.
-            Err(Error::Differs(_) | Error::Disagree { .. }) => self.handover.settle()?,
+            Err(Error::Differs(_) | Error::Disagree { .. }) => self.reducer.settle()?,
             // Abort, so that the other ranks do not wait.
-            Err(error) => drop(self.handover.alone(error.clone())),
+            Err(error) => drop(self.reducer.abort_with(error.clone())),
             Ok(_) => {}
         }
-        if let Err(poisoned) = self.handover.healthy() {
+        if let Err(poisoned) = self.reducer.healthy() {
             return Err(launched.err().unwrap_or(poisoned));
         }
         self.forget()?;
         let ticket = launched?;
         // Every collective of this step is in flight, so returning an error of an earlier step does not desynchronize the ranks.
-        if let Some(there) = &mut self.room.there {
-            there.unheard.push_back(Arc::clone(&ticket));
+        if let Some(gpu) = &mut self.room.gpu {
+            gpu.unheard.push_back(Arc::clone(&ticket));
         }
-        self.hear(false)?;
+        self.poll_outcomes(false)?;
         self.keep_after_step(true)?;
         Ok(ticket)
     }
 
-    fn launch(&mut self, at: &At) -> Result<Arc<Ticket>, Error> {
+    fn launch(&mut self, at: &StepArgs) -> Result<Arc<Ticket>, Error> {
         let (answer, max_norm) = self.launch_decision(at)?;
-        let later = self.with_there(Self::apply_there)?;
+        let later = self.with_gpu(Self::apply_on_gpu)?;
         let ticket = self.ticket(later.unwrap_or(answer), max_norm)?;
         ticket.count(self.traffic());
         Ok(ticket)
     }
 
     /// Launches the decision of a step; returns its answer, and the bound on the norm.
-    pub(crate) fn launch_decision(&mut self, at: &At) -> Result<(Answer, f64), Error> {
+    pub(crate) fn launch_decision(&mut self, at: &StepArgs) -> Result<(Answer, f64), Error> {
         let fault = self.arrive(at)?;
         self.verify_in_step()?;
         let settings = self.settings(at, fault);
-        let answer = self.with_there(|all, there| all.decide_there(&mut there.decision, &settings))?;
+        let answer = self.with_gpu(|all, gpu| all.decide_on_gpu(&mut gpu.decision, &settings))?;
         Ok((answer, settings.max_norm))
     }
 
     /// Calls `then` with the decision state, which is made if there is none yet.
-    pub(crate) fn with_there<T>(
+    pub(crate) fn with_gpu<T>(
         &mut self,
-        then: impl FnOnce(&mut Self, &mut There) -> Result<T, Error>,
+        then: impl FnOnce(&mut Self, &mut GpuStep) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let mut there = match self.room.there.take() {
-            Some(there) => there,
-            None => self.there()?,
+        let mut gpu = match self.room.gpu.take() {
+            Some(gpu) => gpu,
+            None => self.gpu()?,
         };
-        let done = then(self, &mut there);
-        self.room.there = Some(there);
+        let done = then(self, &mut gpu);
+        self.room.gpu = Some(gpu);
         done
     }
 
     /// Makes the ticket of the step that `answer` reports; its bytes are counted later.
     pub(crate) fn ticket(&mut self, answer: Answer, max_norm: f64) -> Result<Arc<Ticket>, Error> {
-        let names = self.with_there(|_, there| Ok(Arc::clone(&there.names)))?;
+        let names = self.with_gpu(|_, gpu| Ok(Arc::clone(&gpu.names)))?;
         let (decided, updated, told) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
-        let (comm, traffic) = (Arc::clone(self.handover.fixed.words()), OnceLock::new());
+        let (comm, traffic) = (Arc::clone(self.reducer.config.words()), OnceLock::new());
         Ok(Arc::new(Ticket { answer, comm, decided, updated, told, traffic, max_norm, names }))
     }
 
-    fn there(&self) -> Result<There, Error> {
+    fn gpu(&self) -> Result<GpuStep, Error> {
         let Options { queue, meter, .. } = &self.options;
         let decision = Decision::new(&self.known_progress(), self.counted(), queue, meter)?;
         let names = self.entries.iter().map(|entry| entry.param.name().to_owned()).collect();
         let elsewhere = meshstep_tensor::Error::Place { given: queue.place(), expected: Place::Cuda(0) };
         let stream = queue.stream().ok_or(elsewhere)?;
-        let aside = Stream::new(stream.device()).map_err(meshstep_tensor::Error::from)?;
-        Ok(There { decision, tables: None, aside, unheard: VecDeque::new(), names })
+        let side_stream = Stream::new(stream.device()).map_err(meshstep_tensor::Error::from)?;
+        Ok(GpuStep { decision, tables: None, side_stream, unheard: VecDeque::new(), names })
     }
 
     /// Returns the host's view of the run's progress.
     fn known_progress(&self) -> Progress {
         let (steps, loss_scale) = (self.progress.steps, self.progress.loss_scale);
-        let (skips, hopeless) = (self.progress.skips, self.progress.hopeless);
-        Progress { skips, hopeless, ..Progress::new(steps, loss_scale) }
+        let (skips, skips_at_min_scale) = (self.progress.skips, self.progress.skips_at_min_scale);
+        Progress { skips, skips_at_min_scale, ..Progress::new(steps, loss_scale) }
     }
 
-    fn settings(&mut self, at: &At, fault: Option<FaultCode>) -> Settings {
+    fn settings(&mut self, at: &StepArgs, fault: Option<FaultCode>) -> Settings {
         let (rank, world_size) = (self.comm().rank(), self.comm().world_size());
         let fault = fault.map_or(0, |fault| exchange::encode_fault(&fault, rank));
         let launches = self.operations();
@@ -237,18 +237,18 @@ impl Optimizer {
         settings.with_loss_scale(self.options.loss_scale.as_ref())
     }
 
-    fn decide_there(&mut self, decision: &mut Decision, settings: &Settings) -> Result<Answer, Error> {
-        let comm = Arc::clone(self.handover.fixed.words());
-        let norm = self.handover.norm_sum();
+    fn decide_on_gpu(&mut self, decision: &mut Decision, settings: &Settings) -> Result<Answer, Error> {
+        let comm = Arc::clone(self.reducer.config.words());
+        let norm = self.reducer.norm_sum();
         let present = self.progress.present.iter().map(|p| p.load(SeqCst));
-        self.exchange.run_there(&*comm, norm, decision, settings, present)
+        self.exchange.run_on_gpu(&*comm, norm, decision, settings, present)
     }
 
     /// Lets a dynamic loss scale follow the steps with outcomes that the host does not know yet. Waits for them; a step without a
     /// verdict leaves it unchanged.
     pub(crate) fn follow_unheard(&self, state: &mut LossScaleState) {
         let Some(rule @ LossScale::Dynamic(_)) = &self.options.loss_scale else { return };
-        for ticket in self.room.there.iter().flat_map(|there| &there.unheard) {
+        for ticket in self.room.gpu.iter().flat_map(|gpu| &gpu.unheard) {
             match ticket.verdict() {
                 Ok(Verdict::Applied) => rule.update(state, false),
                 Ok(Verdict::Skipped) => rule.update(state, true),
@@ -259,7 +259,7 @@ impl Optimizer {
 
     /// Returns the number of launched steps with outcomes that the host does not know yet.
     pub(crate) fn unheard(&self) -> u64 {
-        self.room.there.as_ref().map_or(0, |there| there.unheard.len() as u64)
+        self.room.gpu.as_ref().map_or(0, |gpu| gpu.unheard.len() as u64)
     }
 
     /// Returns the device address of the coming step's loss scale, an f64: kernels on the options' queue multiply the loss by it
@@ -268,28 +268,28 @@ impl Optimizer {
         if self.options.queue.place() == Place::Cpu {
             return Ok(None);
         }
-        self.with_there(|_, there| Ok(Some(there.decision.loss_scale_address())))
+        self.with_gpu(|_, gpu| Ok(Some(gpu.decision.loss_scale_address())))
     }
 
     /// Runs [`Self::take_notes`], then returns one error of a step if no caller has asked, or can ask, for its outcome.
-    pub(crate) fn hear(&mut self, wait: bool) -> Result<(), Error> {
+    pub(crate) fn poll_outcomes(&mut self, wait: bool) -> Result<(), Error> {
         self.take_notes(wait)?;
-        let untold = &mut self.room.untold;
-        untold.retain(|ticket| !ticket.told.load(SeqCst));
+        let unreported = &mut self.room.unreported;
+        unreported.retain(|ticket| !ticket.told.load(SeqCst));
         // A caller still holds the `Pending` of each other one.
-        let next = untold.iter().position(|ticket| Arc::strong_count(ticket) == 1);
-        next.map_or(Ok(()), |next| untold.remove(next).outcome().map(|_| ()))
+        let next = unreported.iter().position(|ticket| Arc::strong_count(ticket) == 1);
+        next.map_or(Ok(()), |next| unreported.remove(next).outcome().map(|_| ()))
     }
 
     /// Applies the outcomes of launched steps to the host's counters: of all steps if `wait`, else of those that are decided.
     pub(crate) fn take_notes(&mut self, wait: bool) -> Result<(), Error> {
-        self.take_notes_of(wait).map_err(|error| self.handover.alone(error))
+        self.take_notes_of(wait).map_err(|error| self.reducer.abort_with(error))
     }
 
     fn take_notes_of(&mut self, wait: bool) -> Result<(), Error> {
         loop {
-            let Some(there) = &mut self.room.there else { return Ok(()) };
-            let Some(ticket) = there.unheard.front() else { return Ok(()) };
+            let Some(gpu) = &mut self.room.gpu else { return Ok(()) };
+            let Some(ticket) = gpu.unheard.front() else { return Ok(()) };
             if !wait && !ticket.answer.has_arrived()? {
                 return Ok(());
             }
@@ -299,10 +299,10 @@ impl Optimizer {
             {
                 entry.t += u64::from(ticket.has_updated(param)?);
             }
-            let ticket = there.unheard.pop_front();
+            let ticket = gpu.unheard.pop_front();
             self.take_note(verdict);
             if !matches!(verdict, Verdict::Applied | Verdict::Skipped) {
-                self.room.untold.extend(ticket);
+                self.room.unreported.extend(ticket);
             }
         }
     }
@@ -311,7 +311,7 @@ impl Optimizer {
     fn take_note(&mut self, verdict: Verdict) {
         match verdict {
             Verdict::Applied => {
-                (self.progress.skips, self.progress.hopeless) = (0, 0);
+                (self.progress.skips, self.progress.skips_at_min_scale) = (0, 0);
                 self.rescale(false);
             }
             Verdict::Skipped => {
@@ -327,17 +327,17 @@ impl Optimizer {
     }
 
     /// Sends the host's changed progress to the device, if it has decision state already.
-    pub(crate) fn tell_there(&mut self) -> Result<(), Error> {
+    pub(crate) fn publish_to_gpu(&mut self) -> Result<(), Error> {
         let progress = self.known_progress();
-        match &mut self.room.there {
-            Some(there) => Ok(there.decision.set_progress(&progress, &self.options.queue)?),
+        match &mut self.room.gpu {
+            Some(gpu) => Ok(gpu.decision.set_progress(&progress, &self.options.queue)?),
             None => Ok(()),
         }
     }
 
     /// Returns how many launched steps, with outcomes not yet applied on the host, have updated this parameter. Waits for them.
     pub(crate) fn unheard_updates(&self, param: usize) -> Result<u64, Error> {
-        let unheard = self.room.there.iter().flat_map(|there| &there.unheard);
+        let unheard = self.room.gpu.iter().flat_map(|gpu| &gpu.unheard);
         unheard.map(|ticket| Ok(u64::from(ticket.has_updated(param)?))).sum()
     }
 

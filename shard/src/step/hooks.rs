@@ -4,7 +4,7 @@ use crate::{Error, Optimizer};
 
 /// Hooks around the update of a step that is decided. They run on all ranks of the optimizer or on none; an error is this rank's
 /// alone, and ends the run.
-pub(crate) trait Around {
+pub(crate) trait UpdateHooks {
     /// Returns true if updated parameters wait for [`after`](Self::after) before they are sent.
     fn holds(&self) -> bool {
         false
@@ -34,20 +34,20 @@ pub(crate) trait Around {
 }
 
 /// No hooks.
-impl Around for () {}
+impl UpdateHooks for () {}
 
 impl Optimizer {
     /// Runs the hooks of a step that is skipped.
-    pub(crate) fn pass_by(&mut self, around: &mut dyn Around) -> Result<(), Error> {
-        let passed = around.before(self).and_then(|()| around.after(self, false));
-        passed.map_err(|error| self.handover.alone(error))?;
-        if around.changed() { self.gather_all() } else { Ok(()) }
+    pub(crate) fn pass_by(&mut self, hooks: &mut dyn UpdateHooks) -> Result<(), Error> {
+        let passed = hooks.before(self).and_then(|()| hooks.after(self, false));
+        passed.map_err(|error| self.reducer.abort_with(error))?;
+        if hooks.changed() { self.gather_all() } else { Ok(()) }
     }
 
     /// Gathers all updated parameters on every rank.
     pub(crate) fn gather_all(&mut self) -> Result<(), Error> {
-        let sent = self.send_all().map_err(|error| self.handover.alone(error));
-        let landed = self.room.gathering.land(&self.handover.fixed.queue, &mut self.buckets);
+        let sent = self.send_all().map_err(|error| self.reducer.abort_with(error));
+        let landed = self.room.gathering.land(&self.reducer.config.queue, &mut self.buckets);
         sent.and(landed)
     }
 

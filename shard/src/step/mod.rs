@@ -7,13 +7,13 @@ pub(crate) mod gpu;
 pub(crate) mod gpu_hooks;
 pub(crate) mod hooks;
 
-use crate::config::options::At;
+use crate::config::options::StepArgs;
 use crate::config::param_groups::of_groups;
 use crate::optimizer::layout_state::Entry;
 use crate::step::exchange::{Brought, FIELDS, FaultCode, Known};
 #[cfg(feature = "cuda")]
 use crate::step::gpu::Ticket;
-use crate::step::hooks::Around;
+use crate::step::hooks::UpdateHooks;
 use crate::{Clip, Combine, Error, NonFinite, Optimizer, WeightError};
 use meshstep_optim::{NormAccumulator, clip_coef};
 use meshstep_tensor::Place;
@@ -26,13 +26,13 @@ const GRAD_SCALES: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
 /// A step taken on this rank. On the CPU its outcome is already known; a GPU decides the step when its queue reaches it.
 #[derive(Debug)]
 #[must_use = "the outcome says whether the step was applied or skipped"]
-pub struct Pending(Told);
+pub struct Pending(PendingState);
 
 #[derive(Debug)]
-enum Told {
-    Now(Outcome),
+enum PendingState {
+    Ready(Outcome),
     #[cfg(feature = "cuda")]
-    Later(Arc<Ticket>),
+    Deferred(Arc<Ticket>),
 }
 
 impl Pending {
@@ -40,9 +40,9 @@ impl Pending {
     /// errors that all ranks share.
     pub fn outcome(self) -> Result<Outcome, Error> {
         match self.0 {
-            Told::Now(outcome) => Ok(outcome),
+            PendingState::Ready(outcome) => Ok(outcome),
             #[cfg(feature = "cuda")]
-            Told::Later(ticket) => ticket.outcome(),
+            PendingState::Deferred(ticket) => ticket.outcome(),
         }
     }
 }
@@ -94,64 +94,68 @@ impl Optimizer {
     /// errors. If its `Pending` was dropped unread, a later call returns the error: a step does so after it has sent everything
     /// that the other ranks wait for, but not the same step on every rank. A caller that ends the run on an error reads every
     /// outcome, possibly a few steps later.
-    pub fn step(&mut self, at: At) -> Result<Pending, Error> {
-        self.step_around(at, &mut ())
+    pub fn step(&mut self, at: StepArgs) -> Result<Pending, Error> {
+        self.step_with_hooks(at, &mut ())
     }
 
     /// Takes the step, with hooks around its update.
-    pub(crate) fn step_around(&mut self, at: At, around: &mut dyn Around) -> Result<Pending, Error> {
+    pub(crate) fn step_with_hooks(
+        &mut self,
+        at: StepArgs,
+        hooks: &mut dyn UpdateHooks,
+    ) -> Result<Pending, Error> {
         let _span = tracing::debug_span!("step", step = self.progress.steps).entered();
         self.check_some()?;
-        self.handover.healthy()?;
+        self.reducer.healthy()?;
         #[cfg(feature = "cuda")]
         if self.options.queue.stream().is_some() {
-            let ticket = match around.waits() {
-                true => self.step_with_hooks(&at, around)?,
-                false => self.step_there(&at)?,
+            let ticket = match hooks.waits() {
+                true => self.step_on_gpu_with_hooks(&at, hooks)?,
+                false => self.step_on_gpu(&at)?,
             };
-            return Ok(Pending(Told::Later(ticket)));
+            return Ok(Pending(PendingState::Deferred(ticket)));
         }
-        let arrived = self.arrive(&at).and_then(|fault| Ok((fault, self.handover.norm()?)));
-        let arrived = arrived.map_err(|error| self.handover.alone(error));
+        let arrived = self.arrive(&at).and_then(|fault| Ok((fault, self.reducer.norm()?)));
+        let arrived = arrived.map_err(|error| self.reducer.abort_with(error));
         let decided = arrived.and_then(|(fault, norm)| self.decide(&at, fault, &norm));
         let decided = decided.and_then(|decision| self.verify_in_step().map(|()| decision));
         let outcome = match decided {
             Ok(Decision::Apply { norm, factor, coef }) => {
-                self.apply(&at, [factor, coef], around).map(|later| {
-                    (self.progress.skips, self.progress.hopeless) = (0, 0);
+                self.apply(&at, [factor, coef], hooks).map(|later| {
+                    (self.progress.skips, self.progress.skips_at_min_scale) = (0, 0);
                     self.rescale(false);
                     let norm = later.unwrap_or(norm);
                     Outcome::Applied { norm, coef, traffic: self.traffic() }
                 })
             }
-            Ok(Decision::Skip { non_finite }) => self.pass_by(around).and_then(|()| self.skip(non_finite)),
+            Ok(Decision::Skip { non_finite }) => self.pass_by(hooks).and_then(|()| self.skip(non_finite)),
             Err(error) => Err(error),
         };
         if let Err(Error::Comm(failure)) = &outcome {
-            self.handover.poison(failure.clone());
+            self.reducer.poison(failure.clone());
         }
-        if let Err(poisoned) = self.handover.healthy() {
+        if let Err(poisoned) = self.reducer.healthy() {
             return Err(outcome.err().unwrap_or(poisoned));
         }
         // After an error buckets may still be in flight.
-        self.handover.settle()?;
+        self.reducer.settle()?;
         self.progress.steps += u64::from(outcome.is_ok());
         self.forget()?;
         self.keep_after_step(outcome.is_ok())?;
-        outcome.map(|outcome| Pending(Told::Now(outcome)))
+        outcome.map(|outcome| Pending(PendingState::Ready(outcome)))
     }
 
     /// Drops the gradients handed over since the last step. Collective: their buckets are reduced nevertheless, so every rank
     /// drops them after the same micro-batches.
     pub fn discard_gradients(&mut self) -> Result<(), Error> {
-        self.handover.healthy()?;
+        self.reducer.healthy()?;
         self.finish_dropped()?;
-        self.handover.settle()?;
+        self.reducer.settle()?;
         self.forget()
     }
 
     /// Sends everything that the exchange needs, even if gradients are missing, and returns this rank's fault.
-    pub(crate) fn arrive(&mut self, at: &At) -> Result<Option<FaultCode>, Error> {
+    pub(crate) fn arrive(&mut self, at: &StepArgs) -> Result<Option<FaultCode>, Error> {
         self.finish_dropped()?;
         let due = *self.progress.due.get_mut();
         let missing = *self.progress.missing.get_mut();
@@ -162,12 +166,12 @@ impl Optimizer {
         }
         if !due || held {
             // The other ranks' reductions wait for this rank's buckets.
-            self.handover.begin(true, false);
-            self.handover.complete(|_| {})?;
+            self.reducer.begin(true, false);
+            self.reducer.complete(|_| {})?;
         }
         if !self.goes_ahead(at) {
-            self.handover.settle()?;
-            self.handover.reduce_further()?;
+            self.reducer.settle()?;
+            self.reducer.second_reduce()?;
         }
         Ok(match () {
             () if self.progress.dropped => Some(FaultCode::Unfinished),
@@ -179,17 +183,18 @@ impl Optimizer {
 
     /// Returns true if gradients do not influence the decision and no bucket is reduced a second time, so that one bucket can be
     /// updated while others are still in flight.
-    fn goes_ahead(&self, at: &At) -> bool {
-        let further = self.handover.fixed.buckets.iter().any(|bucket| !bucket.among.further.is_empty());
-        self.options.non_finite == NonFinite::Propagate && self.limit(at).is_none() && !further
+    fn goes_ahead(&self, at: &StepArgs) -> bool {
+        let extra_reductions =
+            self.reducer.config.buckets.iter().any(|bucket| !bucket.among.extra_reductions.is_empty());
+        self.options.non_finite == NonFinite::Propagate && self.limit(at).is_none() && !extra_reductions
     }
 
     /// Returns the bound on the norm of the combined gradient.
-    fn limit(&self, at: &At) -> Option<f64> {
+    fn limit(&self, at: &StepArgs) -> Option<f64> {
         at.max_norm.filter(|_| self.options.clip == Clip::AfterReduce)
     }
 
-    fn argument_fault(&self, at: &At) -> Option<FaultCode> {
+    fn argument_fault(&self, at: &StepArgs) -> Option<FaultCode> {
         // After a larger step the squares of parameters are not finite in f32.
         let fits = |lr: f64| lr >= 0.0 && ((lr * lr) as f32).is_finite();
         match () {
@@ -213,26 +218,26 @@ impl Optimizer {
     /// incomplete, and does not influence the decision.
     fn decide(
         &mut self,
-        at: &At,
+        at: &StepArgs,
         fault: Option<FaultCode>,
         norm: &NormAccumulator,
     ) -> Result<Decision, Error> {
-        let comm = Arc::clone(self.handover.fixed.words());
+        let comm = Arc::clone(self.reducer.config.words());
         let fields = self.fields(at);
         if self.options.missing.counts() {
             self.exchange.present(comm.rank(), self.progress.present.iter().map(|p| p.load(SeqCst)));
         }
         if self.options.defers() {
-            self.exchange.lacked(self.handover.lacked().iter().copied());
+            self.exchange.lacked(self.reducer.lacked().iter().copied());
         }
         let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
         let (weight, balance) = (self.weight(), self.balance());
         let known = self.exchange.run(&*comm, Brought { weight, balance, norm, fault, fields });
         // If a bucket in flight has failed, its error is the cause.
-        let known = known.map_err(|error| self.handover.settle().err().unwrap_or(error))?;
+        let known = known.map_err(|error| self.reducer.settle().err().unwrap_or(error))?;
         if self.options.defers() {
             let (exchange, buckets) = (&self.exchange, self.buckets.len());
-            self.handover.defer(|b| exchange.lacked_somewhere(b, buckets));
+            self.reducer.defer(|b| exchange.lacked_somewhere(b, buckets));
         }
         if known.fault != 0 {
             let name = |p: usize| self.entries.get(p).map_or(String::new(), |e| e.param.name().to_owned());
@@ -249,10 +254,10 @@ impl Optimizer {
 
     /// Returns the weight of this rank's micro-batches, or 0 if another rank counts them.
     pub(crate) fn weight(&self) -> u64 {
-        if self.handover.fixed.place.first { self.progress.weight } else { 0 }
+        if self.reducer.config.place.first { self.progress.weight } else { 0 }
     }
 
-    fn judge(&self, at: &At, known: &Known) -> Result<Decision, Error> {
+    fn judge(&self, at: &StepArgs, known: &Known) -> Result<Decision, Error> {
         let combined = match self.options.combine {
             Combine::Mean => 1.0 / self.progress.batches as f64,
             Combine::Sum => 1.0,
@@ -272,9 +277,10 @@ impl Optimizer {
     /// Counts one more skip in a row. Returns the number of skips, or an error if there are too many.
     pub(crate) fn count_skip(&mut self) -> Result<u32, Error> {
         self.progress.skips += 1;
-        self.progress.hopeless = if self.scale_can_fall() { 0 } else { self.progress.hopeless + 1 };
+        self.progress.skips_at_min_scale =
+            if self.scale_can_fall() { 0 } else { self.progress.skips_at_min_scale + 1 };
         let skips = self.progress.skips;
-        if self.progress.hopeless > self.options.max_skips {
+        if self.progress.skips_at_min_scale > self.options.max_skips {
             Err(Error::TooManySkips { skips })
         } else {
             Ok(skips)
@@ -288,7 +294,7 @@ impl Optimizer {
     }
 
     /// Returns the values that must be the same on every rank, in the order of [`FIELDS`].
-    fn fields(&mut self, at: &At) -> [u64; FIELDS.len()] {
+    fn fields(&mut self, at: &StepArgs) -> [u64; FIELDS.len()] {
         let max_norm = at.max_norm.unwrap_or(f64::INFINITY);
         let scalars = [at.lr, max_norm, at.grad_scale].map(f64::to_bits);
         let [lr, max_norm, grad_scale] = scalars;
@@ -299,18 +305,18 @@ impl Optimizer {
     }
 
     pub(crate) fn traffic(&mut self) -> Traffic {
-        let sent = self.handover.sent();
+        let sent = self.reducer.sent();
         Traffic {
             sent: sent - self.progress.sent_before,
             copied: *self.progress.copied.get_mut(),
             peak: self.options.meter.peak_total(),
-            pool_grown: self.handover.grown(),
+            pool_grown: self.reducer.grown(),
         }
     }
 
     /// Resets the progress of the step, whatever its outcome.
     pub(crate) fn forget(&mut self) -> Result<(), Error> {
-        self.handover.next_step().map_err(|error| self.handover.alone(error))?;
+        self.reducer.next_step().map_err(|error| self.reducer.abort_with(error))?;
         let progress = &mut self.progress;
         progress.present.iter_mut().for_each(|p| *p.get_mut() = false);
         (progress.batches, progress.weight, progress.weights) = (0, 0, 0);
@@ -319,7 +325,7 @@ impl Optimizer {
         *progress.due.get_mut() = false;
         *progress.missing.get_mut() = usize::MAX;
         *progress.copied.get_mut() = 0;
-        progress.sent_before = self.handover.sent();
+        progress.sent_before = self.reducer.sent();
         Ok(())
     }
 }

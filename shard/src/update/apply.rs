@@ -1,11 +1,11 @@
 //! The update: one step on this rank's shard, then the parameters are gathered.
 
-use crate::config::options::At;
+use crate::config::options::StepArgs;
 use crate::optimizer::layout_state::Entry;
 use crate::step::exchange::{Brought, FIELDS};
-use crate::step::hooks::Around;
+use crate::step::hooks::UpdateHooks;
 use crate::step::{matrix, reported};
-use crate::update::owned_bucket::Due;
+use crate::update::owned_bucket::ParamUpdate;
 use crate::{Error, NonFinite, Optimizer};
 use meshstep_optim::Scalars;
 
@@ -14,9 +14,9 @@ impl Optimizer {
     /// the step was decided without it.
     pub(crate) fn apply(
         &mut self,
-        at: &At,
+        at: &StepArgs,
         [factor, coef]: [f64; 2],
-        around: &mut dyn Around,
+        hooks: &mut dyn UpdateHooks,
     ) -> Result<Option<f64>, Error> {
         let scalars =
             &Scalars { lr: at.lr, grad_scale: factor * coef, zero_grads: false, ..Scalars::default() };
@@ -25,17 +25,17 @@ impl Optimizer {
             let skipped = skips_some && self.exchange.present_on(p) == 0;
             *due = if skipped || entry.param.frozen() { 0 } else { entry.t + 1 };
         }
-        let updated = around.before(self).and_then(|()| self.update(scalars, around));
+        let updated = hooks.before(self).and_then(|()| self.update(scalars, hooks));
         // A rule refused checked arguments: a bug. Abort, so that the other ranks do not wait.
         let norm = updated.and_then(|()| self.norm_afterwards(factor));
-        let norm = norm.map_err(|error| self.handover.alone(error));
-        let landed = self.room.gathering.land(&self.handover.fixed.queue, &mut self.buckets);
+        let norm = norm.map_err(|error| self.reducer.abort_with(error));
+        let landed = self.room.gathering.land(&self.reducer.config.queue, &mut self.buckets);
         norm.and_then(|norm| landed.map(|()| norm))
     }
 
     /// Updates every parameter that is due, and runs the hooks before parameters are sent.
-    fn update(&mut self, scalars: &Scalars, around: &mut dyn Around) -> Result<(), Error> {
-        let holds = around.holds();
+    fn update(&mut self, scalars: &Scalars, hooks: &mut dyn UpdateHooks) -> Result<(), Error> {
+        let holds = hooks.holds();
         self.measure(scalars)?;
         for b in 0..self.buckets.len() {
             self.update_bucket(b, scalars)?;
@@ -46,7 +46,7 @@ impl Optimizer {
         for (entry, &due) in self.entries.iter_mut().zip(&self.room.due) {
             entry.t = entry.t.max(due);
         }
-        around.after(self, true)?;
+        hooks.after(self, true)?;
         if holds { self.send_all() } else { Ok(()) }
     }
 
@@ -55,9 +55,9 @@ impl Optimizer {
         if self.options.non_finite == NonFinite::Skip {
             return Ok(None);
         }
-        let norm = self.handover.norm()?;
+        let norm = self.reducer.norm()?;
         let mine = Brought { norm: &norm, weight: 0, balance: 0, fault: 0, fields: [0; FIELDS.len()] };
-        let known = self.exchange.run(&**self.handover.fixed.words(), mine)?;
+        let known = self.exchange.run(&**self.reducer.config.words(), mine)?;
         Ok(Some(reported(factor, &known.norm)))
     }
 
@@ -66,12 +66,12 @@ impl Optimizer {
         if !self.totals.needed() {
             return Ok(());
         }
-        self.handover.settle()?;
+        self.reducer.settle()?;
         let sums = self.totals.begin();
         for (b, owned) in self.buckets.iter_mut().enumerate() {
             // If several ranks own the same range, one of them counts it.
-            let counts = self.handover.fixed.buckets[b].among.counts;
-            if let Some(grads) = self.handover.grads(b).filter(|_| counts) {
+            let counts = self.reducer.config.buckets[b].among.counts_in_norm;
+            if let Some(grads) = self.reducer.grads(b).filter(|_| counts) {
                 let due = |p: usize| due(self.room.due[p], &self.entries[p], 1.0);
                 owned.measure(grads, &self.groups, due, scalars, sums)?;
             }
@@ -81,10 +81,10 @@ impl Optimizer {
     }
 
     fn update_bucket(&mut self, b: usize, scalars: &Scalars) -> Result<(), Error> {
-        self.handover.settle_one(b)?;
+        self.reducer.settle_one(b)?;
         let _span = tracing::debug_span!("update", bucket = b).entered();
         let owned = &mut self.buckets[b];
-        if let Some(grads) = self.handover.grads(b) {
+        if let Some(grads) = self.reducer.grads(b) {
             let due = |p: usize| due(self.room.due[p], &self.entries[p], self.totals.ratio(p));
             owned.update(grads, &self.groups, due, scalars)?;
         }
@@ -93,13 +93,13 @@ impl Optimizer {
 
     /// Sends bucket `b` to every rank, after its update.
     pub(crate) fn send_updated(&mut self, b: usize) -> Result<(), Error> {
-        let fixed = &self.handover.fixed;
+        let fixed = &self.reducer.config;
         let (bucket, params) = ((b, &fixed.buckets[b]), &mut self.buckets[b].params);
         self.room.gathering.send(&fixed.queue, fixed.stage, bucket, params)
     }
 }
 
 /// Returns the update of a parameter at `t`; none at 0.
-fn due(t: u64, entry: &Entry, ratio: f64) -> Option<Due> {
-    (t > 0).then_some(Due { t, ratio, matrix: matrix(entry) })
+fn due(t: u64, entry: &Entry, ratio: f64) -> Option<ParamUpdate> {
+    (t > 0).then_some(ParamUpdate { t, ratio, matrix: matrix(entry) })
 }

@@ -2,8 +2,8 @@
 
 use crate::config::param_groups::{Group, MAX_STATES};
 use crate::plan::bucket::BucketPlan;
-pub(crate) use crate::update::segments::{Due, Of};
-use crate::update::segments::{Run, Table, overlap, runs, within};
+use crate::update::segments::{OwnedRange, Table, overlap, runs, within};
+pub(crate) use crate::update::segments::{ParamKey, ParamUpdate};
 use crate::{Error, Options};
 use arrayvec::ArrayVec;
 use meshstep_comm::Communicator;
@@ -25,7 +25,7 @@ pub(crate) struct Owned {
     len: usize,
     master: Option<Buffer>,
     state: Vec<Buffer>,
-    runs: Vec<Run>,
+    runs: Vec<OwnedRange>,
     rounding: Rounding,
     queue: Queue,
     /// Event after which the parameters are those of the last step, if the queue has not waited for it.
@@ -40,7 +40,7 @@ impl Owned {
         plan: &BucketPlan,
         ranges: Vec<Range<usize>>,
         states: usize,
-        of: impl Fn(usize) -> Of,
+        of: impl Fn(usize) -> ParamKey,
         comm: &dyn Communicator,
         options: &Options,
     ) -> Result<Self, Error> {
@@ -116,7 +116,7 @@ impl Owned {
 
     /// Copies the owned ranges of `from` end to end into `to`; `from` is the whole bucket or the owned ranges only.
     pub(crate) fn collect(&self, from: Slice<'_>, mut to: SliceMut<'_>) -> Result<(), Error> {
-        for Run { range, kept, .. } in &self.runs {
+        for OwnedRange { range, kept, .. } in &self.runs {
             let from = from.slice(within(from.len(), self.len, range, kept))?;
             cast(from, to.reborrow().slice(kept.clone())?, &self.queue)?;
         }
@@ -125,7 +125,7 @@ impl Owned {
 
     /// Overwrites the owned parameters with `values`, laid end to end.
     pub(crate) fn set_params(&mut self, values: Slice<'_>) -> Result<(), Error> {
-        for Run { range, kept, .. } in &self.runs {
+        for OwnedRange { range, kept, .. } in &self.runs {
             let place = within(self.params.len(), self.len, range, kept);
             cast(values.slice(kept.clone())?, self.params.as_mut().slice(place)?, &self.queue)?;
         }
@@ -134,7 +134,7 @@ impl Owned {
 
     /// Copies the owned parameters to their places in `whole`, the bucket's parameters.
     pub(crate) fn put_into(&self, mut whole: SliceMut<'_>) -> Result<(), Error> {
-        for Run { range, kept, .. } in &self.runs {
+        for OwnedRange { range, kept, .. } in &self.runs {
             let own = self.params.as_slice().slice(within(self.params.len(), self.len, range, kept))?;
             self.queue.copy(own, whole.reborrow().slice(range.clone())?)?;
         }
@@ -161,7 +161,7 @@ impl Owned {
     /// Fills the masters from the parameters. Remainders start as zeros.
     pub(crate) fn fill_masters(&mut self) -> Result<(), Error> {
         let Some(master) = self.master.as_mut().filter(|m| m.dtype() == DType::F32) else { return Ok(()) };
-        for Run { range, kept, .. } in &self.runs {
+        for OwnedRange { range, kept, .. } in &self.runs {
             let place = within(self.params.len(), self.len, range, kept);
             let params = self.params.as_slice().slice(place)?;
             cast(params, master.as_mut().slice(kept.clone())?, &self.queue)?;
@@ -174,7 +174,7 @@ impl Owned {
         &mut self,
         grads: &mut Buffer,
         groups: &[Group],
-        due: impl Fn(usize) -> Option<Due>,
+        due: impl Fn(usize) -> Option<ParamUpdate>,
         scalars: &Scalars,
     ) -> Result<(), Error> {
         self.each_table(grads, groups, due, scalars, |rule, flat, table, scalars| {
@@ -187,7 +187,7 @@ impl Owned {
         &mut self,
         grads: &mut Buffer,
         groups: &[Group],
-        due: impl Fn(usize) -> Option<Due>,
+        due: impl Fn(usize) -> Option<ParamUpdate>,
         scalars: &Scalars,
         sums: &mut [TensorSums],
     ) -> Result<(), Error> {
@@ -207,16 +207,17 @@ impl Owned {
         &mut self,
         grads: &mut Buffer,
         groups: &[Group],
-        due: impl Fn(usize) -> Option<Due>,
+        due: impl Fn(usize) -> Option<ParamUpdate>,
         scalars: &Scalars,
         mut then: impl FnMut(&dyn Rule, Flat<'_, '_>, &Table, &Scalars) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        for Run { range, kept, tables, .. } in &mut self.runs {
+        for OwnedRange { range, kept, tables, .. } in &mut self.runs {
             for table in tables {
                 table.fill(&due);
                 let mut state = cut(&mut self.state, kept)?;
                 let vectors = [&mut self.params, &mut *grads];
-                let flat = Run::flat(self.len, range, kept, vectors, self.master.as_mut(), &mut state)?;
+                let flat =
+                    OwnedRange::flat(self.len, range, kept, vectors, self.master.as_mut(), &mut state)?;
                 let Group { rule, lr_scale, .. } = &groups[table.group];
                 let scalars = Scalars { lr: scalars.lr * lr_scale, rounding: self.rounding, ..*scalars };
                 then(&**rule, flat, table, &scalars)?;
@@ -228,7 +229,7 @@ impl Owned {
     /// Updates the owned parameters on a GPU as the device's `step` decides, per parameter if it counts them; `next` returns the
     /// `t` of a parameter's next update. The rows in `prepared` are ready for the step.
     #[cfg(feature = "cuda")]
-    pub(crate) fn update_there(
+    pub(crate) fn update_on_gpu(
         &mut self,
         grads: &mut Buffer,
         groups: &[Group],
@@ -238,20 +239,20 @@ impl Owned {
     ) -> Result<(), Error> {
         // The parameters have arrived: the communicator gathered them before it reduced these gradients.
         let queue = &self.queue;
-        for Run { range, kept, tables, there } in &mut self.runs {
+        for OwnedRange { range, kept, tables, gpu } in &mut self.runs {
             let mut state = cut(&mut self.state, kept)?;
             let vectors = [&mut self.params, &mut *grads];
-            let flat = Run::flat(self.len, range, kept, vectors, self.master.as_mut(), &mut state)?;
-            if there.is_none() && !tables.is_empty() {
-                let due = |param: usize| Some(Due { t: next(param), ratio: 1.0, matrix: None });
+            let flat = OwnedRange::flat(self.len, range, kept, vectors, self.master.as_mut(), &mut state)?;
+            if gpu.is_none() && !tables.is_empty() {
+                let due = |param: usize| Some(ParamUpdate { t: next(param), ratio: 1.0, matrix: None });
                 tables.iter_mut().for_each(|table| table.fill(due));
                 let counts = |table: &Table| if step.counted() > 0 { table.params() } else { Vec::new() };
                 let params: Vec<_> = tables.iter().map(counts).collect();
                 let groups: Vec<_> =
-                    tables.iter().zip(&params).map(|(table, params)| table.there(groups, params)).collect();
-                *there = Some(Update::new(&flat, &groups, self.rounding, queue, meter)?);
+                    tables.iter().zip(&params).map(|(table, params)| table.gpu(groups, params)).collect();
+                *gpu = Some(Update::new(&flat, &groups, self.rounding, queue, meter)?);
             }
-            match there {
+            match gpu {
                 Some(update) if prepared.is_some_and(|tables| tables.has(update)) => {
                     update.sweep(flat, step, queue)?;
                 }
@@ -265,7 +266,7 @@ impl Owned {
     /// Returns the tables on a GPU that exist so far.
     #[cfg(feature = "cuda")]
     pub(crate) fn updates(&mut self) -> impl Iterator<Item = &mut Update> {
-        self.runs.iter_mut().filter_map(|run| run.there.as_mut())
+        self.runs.iter_mut().filter_map(|run| run.gpu.as_mut())
     }
 
     /// Takes back the next part of the parameters, in the order in which they were taken.
@@ -279,7 +280,7 @@ impl Owned {
     /// Returns this rank's range of the parameter at `place`: its elements within the parameter, the range of their state, and
     /// their range in `params`.
     pub(crate) fn part_of(&self, place: &Range<usize>) -> Option<(Range<usize>, Range<usize>, Range<usize>)> {
-        self.runs.iter().find_map(|Run { range, kept, .. }| {
+        self.runs.iter().find_map(|OwnedRange { range, kept, .. }| {
             let both = overlap(range, place)?;
             let first = kept.start + both.start - range.start;
             let state = first..first + both.len();
@@ -303,7 +304,7 @@ impl Owned {
     /// Rounds the masters into the parameters.
     pub(crate) fn follow_master(&mut self) -> Result<(), Error> {
         let Some(master) = &self.master else { return Ok(()) };
-        for Run { range, kept, .. } in &self.runs {
+        for OwnedRange { range, kept, .. } in &self.runs {
             let master = master.as_slice().slice(kept.clone())?;
             let place = within(self.params.len(), self.len, range, kept);
             cast(master, self.params.as_mut().slice(place)?, &self.queue)?;
@@ -314,7 +315,7 @@ impl Owned {
     /// Makes the next update on a GPU read each parameter's `t` again.
     #[cfg(feature = "cuda")]
     pub(crate) fn recount(&mut self) {
-        self.runs.iter_mut().for_each(|run| run.there = None);
+        self.runs.iter_mut().for_each(|run| run.gpu = None);
     }
 
     /// Returns the state vectors, in the rule's order.

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 /// Facts about a parameter that stay from step to step.
 #[derive(Clone, Debug)]
-pub(crate) struct Of {
+pub(crate) struct ParamKey {
     pub(crate) group: usize,
     /// Key of its random numbers.
     pub(crate) key: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Of {
 
 /// Update of a parameter in this step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Due {
+pub(crate) struct ParamUpdate {
     pub(crate) t: u64,
     /// Factor on its learning rate.
     pub(crate) ratio: f64,
@@ -32,14 +32,14 @@ pub(crate) struct Due {
 
 /// One owned range of the bucket.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct OwnedRange {
     pub(crate) range: Range<usize>,
     /// Range of its state and master.
     pub(crate) kept: Range<usize>,
     pub(crate) tables: Vec<Table>,
     /// Tables on a GPU, once there was an update.
     #[cfg(feature = "cuda")]
-    pub(crate) there: Option<meshstep_optim::cuda::Update>,
+    pub(crate) gpu: Option<meshstep_optim::cuda::Update>,
 }
 
 /// Parameters of one group within one run.
@@ -73,7 +73,7 @@ pub(crate) fn within(
     if len == bucket_len { range.clone() } else { kept.clone() }
 }
 
-impl Run {
+impl OwnedRange {
     /// Returns this run of the vectors of a bucket of `len` elements; params and grads are the whole bucket's or the owned ranges
     /// only.
     pub(crate) fn flat<'a, 's>(
@@ -102,7 +102,7 @@ impl Table {
     /// Returns this step's segments with their group, as a GPU needs them; `params` are their parameters if the device counts
     /// them.
     #[cfg(feature = "cuda")]
-    pub(crate) fn there<'a>(
+    pub(crate) fn gpu<'a>(
         &'a self,
         groups: &'a [Group],
         params: &'a [u32],
@@ -118,9 +118,9 @@ impl Table {
     }
 
     /// Collects this step's segments: the pieces of parameters that are due.
-    pub(crate) fn fill(&mut self, due: impl Fn(usize) -> Option<Due>) {
+    pub(crate) fn fill(&mut self, due: impl Fn(usize) -> Option<ParamUpdate>) {
         let due = |&Piece { param, ref range, first, strided, key }: &Piece| {
-            let Due { t, ratio, matrix } = due(param)?;
+            let ParamUpdate { t, ratio, matrix } = due(param)?;
             Some(Segment { range: range.clone(), t, key, first, strided, ratio, matrix })
         };
         self.segments.clear();
@@ -129,29 +129,33 @@ impl Table {
 }
 
 /// Cuts the owned `ranges` of a bucket into runs; `of` returns each parameter's group and key.
-pub(crate) fn runs(plan: &BucketPlan, ranges: Vec<Range<usize>>, of: impl Fn(usize) -> Of) -> Vec<Run> {
+pub(crate) fn runs(
+    plan: &BucketPlan,
+    ranges: Vec<Range<usize>>,
+    of: impl Fn(usize) -> ParamKey,
+) -> Vec<OwnedRange> {
     let mut next = 0;
     let run = |range: Range<usize>| {
         let kept = next..next + range.len();
         next = kept.end;
-        Run {
+        OwnedRange {
             tables: tables(plan, &range, &of),
             range,
             kept,
             #[cfg(feature = "cuda")]
-            there: None,
+            gpu: None,
         }
     };
     ranges.into_iter().map(run).collect()
 }
 
-fn tables(plan: &BucketPlan, range: &Range<usize>, of: impl Fn(usize) -> Of) -> Vec<Table> {
+fn tables(plan: &BucketPlan, range: &Range<usize>, of: impl Fn(usize) -> ParamKey) -> Vec<Table> {
     let mut tables: Vec<Table> = Vec::new();
     for param in &plan.params {
         if overlap(range, &param.range()).is_none() {
             continue;
         }
-        let Of { group, key, parts } = of(param.param);
+        let ParamKey { group, key, parts } = of(param.param);
         let piece = |(part, strided): (Range<usize>, Strided)| {
             let both = overlap(range, &(param.start + part.start..param.start + part.end))?;
             let first = (both.start - param.start - part.start) as u64;

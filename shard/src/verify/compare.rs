@@ -110,7 +110,7 @@ impl Optimizer {
             Err(error) => layout_state::objection(Some(error)),
         };
         let same = self.apart_from_steps(|all| {
-            all.greet()?;
+            all.barrier_all()?;
             agree::same_everywhere(&**all.comm(), &all.options, &text)
         });
         ready?;
@@ -121,12 +121,12 @@ impl Optimizer {
     /// Runs a barrier on each communicator that a step or a gather would use before that of all ranks, or instead of it for its
     /// words. A rank that steps or gathers meanwhile then causes a mismatch instead of a deadlock. Calls that may meet begin
     /// with it.
-    pub(crate) fn greet(&self) -> Result<(), Error> {
+    pub(crate) fn barrier_all(&self) -> Result<(), Error> {
         let mut greeted = vec![Arc::clone(self.comm())];
-        self.handover.fixed.aside.iter().for_each(|comm| know(&mut greeted, comm));
-        for kept in &self.handover.fixed.buckets {
-            let further = kept.among.further.iter().map(|(comm, _)| comm);
-            for comm in [&kept.among.shards].into_iter().chain(further).chain(kept.gathers.iter()) {
+        self.reducer.config.decision_comm.iter().for_each(|comm| know(&mut greeted, comm));
+        for kept in &self.reducer.config.buckets {
+            let extra_reductions = kept.among.extra_reductions.iter().map(|(comm, _)| comm);
+            for comm in [&kept.among.shards].into_iter().chain(extra_reductions).chain(kept.gathers.iter()) {
                 know(&mut greeted, comm);
             }
         }
@@ -141,7 +141,7 @@ impl Optimizer {
     pub(crate) fn greet_on(&self, comms: Vec<Arc<dyn Communicator>>) -> Result<(), Error> {
         let (queue, mut started) = (&self.options.queue, Vec::new());
         for comm in comms {
-            started.push(comm.start(Op::barrier(), self.handover.meeting.nothing()?, queue));
+            started.push(comm.start(Op::barrier(), self.reducer.gather_barrier.nothing()?, queue));
         }
         let answered: Vec<_> =
             started.into_iter().map(|started| host_words::land(started, queue).1).collect();
@@ -158,9 +158,9 @@ impl Optimizer {
             Err(Error::Checkpoint(_)) => {}
             Err(error) => {
                 if let Error::Comm(failure) = error {
-                    self.handover.poison(failure.clone());
+                    self.reducer.poison(failure.clone());
                 }
-                self.handover.abort();
+                self.reducer.abort();
             }
         }
         result

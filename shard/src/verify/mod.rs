@@ -22,7 +22,7 @@ pub(crate) use survey::Replicas;
 pub(crate) use survey::{Item, Slot};
 
 use crate::ranks::roles::know;
-use crate::{Among, Clip, Error, Optimizer};
+use crate::{Clip, Error, Optimizer, RankRoles};
 use compare::Seen;
 use meshstep_comm::Communicator;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ pub(crate) struct Verifying {
     kept: Vec<Option<u64>>,
     replicas: Vec<Replicas>,
     /// Ranks that hold each vector of frozen parameters.
-    pub(crate) frozen: Vec<Arc<Among>>,
+    pub(crate) frozen: Vec<Arc<RankRoles>>,
     pub(crate) last: Option<Verified>,
 }
 
@@ -73,7 +73,7 @@ impl Optimizer {
     /// 2(n-1)/n bytes for them. A vector that only this rank holds is compared with its kept hash, if there is one; [`Verified`]
     /// counts both cases. On a GPU values are copied to the host, 2^20 elements at a time, and hashed there.
     pub fn verify(&mut self) -> Result<Verified, Error> {
-        self.handover.healthy()?;
+        self.reducer.healthy()?;
         let ready = self.between_steps();
         let begun = self.call_together("verify", ready)?;
         let verified = self.verified_by(begun, |all| all.verify_vectors(What::Held))?;
@@ -89,7 +89,7 @@ impl Optimizer {
     /// watched all the time; otherwise they are watched between that update and the verification. On a GPU the host waits for
     /// such steps.
     pub fn verify_every(&mut self, steps: u64) -> Result<(), Error> {
-        self.handover.healthy()?;
+        self.reducer.healthy()?;
         let ready = self.between_steps();
         self.call_together(&format!("verify every {steps} steps"), ready)?;
         (self.verifying.every, self.verifying.since) = (steps, 0);
@@ -102,15 +102,15 @@ impl Optimizer {
     }
 
     /// Compares reduced gradients, between the last micro-batch's `finish` and [`step`](Self::step), among the ranks that have
-    /// the same at that point: ranks of [`Among::copies`] with one place along each of [`Among::further`], the later reductions,
-    /// and at stages 1 to 3 with one place among [`Among::shards`]. Gradients that no other rank has are [`Verified::unchecked`].
+    /// the same at that point: ranks of [`RankRoles::replicas`] with one place along each of [`RankRoles::extra_reductions`], the later reductions,
+    /// and at stages 1 to 3 with one place among [`RankRoles::shards`]. Gradients that no other rank has are [`Verified::unchecked`].
     /// Collective; changes nothing.
     pub fn verify_gradients(&mut self) -> Result<Verified, Error> {
-        self.handover.healthy()?;
-        let ready = self.gradients_are_there();
+        self.reducer.healthy()?;
+        let ready = self.gradients_are_on_gpu();
         let begun = self.call_together("verify gradients", ready)?;
         self.verified_by(begun, |all| {
-            all.handover.settle()?;
+            all.reducer.settle()?;
             all.verify_vectors(What::Grads)
         })
     }
@@ -124,7 +124,7 @@ impl Optimizer {
         }
     }
 
-    fn gradients_are_there(&mut self) -> Result<(), Error> {
+    fn gradients_are_on_gpu(&mut self) -> Result<(), Error> {
         self.finish_dropped()?;
         match *self.progress.due.get_mut() && !self.progress.dropped {
             true if self.options.clip == Clip::BeforeReduce => Err(VerifyError::HeldBack.into()),
@@ -151,16 +151,16 @@ impl Optimizer {
         &mut self,
         call: impl FnOnce(&mut Self) -> Result<T, Error>,
     ) -> Result<(T, u64), Error> {
-        let before = self.handover.sent();
+        let before = self.reducer.sent();
         let called = call(self);
-        let sent = self.handover.sent() - before;
+        let sent = self.reducer.sent() - before;
         self.progress.sent_before += sent;
         Ok((self.end_if_alone(called)?, sent))
     }
 
     /// Registers communicators to abort together with the optimizer's, so that no rank waits there for one that has failed.
     pub fn end_with(&mut self, comms: impl IntoIterator<Item = Arc<dyn Communicator>>) {
-        comms.into_iter().for_each(|comm| know(&mut self.handover.fixed.comms, &comm));
+        comms.into_iter().for_each(|comm| know(&mut self.reducer.config.comms, &comm));
     }
 
     fn verify_vectors(&mut self, what: What) -> Result<Verified, Error> {

@@ -33,7 +33,7 @@ impl Optimizer {
     /// this rank's groups. Collective, between two steps. A difference without such a majority, or in a vector that no other rank
     /// holds, is refused ([`VerifyError::NoMajority`]), the same on every rank, and nothing has changed.
     pub fn repair(&mut self) -> Result<Vec<Repaired>, Error> {
-        self.handover.healthy()?;
+        self.reducer.healthy()?;
         let ready = self.between_steps();
         self.call_together("repair", ready)?;
         let (repaired, _) = self.apart_from_steps(Self::repair_all)?;
@@ -123,7 +123,7 @@ impl Optimizer {
             (_, Some(i)) if !frozen => Slot::State(i),
             _ => return Err(wrong()),
         });
-        self.handover.settle()?;
+        self.reducer.settle()?;
         let (first, values) = self.piece(&item)?;
         let size = values.dtype().size();
         let index = element.checked_sub(first).filter(|&i| i < values.len()).ok_or_else(wrong)?;

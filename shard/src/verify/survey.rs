@@ -4,7 +4,7 @@ use super::hash;
 use crate::optimizer::layout_state::Place;
 use crate::ranks::host_words;
 use crate::update::segments::overlap;
-use crate::{Among, Error, Optimizer, Stage};
+use crate::{Error, Optimizer, RankRoles, Stage};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Buffer, DType, Slice, SliceMut};
 use std::ops::Range;
@@ -74,13 +74,13 @@ impl Optimizer {
             let bucket = match (&self.entries[param].place, what) {
                 (Place::Bucket { bucket, .. }, _) => *bucket,
                 (Place::Frozen { vector, .. }, What::Held) => {
-                    let copies = Arc::clone(&self.verifying.frozen[*vector].copies);
-                    survey.add(param, Slot::Params, Some(copies));
+                    let replicas = Arc::clone(&self.verifying.frozen[*vector].replicas);
+                    survey.add(param, Slot::Params, Some(replicas));
                     continue;
                 }
                 (Place::Frozen { .. }, What::Grads) => continue,
             };
-            let among = Arc::clone(&self.handover.fixed.buckets[bucket].among);
+            let among = Arc::clone(&self.reducer.config.buckets[bucket].among);
             match what {
                 What::Held => self.survey_bucket(&mut survey, param, bucket, &among)?,
                 What::Grads => survey.add(param, Slot::Grads, self.holders_of_grads(&among)?),
@@ -94,7 +94,7 @@ impl Optimizer {
         survey: &mut Survey,
         param: usize,
         bucket: usize,
-        among: &Among,
+        among: &RankRoles,
     ) -> Result<(), Error> {
         survey.add(param, Slot::Params, self.holders_of_params(among)?);
         let holders = self.holders_of_state(among)?;
@@ -108,56 +108,56 @@ impl Optimizer {
         Ok(())
     }
 
-    fn holders_of_params(&mut self, among: &Among) -> Result<Option<Arc<dyn Communicator>>, Error> {
+    fn holders_of_params(&mut self, among: &RankRoles) -> Result<Option<Arc<dyn Communicator>>, Error> {
         match self.options.stage {
             Stage::Replicated | Stage::Zero1 | Stage::Zero2 | Stage::WholeParams(_) => {
-                Ok(Some(Arc::clone(&among.copies)))
+                Ok(Some(Arc::clone(&among.replicas)))
             }
             Stage::Zero3 => self.holders_of_part(among),
         }
     }
 
-    fn holders_of_state(&mut self, among: &Among) -> Result<Option<Arc<dyn Communicator>>, Error> {
+    fn holders_of_state(&mut self, among: &RankRoles) -> Result<Option<Arc<dyn Communicator>>, Error> {
         match self.options.stage {
-            Stage::Replicated => Ok(Some(Arc::clone(&among.copies))),
+            Stage::Replicated => Ok(Some(Arc::clone(&among.replicas))),
             Stage::Zero1 | Stage::Zero2 | Stage::Zero3 | Stage::WholeParams(_) => self.holders_of_part(among),
         }
     }
 
     /// Returns the ranks with the same gradients. Before the step's further reductions, ranks at different places along
-    /// [`Among::further`] have different gradients.
-    fn holders_of_grads(&mut self, among: &Among) -> Result<Option<Arc<dyn Communicator>>, Error> {
-        let further = among.further.iter().map(|(comm, _)| comm);
+    /// [`RankRoles::extra_reductions`] have different gradients.
+    fn holders_of_grads(&mut self, among: &RankRoles) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        let extra_reductions = among.extra_reductions.iter().map(|(comm, _)| comm);
         let apart: Vec<_> = match self.options.stage {
-            Stage::Replicated | Stage::WholeParams(_) => further.collect(),
+            Stage::Replicated | Stage::WholeParams(_) => extra_reductions.collect(),
             Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => {
-                [&among.shards].into_iter().chain(further).collect()
+                [&among.shards].into_iter().chain(extra_reductions).collect()
             }
         };
-        self.holders_of_place(&among.copies, &apart)
+        self.holders_of_place(&among.replicas, &apart)
     }
 
     /// Returns the ranks that hold the same part of divided vectors: ranks of equal place among the ranks that divide them.
-    fn holders_of_part(&mut self, among: &Among) -> Result<Option<Arc<dyn Communicator>>, Error> {
-        self.holders_of_place(&among.copies, &[&among.shards])
+    fn holders_of_part(&mut self, among: &RankRoles) -> Result<Option<Arc<dyn Communicator>>, Error> {
+        self.holders_of_place(&among.replicas, &[&among.shards])
     }
 
-    /// Returns the ranks of `copies` that have this rank's place in each of `apart`, the groups of which lie across each other;
+    /// Returns the ranks of `replicas` that have this rank's place in each of `apart`, the groups of which lie across each other;
     /// `None` if this rank is the only one. Collective on the first such call.
     fn holders_of_place(
         &mut self,
-        copies: &Arc<dyn Communicator>,
+        replicas: &Arc<dyn Communicator>,
         apart: &[&Arc<dyn Communicator>],
     ) -> Result<Option<Arc<dyn Communicator>>, Error> {
         let apart: Vec<_> = apart.iter().copied().filter(|comm| comm.world_size() > 1).collect();
         let places: usize = apart.iter().map(|comm| comm.world_size()).product();
         if places == 1 {
-            return Ok(Some(Arc::clone(copies)));
+            return Ok(Some(Arc::clone(replicas)));
         }
-        if places == copies.world_size() {
+        if places == replicas.world_size() {
             return Ok(None);
         }
-        let of: Vec<_> = [copies].into_iter().chain(apart).map(Arc::clone).collect();
+        let of: Vec<_> = [replicas].into_iter().chain(apart).map(Arc::clone).collect();
         let known = |made: &&Replicas| {
             made.of.len() == of.len() && made.of.iter().zip(&of).all(|(made, of)| Arc::ptr_eq(made, of))
         };
@@ -165,9 +165,9 @@ impl Optimizer {
             return Ok(made.ranks.clone());
         }
         let place = of[1..].iter().fold(0, |place, comm| place * comm.world_size() + comm.rank());
-        let ranks = copies.split(Some(place as u32), 0)?;
+        let ranks = replicas.split(Some(place as u32), 0)?;
         // Register the communicator, to abort it together with the optimizer's.
-        self.handover.fixed.comms.extend(ranks.clone());
+        self.reducer.config.comms.extend(ranks.clone());
         self.verifying.replicas.push(Replicas { of, ranks: ranks.clone() });
         Ok(ranks)
     }
@@ -184,7 +184,7 @@ impl Optimizer {
         let owned = &self.buckets[bucket];
         let vector = match item.slot {
             Slot::Params => Some(owned.params()?),
-            Slot::Grads => self.handover.grads(bucket).map(|grads| grads.as_slice()),
+            Slot::Grads => self.reducer.grads(bucket).map(|grads| grads.as_slice()),
             Slot::Master => owned.master().map(Buffer::as_slice),
             Slot::State(i) => owned.state().get(i).map(Buffer::as_slice),
         };
@@ -206,7 +206,7 @@ impl Optimizer {
         let owned = &mut self.buckets[bucket];
         let vector = match item.slot {
             Slot::Params => Some(&mut owned.params),
-            Slot::Grads => self.handover.grads(bucket),
+            Slot::Grads => self.reducer.grads(bucket),
             Slot::Master => owned.master_mut(),
             Slot::State(i) => owned.state_mut().get_mut(i),
         };
@@ -230,7 +230,7 @@ impl Optimizer {
 
     /// Returns the same for reduced gradients.
     fn reduced(&self, bucket: usize, place: &Range<usize>) -> (usize, Range<usize>) {
-        let chunk = self.handover.fixed.buckets[bucket].owned.first();
+        let chunk = self.reducer.config.buckets[bucket].owned.first();
         match (self.options.stage, chunk) {
             (Stage::Replicated | Stage::WholeParams(_), _) => (0, place.clone()),
             (stage @ (Stage::Zero1 | Stage::Zero2 | Stage::Zero3), Some(chunk)) => {

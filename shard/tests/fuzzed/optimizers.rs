@@ -6,7 +6,7 @@ use meshstep_comm::loopback::{Config, world};
 use meshstep_optim::schedule::{Cosine, Schedule};
 use meshstep_optim::{AdamW, DynamicLossScale, LossScale};
 use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
-use meshstep_shard::{At, Error, Optimizer, Options, Stage};
+use meshstep_shard::{Error, Optimizer, Options, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -45,7 +45,7 @@ pub fn step(opt: &mut Optimizer) -> Result<(), Error> {
     mb.grad("w", &[mb.loss_scale() as f32; 6][..])?;
     mb.grad("none", &[] as &[f32])?;
     mb.finish()?;
-    let at: At = opt.scheduled()?;
+    let at: StepArgs = opt.scheduled()?;
     opt.step(at)?.outcome().map(drop)
 }
 

@@ -3,7 +3,7 @@
 use crate::common::{PRECISIONS, Run, STAGES, WhichRule, cases, hash, turns};
 use meshstep_optim::AdamW;
 use meshstep_shard::{
-    At, Master, Missing, Moments, NonFinite, Options, Outcome, Owners, Plan, Precision, Stage,
+    Master, Missing, Moments, NonFinite, Options, Outcome, Owners, Plan, Precision, Stage, StepArgs,
 };
 use meshstep_tensor::{Category, DType, Layout, Meter};
 use proptest::prelude::*;
@@ -89,7 +89,7 @@ proptest! {
                     mb.grad(&crate::common::name(i), &vec![1f32; run.lens[i]][..]).unwrap();
                 }
                 mb.finish().unwrap();
-                let _ = opt.step(At::default()).unwrap();
+                let _ = opt.step(StepArgs::default()).unwrap();
                 let meter = &opt.options().meter;
                 let peak = meter.peak(Category::Buckets);
                 assert_eq!(peak, predicted, "{order} {run:?}");
@@ -140,7 +140,7 @@ fn a_pool_out_of_order_grows_and_is_counted() {
             mb.grad(&crate::common::name(i), &grad[..]).unwrap();
         }
         mb.finish().unwrap();
-        match opt.step(At::default()).unwrap().outcome().unwrap() {
+        match opt.step(StepArgs::default()).unwrap().outcome().unwrap() {
             Outcome::Applied { traffic, .. } => traffic.pool_grown,
             skipped => panic!("{skipped:?}"),
         }
@@ -168,7 +168,7 @@ fn what_threads_made_the_pool_grow_by_is_given_back() {
                 }
             });
             mb.finish().unwrap();
-            let _ = opt.step(At::default()).unwrap();
+            let _ = opt.step(StepArgs::default()).unwrap();
             assert_eq!(opt.options().meter.live(Category::Buckets), 2 * 128 * 4);
         }
     })

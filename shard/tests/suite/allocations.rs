@@ -3,7 +3,7 @@
 use crate::allocator::Counts;
 use crate::common::{Run, STAGES, alone, draws, long, turns};
 use meshstep_optim::{Lbfgs, LineSearch};
-use meshstep_shard::{At, Error, NonFinite, Options, Outcome, ShardedLbfgs, Stage};
+use meshstep_shard::{Error, NonFinite, Options, Outcome, ShardedLbfgs, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut};
 use std::process::Command;
 
@@ -35,8 +35,11 @@ fn allocations(run: &Run) -> (usize, usize) {
                 }
                 mb.finish().unwrap();
             }
-            let outcome =
-                opt.step(At { lr: 0.1, max_norm: run.max_norm, ..At::default() }).unwrap().outcome().unwrap();
+            let outcome = opt
+                .step(StepArgs { lr: 0.1, max_norm: run.max_norm, ..StepArgs::default() })
+                .unwrap()
+                .outcome()
+                .unwrap();
             assert!(matches!(outcome, Outcome::Applied { .. }));
         }
         ready.wait();

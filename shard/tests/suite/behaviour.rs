@@ -4,7 +4,7 @@ use crate::common::{Run, STAGES, adamw, draws, name, params, state};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Norm, Sgd};
 use meshstep_shard::{
-    At, Combine, Error, Fault, Groups, Missing, Optimizer, Options, Outcome, Stage, WeightError,
+    Combine, Error, Fault, Groups, Missing, Optimizer, Options, Outcome, Stage, StepArgs, WeightError,
 };
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
 use std::sync::Arc;
@@ -23,8 +23,8 @@ fn sgd(comm: Comm, lens: &[usize], options: Options) -> Optimizer {
     Optimizer::new(comm, layout(lens), Sgd::default(), ones, options).unwrap()
 }
 
-fn at_one() -> At {
-    At { lr: 1.0, ..At::default() }
+fn at_one() -> StepArgs {
+    StepArgs { lr: 1.0, ..StepArgs::default() }
 }
 
 fn first(opt: &Optimizer, i: usize) -> f32 {
@@ -269,7 +269,7 @@ fn groups_have_their_own_decay_and_rate() {
             let mb = opt.micro_batch(1).unwrap();
             (0..3).for_each(|i| mb.grad(&name(i), &[0f32; 100][..]).unwrap());
             mb.finish().unwrap();
-            let _ = opt.step(At { lr: 0.1, ..At::default() }).unwrap();
+            let _ = opt.step(StepArgs { lr: 0.1, ..StepArgs::default() }).unwrap();
             assert_eq!([0, 1, 2].map(|i| first(&opt, i)), [0.95, 1.0, 0.975], "{stage:?}");
         })
         .unwrap();
@@ -371,7 +371,7 @@ fn every_norm_is_the_whole_vectors() {
                 mb.grad("p0", &[-4f32; 40][..]).unwrap();
                 mb.grad("p1", &[4f32; 30][..]).unwrap();
                 mb.finish().unwrap();
-                let at = At { lr: 1.0, max_norm: Some(1.0), grad_scale: 0.5 };
+                let at = StepArgs { lr: 1.0, max_norm: Some(1.0), grad_scale: 0.5 };
                 let Outcome::Applied { norm, coef, .. } = opt.step(at).unwrap().outcome().unwrap() else {
                     panic!()
                 };

@@ -4,7 +4,9 @@
 use crate::common::{Run, STAGES, adamw, draws, name, params, state};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::Sgd;
-use meshstep_shard::{At, Combine, Error, Fault, Groups, NonFinite, Optimizer, Options, Stage, WeightError};
+use meshstep_shard::{
+    Combine, Error, Fault, Groups, NonFinite, Optimizer, Options, Stage, StepArgs, WeightError,
+};
 use meshstep_tensor::{DType, Layout, Param, SliceMut};
 use std::sync::{Arc, Barrier};
 
@@ -22,7 +24,7 @@ fn ahead() -> Run {
     Run { max_norm: None, options, ..Run::default() }
 }
 
-type Wrong<'a> = &'a (dyn Fn(&Run, &mut Optimizer) -> Option<At> + Sync);
+type Wrong<'a> = &'a (dyn Fn(&Run, &mut Optimizer) -> Option<StepArgs> + Sync);
 
 /// One rank does `wrong` in its second step; every rank gets the same error, nothing changes, and training continues: also if
 /// buckets are updated before all of them have arrived.
@@ -60,7 +62,7 @@ fn one_rank_errs_in(run: &Run, wrong: Wrong<'_>) -> Error {
 
 #[test]
 fn a_fault_on_one_rank_is_every_ranks_error() {
-    type Wrong = fn(&Run, &mut Optimizer) -> Option<At>;
+    type Wrong = fn(&Run, &mut Optimizer) -> Option<StepArgs>;
     let wrongs: [(Wrong, Fault); 6] = [
         (|_, _| None, Fault::NoMicroBatch),
         (
@@ -84,21 +86,21 @@ fn a_fault_on_one_rank_is_every_ranks_error() {
         (
             |run, opt| {
                 run.hand_over(opt, 2, 0).unwrap();
-                Some(At { lr: f64::NAN, ..run.at(2) })
+                Some(StepArgs { lr: f64::NAN, ..run.at(2) })
             },
             Fault::Lr,
         ),
         (
             |run, opt| {
                 run.hand_over(opt, 2, 0).unwrap();
-                Some(At { max_norm: Some(0.0), ..run.at(2) })
+                Some(StepArgs { max_norm: Some(0.0), ..run.at(2) })
             },
             Fault::MaxNorm,
         ),
         (
             |run, opt| {
                 run.hand_over(opt, 2, 0).unwrap();
-                Some(At { grad_scale: -1.0, ..run.at(2) })
+                Some(StepArgs { grad_scale: -1.0, ..run.at(2) })
             },
             Fault::GradScale,
         ),
@@ -121,7 +123,7 @@ fn scalars_that_differ_are_named() {
     for stage in STAGES.into_iter().filter(|_| drawn()) {
         let lr = one_rank_errs(stage, &|run, opt| {
             run.hand_over(opt, 2, 0).unwrap();
-            Some(At { lr: 0.25, ..run.at(2) })
+            Some(StepArgs { lr: 0.25, ..run.at(2) })
         });
         let told = lr.to_string();
         assert_eq!(told, "ranks disagree on lr: rank 0 has 0.005, rank 2 has 0.25", "{stage:?}");
@@ -132,7 +134,7 @@ fn scalars_that_differ_are_named() {
         ] {
             let told = one_rank_errs(stage, &|run, opt| {
                 run.hand_over(opt, 2, 0).unwrap();
-                Some(At { lr: next(run.at(2).lr), ..run.at(2) })
+                Some(StepArgs { lr: next(run.at(2).lr), ..run.at(2) })
             });
             let expected = format!("ranks disagree on lr: rank 0 has 0.005, rank 2 has {theirs}");
             assert_eq!(told.to_string(), expected, "{stage:?}");
@@ -209,7 +211,7 @@ fn a_rate_beyond_f32_is_refused_before_anything_is_written() {
             mb.grad("d", &[1f64; 4][..]).unwrap();
             mb.grad("w", &[1f32; 10][..]).unwrap();
             mb.finish().unwrap();
-            let step = opt.step(At { lr, ..At::default() });
+            let step = opt.step(StepArgs { lr, ..StepArgs::default() });
             assert!(matches!(step, Err(Error::Fault { fault: Fault::Lr, .. })), "{step:?}");
             assert_eq!(opt.param("d").unwrap().typed::<f64>().unwrap(), [0.0; 4]);
         })
@@ -258,7 +260,7 @@ fn a_leaked_slot_is_an_error_on_every_rank() {
                 let _ = mb.finish();
             }
             for _ in 0..2 {
-                assert!(matches!(opt.step(At::default()).map(drop), Err(Error::Comm(_))), "{stage:?}");
+                assert!(matches!(opt.step(StepArgs::default()).map(drop), Err(Error::Comm(_))), "{stage:?}");
             }
             assert!(matches!(opt.micro_batch(1).map(drop), Err(Error::Comm(_))));
             assert!(matches!(opt.discard_gradients(), Err(Error::Comm(_))));

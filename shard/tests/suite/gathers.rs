@@ -3,7 +3,7 @@
 use crate::common::{F32_MASTER, Run, fetch, name, param, params};
 use meshstep_comm::{Communicator, Kind, loopback};
 use meshstep_optim::{Muon, Sgd};
-use meshstep_shard::{At, Clip, Error, Initial, Optimizer, Options, Outcome, Stage, UnitError};
+use meshstep_shard::{Clip, Error, Initial, Optimizer, Options, Outcome, Stage, StepArgs, UnitError};
 use meshstep_tensor::{Category, DType, Layout, LayoutBuilder, Param, Slice, SliceMut};
 use std::sync::{Arc, Barrier};
 
@@ -36,7 +36,7 @@ fn step(opt: &mut Optimizer) -> Result<Outcome, Error> {
         mb.grad(name, &vec![1f32; len][..])?;
     }
     mb.finish()?;
-    opt.step(At::default())?.outcome()
+    opt.step(StepArgs::default())?.outcome()
 }
 
 /// At every read each rank has the replicas' values, while other units, gradients and another thread's data are in flight.
@@ -334,9 +334,9 @@ fn ranks_that_part_in_a_gather_are_told_at_once() {
     type Odd = fn(&mut Optimizer) -> Result<(), Error>;
     let odd: [Odd; 3] = [
         |opt| opt.gather("d").map(drop),
-        |opt| opt.step(At::default()).map(drop),
+        |opt| opt.step(StepArgs::default()).map(drop),
         |opt| {
-            let failed = opt.step_with(At::default(), 1, |_| Err::<f64, _>("no data")).map(drop);
+            let failed = opt.step_with(StepArgs::default(), 1, |_| Err::<f64, _>("no data")).map(drop);
             assert!(matches!(failed, Err(Error::Comm(_))), "{failed:?}");
             failed
         },
@@ -350,7 +350,7 @@ fn ranks_that_part_in_a_gather_are_told_at_once() {
             let gathered = if rank == 1 { odd(&mut opt) } else { opt.gather("a").map(drop) };
             assert!(matches!(gathered, Err(Error::Comm(_))), "{gathered:?}");
             assert!(matches!(opt.gather("a"), Err(Error::Comm(_))));
-            assert!(matches!(opt.step(At::default()), Err(Error::Comm(_))));
+            assert!(matches!(opt.step(StepArgs::default()), Err(Error::Comm(_))));
             told.wait();
         })
         .unwrap();

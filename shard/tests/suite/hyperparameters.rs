@@ -6,7 +6,7 @@ use meshstep_optim::{
     Adagrad, Adam, AdamW, Adjust, Adopt, Decay, Flat, Isa, Lamb, Lars, Lion, Moments, Momentum, Muon,
     QhAdamW, QhAdopt, RmsProp, Rule, Scalars, Sees, Segment, Sgd, StateSlot, TensorSums, UncorrectedAdam,
 };
-use meshstep_shard::{At, Error, Optimizer, Options, Owners, Stage};
+use meshstep_shard::{Error, Optimizer, Options, Owners, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Queue};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -161,7 +161,7 @@ fn step(opt: &mut Optimizer) -> Result<(), Error> {
     let mb = opt.micro_batch(1)?;
     mb.grad("w", &[0.25f32; 24][..])?;
     mb.finish()?;
-    opt.step(At::default())?.outcome().map(drop)
+    opt.step(StepArgs::default())?.outcome().map(drop)
 }
 
 fn assert_told(rules: &Switched, what: &str, error: &Error) {

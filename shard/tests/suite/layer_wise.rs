@@ -3,7 +3,7 @@
 use crate::common::{Run, STAGES, WhichRule, draws, hash, long, turns};
 use meshstep_comm::Communicator;
 use meshstep_optim::{AdamW, Lamb, Lars, Muon};
-use meshstep_shard::{At, Error, Fault, Groups, Missing, Optimizer, Options, Outcome, Owners, Stage};
+use meshstep_shard::{Error, Fault, Groups, Missing, Optimizer, Options, Outcome, Owners, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut};
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ fn muon(ranks: usize, stage: Stage) -> Vec<Vec<u8>> {
                 mb.grad(&format!("w{i}"), &values(shape[0] * shape[1], t * 10 + i as u64)[..]).unwrap();
             }
             mb.finish().unwrap();
-            let outcome = opt.step(At { lr: 0.1, ..At::default() }).unwrap().outcome().unwrap();
+            let outcome = opt.step(StepArgs { lr: 0.1, ..StepArgs::default() }).unwrap().outcome().unwrap();
             assert!(matches!(outcome, Outcome::Applied { .. }));
         }
         crate::common::params(&opt)
@@ -78,7 +78,7 @@ fn a_rate_beyond_one_ranks_matrix_is_refused_on_all() {
             batch.grad("a", &[1f32; 16][..]).unwrap();
             batch.grad("b", &[1f32; 100][..]).unwrap();
             batch.finish().unwrap();
-            let step = opt.step(At { lr: 1e38, ..At::default() });
+            let step = opt.step(StepArgs { lr: 1e38, ..StepArgs::default() });
             assert!(matches!(step, Err(Error::Fault { rank: 0, fault: Fault::Lr })), "{step:?}");
             for name in ["a", "b"] {
                 assert!(opt.param(name).unwrap().typed::<f32>().unwrap().iter().all(|p| *p == 1.0));
@@ -104,7 +104,7 @@ fn a_ratio_too_large_for_the_rate_is_one() {
             let batch = opt.micro_batch(1).unwrap();
             batch.grad("a", &[1e-28f32; 200][..]).unwrap();
             batch.finish().unwrap();
-            let outcome = opt.step(At { lr: 1e12, ..At::default() }).unwrap().outcome().unwrap();
+            let outcome = opt.step(StepArgs { lr: 1e12, ..StepArgs::default() }).unwrap().outcome().unwrap();
             assert!(matches!(outcome, Outcome::Applied { .. }), "{outcome:?}");
             opt.param("a").unwrap().typed::<f32>().unwrap().to_vec()
         });
@@ -141,7 +141,7 @@ fn muon_leaves_matrices_without_elements_alone() {
         batch.grad("a", &values(16, 1)[..]).unwrap();
         batch.grad("none", &[0f32; 0][..]).unwrap();
         batch.finish().unwrap();
-        let outcome = opt.step(At::default()).unwrap().outcome().unwrap();
+        let outcome = opt.step(StepArgs::default()).unwrap().outcome().unwrap();
         assert!(matches!(outcome, Outcome::Applied { .. }), "{outcome:?}");
         assert!(opt.param("a").unwrap().typed::<f32>().unwrap().iter().all(|p| *p != 0.0));
     })
@@ -166,7 +166,7 @@ fn muon_is_refused_a_bias_which_may_join_with_another_rule() {
         }
         mb.grad("b", &[1f32; 7][..]).unwrap();
         mb.finish().unwrap();
-        opt.step(At { lr: 0.25, ..At::default() }).unwrap().outcome().unwrap();
+        opt.step(StepArgs { lr: 0.25, ..StepArgs::default() }).unwrap().outcome().unwrap();
         opt.param("b").unwrap().typed::<f32>().unwrap()[3]
     });
     assert!(outcome.unwrap().iter().all(|b| (b + 0.25).abs() < 1e-6));
@@ -200,7 +200,10 @@ fn layer_wise_rules_stand_beside_others_and_missing_gradients() {
                     mb.grad(&format!("w{i}"), &values(shape[0] * shape[1], 40 + t)[..]).unwrap();
                 }
                 mb.finish().unwrap();
-                opt.step(At { lr: 0.1, max_norm: Some(2.0), ..At::default() }).unwrap().outcome().unwrap();
+                opt.step(StepArgs { lr: 0.1, max_norm: Some(2.0), ..StepArgs::default() })
+                    .unwrap()
+                    .outcome()
+                    .unwrap();
             }
             assert_eq!(opt.state("w2").unwrap().t, 2);
             crate::common::params(&opt)

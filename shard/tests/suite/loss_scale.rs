@@ -3,7 +3,7 @@
 use crate::common::STAGES;
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{DynamicLossScale, LossScale, LossScaleState, Sgd};
-use meshstep_shard::{At, Error, Fault, Optimizer, Options, Outcome, Stage};
+use meshstep_shard::{Error, Fault, Optimizer, Options, Outcome, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Param, SliceMut};
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn scaled(stage: Stage, loss_scale: LossScale) -> Options {
 }
 
 /// A step with the loss `w`, scaled: the gradient handed over is the scale, or infinite.
-fn step(opt: &mut Optimizer, at: At, overflow: bool) -> Result<Outcome, Error> {
+fn step(opt: &mut Optimizer, at: StepArgs, overflow: bool) -> Result<Outcome, Error> {
     let mb = opt.micro_batch(1).unwrap();
     let scale = mb.loss_scale() as f32;
     mb.grad("w", &[if overflow { f32::INFINITY } else { scale }, scale, scale][..]).unwrap();
@@ -40,8 +40,8 @@ fn w(opt: &Optimizer) -> f32 {
     crate::common::floats(opt, "w")[1]
 }
 
-fn at_one() -> At {
-    At { lr: 1.0, ..At::default() }
+fn at_one() -> StepArgs {
+    StepArgs { lr: 1.0, ..StepArgs::default() }
 }
 
 /// The true gradient is 1. Divided by the scale that comes next instead, it would be 1/2 from the second step on.
@@ -75,9 +75,9 @@ fn the_scale_goes_with_micro_batches_factors_and_clipping() {
             mb.finish().unwrap();
             let _ = step(&mut opt, at_one(), false).unwrap();
             assert_eq!((w(&opt), opt.loss_scale()), (-1.0, 8.0));
-            let _ = step(&mut opt, At { grad_scale: 0.25, ..at_one() }, false).unwrap();
+            let _ = step(&mut opt, StepArgs { grad_scale: 0.25, ..at_one() }, false).unwrap();
             assert_eq!((w(&opt), opt.loss_scale()), (-1.25, 16.0));
-            let clipped = step(&mut opt, At { max_norm: Some(0.5), ..at_one() }, false).unwrap();
+            let clipped = step(&mut opt, StepArgs { max_norm: Some(0.5), ..at_one() }, false).unwrap();
             let Outcome::Applied { norm, coef, .. } = clipped else { panic!("{clipped:?}") };
             assert_eq!((norm, coef), (3f64.sqrt(), 0.5 / (3f64.sqrt() + 1e-6)), "{stage:?}");
             assert!((w(&opt) + 1.25 + coef as f32).abs() < 1e-6);
@@ -220,7 +220,7 @@ fn what_cannot_be_is_refused() {
 
         // 1e-30 is in range by itself; divided by a scale of 4 it is not.
         let grad_scale = if rank == 1 { 1e-30 } else { 1.0 };
-        let error = step(&mut opt, At { grad_scale, ..at_one() }, false).unwrap_err();
+        let error = step(&mut opt, StepArgs { grad_scale, ..at_one() }, false).unwrap_err();
         assert!(matches!(error, Error::Fault { rank: 1, fault: Fault::GradScale }), "{error}");
         assert_eq!(opt.loss_scale(), 4.0);
     })

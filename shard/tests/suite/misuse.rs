@@ -3,7 +3,7 @@
 use crate::common::adamw;
 use meshstep_comm::loopback;
 use meshstep_optim::{AdamW, Norm, Sgd};
-use meshstep_shard::{At, Combine, Error, Groups, Initial, Optimizer, Options, Plan, Stage};
+use meshstep_shard::{Combine, Error, Groups, Initial, Optimizer, Options, Plan, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
 
 fn zeros(_: &Param, _: SliceMut<'_>) -> Result<(), meshstep_tensor::Error> {
@@ -191,7 +191,7 @@ fn a_wrong_gradient_is_refused_and_the_right_one_still_taken() {
         assert!(matches!(mb.grad("a", &[1f32; 6][..]), Err(Error::GradTwice { .. })));
         mb.finish().unwrap();
         assert!(matches!(opt.micro_batch(1).map(drop), Err(Error::StepDue)));
-        let _ = opt.step(At { lr: 1.0, ..At::default() }).unwrap();
+        let _ = opt.step(StepArgs { lr: 1.0, ..StepArgs::default() }).unwrap();
         assert_eq!(opt.param("a").unwrap().typed::<f32>().unwrap(), [-1.0; 6]);
     })
     .unwrap();

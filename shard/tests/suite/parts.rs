@@ -3,7 +3,8 @@
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
 use meshstep_shard::{
-    Among, At, DataPlace, Error, Optimizer, Options, Outcome, Part, Plan, Shared, Sizes, Stage, UnitError,
+    DataRank, Error, Optimizer, Options, Outcome, ParamGroup, Part, Plan, RankRoles, Sizes, Stage, StepArgs,
+    UnitError,
 };
 use meshstep_tensor::{Category, DType, Layout, LayoutBuilder, Meter, Param, SliceMut};
 use std::sync::Arc;
@@ -20,8 +21,8 @@ fn part(names: &[&str], len: usize, ranks: usize, options: &Options) -> Part {
     Part::new(layout(names, len), Sizes::all(ranks), [], options).unwrap()
 }
 
-fn shared(part: Part, comm: &Arc<dyn Communicator>) -> Shared {
-    Shared { part, rules: AdamW::default().into(), among: Among::all(Arc::clone(comm)) }
+fn shared(part: Part, comm: &Arc<dyn Communicator>) -> ParamGroup {
+    ParamGroup { part, rules: AdamW::default().into(), among: RankRoles::all(Arc::clone(comm)) }
 }
 
 fn zeros(_: &Param, _: SliceMut<'_>) -> Result<(), meshstep_tensor::Error> {
@@ -42,9 +43,10 @@ fn memory_is_that_of_all_parts_together() {
         let plan = Plan::of(RANKS, parts(&options(stage)), &options(stage)).unwrap();
         loopback::spawn(RANKS, |comm| {
             let options = options(stage);
-            let shared: Vec<Shared> = parts(&options).into_iter().map(|part| shared(part, &comm)).collect();
+            let shared: Vec<ParamGroup> =
+                parts(&options).into_iter().map(|part| shared(part, &comm)).collect();
             let meter = options.meter.clone();
-            let mut opt = Optimizer::empty(Arc::clone(&comm), DataPlace::OWN, options).unwrap();
+            let mut opt = Optimizer::empty(Arc::clone(&comm), DataRank::OWN, options).unwrap();
             opt.add_parts(shared, zeros).unwrap();
             let memory = plan.memory(comm.rank(), &AdamW::default());
             for (category, bytes) in memory.by_category() {
@@ -56,7 +58,7 @@ fn memory_is_that_of_all_parts_together() {
                 mb.grad(name, &vec![1f32; len][..]).unwrap();
             }
             mb.finish().unwrap();
-            let _ = opt.step(At::default()).unwrap().outcome().unwrap();
+            let _ = opt.step(StepArgs::default()).unwrap().outcome().unwrap();
             assert_eq!(meter.peak(Category::Buckets), plan.pool_bytes(0..5), "at {stage:?}");
         })
         .unwrap();
@@ -87,7 +89,7 @@ fn pool(opt: &mut Optimizer, names: &[String]) -> (u64, u64) {
         let mb = opt.micro_batch(1).unwrap();
         names.iter().for_each(|name| mb.grad(name, &vec![1f32; len(name)][..]).unwrap());
         mb.finish().unwrap();
-        match opt.step(At::default()).unwrap().outcome().unwrap() {
+        match opt.step(StepArgs::default()).unwrap().outcome().unwrap() {
             Outcome::Applied { traffic, .. } => grown = traffic.pool_grown,
             skipped => panic!("{skipped:?}"),
         }
@@ -108,7 +110,7 @@ fn buckets_of_parts_travel_as_a_backward_pass_fills_them() {
         loopback::spawn(RANKS, |comm| {
             let options = options(stage);
             let shared = blocks(&options, told).into_iter().map(|part| shared(part, &comm)).collect();
-            let mut opt = Optimizer::empty(Arc::clone(&comm), DataPlace::OWN, options).unwrap();
+            let mut opt = Optimizer::empty(Arc::clone(&comm), DataRank::OWN, options).unwrap();
             opt.add_parts(shared, zeros).unwrap();
             let planned = plan.memory(comm.rank(), &AdamW::default()).buckets;
             assert_eq!(pool(&mut opt, &backward), (0, planned), "{stage:?}, told: {told}");
@@ -140,8 +142,8 @@ fn names_of_two_are_refused_by_plan_and_optimizer() {
             let planned = Plan::of(RANKS, parts(&options(stage)).into(), &options(stage)).map(drop);
             let made = loopback::spawn(RANKS, |comm| {
                 let options = options(stage);
-                let shared: Vec<Shared> = parts(&options).map(|part| shared(part, &comm)).into();
-                Optimizer::empty(comm, DataPlace::OWN, options).unwrap().add_parts(shared, zeros)
+                let shared: Vec<ParamGroup> = parts(&options).map(|part| shared(part, &comm)).into();
+                Optimizer::empty(comm, DataRank::OWN, options).unwrap().add_parts(shared, zeros)
             });
             for told in made.unwrap().into_iter().chain([planned]) {
                 match told {
@@ -169,7 +171,7 @@ fn ranks_that_would_send_in_another_order_are_refused() {
     let at = |name, position| part(name, &["u"]).at(vec![position]).unwrap();
     loopback::spawn(RANKS, |comm| {
         let own = Options { meter: Meter::new(), ..options.clone() };
-        let mut opt = Optimizer::empty(Arc::clone(&comm), DataPlace::OWN, own).unwrap();
+        let mut opt = Optimizer::empty(Arc::clone(&comm), DataRank::OWN, own).unwrap();
         let mut add = |parts: [Part; 2]| opt.add_parts(parts.map(|part| shared(part, &comm)).into(), zeros);
         let first = comm.rank();
         let other = add([at("a", first), at("b", 1 - first)]).unwrap_err();
@@ -190,7 +192,7 @@ fn what_does_not_belong_together_is_refused() {
     loopback::spawn(RANKS, |comm| {
         let options = options(Stage::Zero1);
         let part = |name: &str, ranks, options: &Options| part(&[name], 64, ranks, options);
-        let mut opt = Optimizer::empty(Arc::clone(&comm), DataPlace::OWN, options.clone()).unwrap();
+        let mut opt = Optimizer::empty(Arc::clone(&comm), DataRank::OWN, options.clone()).unwrap();
         let mut refused = |parts: Vec<Part>| {
             let parts = parts.into_iter().map(|part| shared(part, &comm)).collect();
             opt.add_parts(parts, zeros).unwrap_err()

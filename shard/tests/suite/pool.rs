@@ -5,8 +5,8 @@ use crate::common::draws;
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
 use meshstep_shard::{
-    Among, At, DataPlace, Error, Fault, Master, MicroBatch, Missing, Optimizer, Options, Outcome, Part, Plan,
-    Precision, Shared, Sizes, Stage, Traffic,
+    DataRank, Error, Fault, Master, MicroBatch, Missing, Optimizer, Options, Outcome, ParamGroup, Part, Plan,
+    Precision, RankRoles, Sizes, Stage, StepArgs, Traffic,
 };
 use meshstep_tensor::DType::{self, BF16, F32};
 use meshstep_tensor::{Category, Layout, LayoutBuilder, Meter, Param, SliceMut};
@@ -67,9 +67,10 @@ fn planned(parts: &[Of], options: &Options) -> Vec<Part> {
 
 fn optimizer(comm: &Arc<dyn Communicator>, parts: &[Of], options: Options) -> Optimizer {
     let zeros = |_: &Param, _: SliceMut<'_>| Ok(());
-    let shared = |part| Shared { part, rules: AdamW::default().into(), among: Among::all(Arc::clone(comm)) };
+    let shared =
+        |part| ParamGroup { part, rules: AdamW::default().into(), among: RankRoles::all(Arc::clone(comm)) };
     let shared = planned(parts, &options).into_iter().map(shared).collect();
-    let mut opt = Optimizer::empty(Arc::clone(comm), DataPlace::OWN, options).unwrap();
+    let mut opt = Optimizer::empty(Arc::clone(comm), DataRank::OWN, options).unwrap();
     opt.add_parts(shared, zeros).unwrap();
     opt
 }
@@ -117,7 +118,7 @@ fn a_bucket_fills_while_another_of_its_family_travels() {
                     hand_over(&mb, param, &values(param, rank, t));
                 }
                 mb.finish().unwrap();
-                let traffic = traffic(opt.step(At::default()).unwrap().outcome().unwrap());
+                let traffic = traffic(opt.step(StepArgs::default()).unwrap().outcome().unwrap());
                 assert_eq!(traffic.pool_grown, 0, "{parts:?} {stage:?}");
             }
             let held = plan.memory(rank, &AdamW::default());
@@ -197,7 +198,7 @@ fn steps(parts: &[Of], options: &Options, lack: bool) -> Vec<(Vec<String>, u64, 
                 }
             }
             mb.finish().unwrap();
-            said.push(match opt.step(At::default()).and_then(|step| step.outcome()) {
+            said.push(match opt.step(StepArgs::default()).and_then(|step| step.outcome()) {
                 Ok(outcome) => {
                     grown = traffic(outcome).pool_grown;
                     "applied".to_owned()
@@ -231,8 +232,8 @@ fn a_gradient_that_one_rank_lacks_holds_up_no_collective_of_the_model() {
     let mut drawn = draws(1);
     for (stage, missing, overlap) in cases {
         for parts in [FAMILIES[0], FAMILIES[4]].into_iter().filter(|_| drawn()) {
-            let patience = Duration::from_millis(20);
-            let options = Options { missing, overlap, patience, ..options(parts, stage) };
+            let wait_budget = Duration::from_millis(20);
+            let options = Options { missing, overlap, wait_budget, ..options(parts, stage) };
             let ends = steps(parts, &options, true);
             let what = format!("{stage:?} {missing:?}, overlap: {overlap}, {parts:?}");
             let fails = matches!(missing, Missing::Error | Missing::AllOrNone);
@@ -243,8 +244,8 @@ fn a_gradient_that_one_rank_lacks_holds_up_no_collective_of_the_model() {
             assert!(stage == Stage::Zero1 || ends[0].1 > 0, "{what}");
             assert_eq!(ends[0].2, ends[1].2, "{what}");
             if !fails {
-                let patience = Duration::MAX;
-                let zeros = steps(parts, &Options { patience, ..options }, false);
+                let wait_budget = Duration::MAX;
+                let zeros = steps(parts, &Options { wait_budget, ..options }, false);
                 assert_eq!((zeros[0].1, &zeros[0].2), (0, &ends[0].2), "{what}");
             }
         }
@@ -292,7 +293,7 @@ fn run_with(
                 }
             }
             mb.finish().unwrap();
-            let now = traffic(opt.step(At::default()).unwrap().outcome().unwrap()).pool_grown;
+            let now = traffic(opt.step(StepArgs::default()).unwrap().outcome().unwrap()).pool_grown;
             grown.push(now - before);
             before = now;
         }
@@ -364,7 +365,7 @@ fn buckets_that_all_lack_gradients_wait_for_each_other() {
                 backward(parts).iter().for_each(|param| hand_over(&mb, param, &values(param, rank, t)));
             }
             mb.finish().unwrap();
-            let now = traffic(opt.step(At::default()).unwrap().outcome().unwrap()).pool_grown;
+            let now = traffic(opt.step(StepArgs::default()).unwrap().outcome().unwrap()).pool_grown;
             if rank == 1 {
                 assert_eq!(now, 0, "a rank without gradients fills one bucket after another");
             }
@@ -391,7 +392,7 @@ fn a_gradient_that_is_said_to_be_missing_is_missing() {
         assert!(matches!(mb.none("2w"), Err(Error::GradTwice { name }) if name == "2w"));
         assert!(matches!(mb.none("9w"), Err(Error::UnknownParam { name, .. }) if name == "9w"));
         mb.finish().unwrap();
-        let missing = opt.step(At::default()).and_then(|step| step.outcome());
+        let missing = opt.step(StepArgs::default()).and_then(|step| step.outcome());
         let Err(Error::Fault { rank: 1, fault: Fault::MissingGradient { name } }) = missing else {
             panic!("{missing:?}");
         };
@@ -424,7 +425,7 @@ fn a_micro_batch_may_say_that_it_has_no_gradient() {
                     }
                     mb.finish().unwrap();
                     if t % 2 == 0 {
-                        traffic(opt.step(At::default()).unwrap().outcome().unwrap());
+                        traffic(opt.step(StepArgs::default()).unwrap().outcome().unwrap());
                     }
                 }
                 crate::common::params(&opt)

@@ -3,7 +3,7 @@
 use crate::common::{Gradients, PRECISIONS, Run, STAGES, WITH_STATE, draws, long, turns};
 use meshstep_comm::loopback;
 use meshstep_optim::{AdamW, Rounding, Rule, Sgd};
-use meshstep_shard::{At, Groups, Master, Moments, Optimizer, Options, Precision, Stage};
+use meshstep_shard::{Groups, Master, Moments, Optimizer, Options, Precision, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut, bf16};
 
 /// With equal gradients all ranks end alike, stochastic rounding included, at every stage.
@@ -67,7 +67,7 @@ fn tried(dtype: DType, precision: Precision, rule: impl Rule + Clone + 'static) 
                 _ => mb.grad("p", &[0.5f32; 70][..]).unwrap(),
             }
             mb.finish().unwrap();
-            let _ = opt.step(At { lr: 0.01, ..At::default() }).unwrap();
+            let _ = opt.step(StepArgs { lr: 0.01, ..StepArgs::default() }).unwrap();
         }
         let mut moved = [0f32; 70];
         SliceMut::from(&mut moved[..]).cast_from(opt.param("p").unwrap()).unwrap();
@@ -144,7 +144,7 @@ fn types_mix() {
         mb.grad("norm", &[1f32; 7][..]).unwrap();
         mb.grad("late", &[1f32; 9][..]).unwrap();
         mb.finish().unwrap();
-        let _ = opt.step(At::default()).unwrap();
+        let _ = opt.step(StepArgs::default()).unwrap();
         let master = opt.state("w").unwrap().master.map(|m| m.dtype());
         assert!(opt.state("w").unwrap().range.is_empty() || master == Some(DType::U16));
         assert!(opt.state("norm").unwrap().master.is_none());

@@ -5,7 +5,8 @@ use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::schedule::{Cosine, Curve, Linear, MultiStepLR, Schedule, StepLR};
 use meshstep_optim::{Lbfgs, Sgd};
 use meshstep_shard::{
-    At, CrossShard, Error, Fault, NonFinite, NotForLbfgs, Optimizer, Options, Outcome, ShardedLbfgs, Stage,
+    CrossShard, Error, Fault, NonFinite, NotForLbfgs, Optimizer, Options, Outcome, ShardedLbfgs, Stage,
+    StepArgs,
 };
 use meshstep_tensor::{DType, Layout, Param, SliceMut};
 use std::sync::Arc;
@@ -63,7 +64,7 @@ fn a_rank_with_another_schedule_is_refused_when_the_optimizer_is_made() {
     assert_eq!(cosine().parameters()[0], ("lr", "0.1".to_owned()));
 }
 
-fn step(opt: &mut Optimizer, at: At, grads: Option<f32>) -> Result<Outcome, Error> {
+fn step(opt: &mut Optimizer, at: StepArgs, grads: Option<f32>) -> Result<Outcome, Error> {
     let mb = opt.micro_batch(1).unwrap();
     if let Some(g) = grads {
         mb.grad("w", &[g; 3][..]).unwrap();
@@ -91,9 +92,10 @@ fn rates_are_the_schedules_over_skips_errors_and_restarts() {
             {
                 assert_eq!(opt.steps(), taken);
                 let at = opt.scheduled().unwrap();
-                assert_eq!(at, At { lr: cosine().at(taken), max_norm: None, grad_scale: 1.0 });
+                assert_eq!(at, StepArgs { lr: cosine().at(taken), max_norm: None, grad_scale: 1.0 });
                 let outcome = step(&mut opt, at, grads);
-                let told = step(&mut plain, At { lr: cosine().at(taken), ..At::default() }, grads);
+                let told =
+                    step(&mut plain, StepArgs { lr: cosine().at(taken), ..StepArgs::default() }, grads);
                 assert_eq!(outcome.is_err(), grads.is_none());
                 assert_eq!((told.is_ok(), value(&opt)), (outcome.is_ok(), value(&plain)), "{i}");
                 taken += u64::from(outcome.is_ok());
@@ -122,7 +124,7 @@ fn another_rate_than_the_schedules_is_an_error_on_every_rank() {
         let rank = comm.rank();
         let mut opt = new(comm, with(Some(schedule(0.3, StepLR { step_size: 1, gamma: 0.5 })))).unwrap();
         let at = opt.scheduled().unwrap();
-        let other = if rank == 1 { At { lr: at.lr.next_down(), ..at } } else { at };
+        let other = if rank == 1 { StepArgs { lr: at.lr.next_down(), ..at } } else { at };
         let told = step(&mut opt, other, Some(1.0));
         assert!(matches!(told, Err(Error::Fault { rank: 1, fault: Fault::Schedule })), "{told:?}");
         // The rate of an earlier step is wrong for this one.

@@ -7,7 +7,7 @@ use crate::shapes;
 use meshstep_comm::{Communicator, nccl};
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::models::Gpt2;
-use meshstep_shard::{At, Master, Optimizer, Options, Outcome, Plan, Precision, Stage};
+use meshstep_shard::{Master, Optimizer, Options, Outcome, Plan, Precision, Stage, StepArgs};
 use meshstep_tensor::cuda::{Device, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Queue, SliceMut};
 use serde::{Deserialize, Serialize};
@@ -179,7 +179,7 @@ impl Model {
     }
 
     fn step(&mut self) -> Result<()> {
-        match self.opt.step(At { max_norm: Some(1.0), ..At::default() })?.outcome()? {
+        match self.opt.step(StepArgs { max_norm: Some(1.0), ..StepArgs::default() })?.outcome()? {
             Outcome::Applied { .. } => Ok(()),
             skipped => Err(format!("a step was not taken: {skipped:?}").into()),
         }

@@ -7,7 +7,7 @@ use meshstep_bench_cases::shapes::{STAGES, hand_over, layout};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::models::Gpt2;
-use meshstep_shard::{At, Memory, Optimizer, Options, Outcome, Plan, Stage};
+use meshstep_shard::{Memory, Optimizer, Options, Outcome, Plan, Stage, StepArgs};
 use meshstep_tensor::{Category, DType, Layout, Meter};
 
 use crate::measure::Effort;
@@ -162,7 +162,7 @@ fn of_rank(comm: Arc<dyn Communicator>, layout: &Layout, stage: Stage, process: 
         drop(gathered);
         batch.finish()?;
         counted.before = meter.live_total();
-        let outcome = opt.step(At { max_norm: Some(1.0), ..At::default() })?.outcome()?;
+        let outcome = opt.step(StepArgs { max_norm: Some(1.0), ..StepArgs::default() })?.outcome()?;
         ensure!(matches!(outcome, Outcome::Applied { .. }), "a step was skipped: {outcome:?}");
     }
     counted.after = meter.live_total();

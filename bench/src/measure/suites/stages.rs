@@ -5,7 +5,7 @@ use meshstep_bench_cases::shapes::{STAGES, even, hand_over, layout};
 use meshstep_comm::loopback;
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::models::{Gpt2, Llama3};
-use meshstep_shard::{At, Optimizer, Options, Outcome, Owners, Plan, Stage};
+use meshstep_shard::{Optimizer, Options, Outcome, Owners, Plan, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout};
 
 use crate::measure::Effort;
@@ -141,7 +141,7 @@ fn counted(layout: &Layout, ranks: usize, stage: Stage) -> Result<Vec<u64>> {
                 hand_over(&batch, name, |values| values.fill(0.5))?;
             }
             batch.finish()?;
-            let outcome = opt.step(At::default())?.outcome()?;
+            let outcome = opt.step(StepArgs::default())?.outcome()?;
             let Outcome::Applied { traffic, .. } = outcome else {
                 return Err(anyhow!("a step was skipped: {outcome:?}"));
             };

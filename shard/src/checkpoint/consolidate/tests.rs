@@ -1,7 +1,7 @@
 //! Consolidation with a sender that cannot read its vectors.
 
 use super::*;
-use crate::checkpoint::contents::{Keeper, Vectors};
+use crate::checkpoint::contents::{Saveable, Vectors};
 use crate::checkpoint::settings::Settings;
 use crate::verify::Slot;
 use crate::{Options, Stage};
@@ -28,12 +28,12 @@ impl Vectors for Failing {
     }
 }
 
-impl Keeper for Failing {
+impl Saveable for Failing {
     fn optimizer(&mut self) -> &mut Optimizer {
         &mut self.opt
     }
 
-    fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError> {
+    fn contents(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
         self.opt.contents(placing)
     }
 
@@ -72,22 +72,22 @@ fn consolidated(at: usize, left: usize) -> (Vec<Seen>, Option<String>) {
             to.copy_from(Slice::from(&VALUES[..param.len()]))
         };
         let opt = Optimizer::new(comm, layout, AdamW::default(), values, options).unwrap();
-        let mut keeper = Failing { opt, left: if own { left } else { usize::MAX } };
+        let mut saveable = Failing { opt, left: if own { left } else { usize::MAX } };
         let mut seen = Vec::new();
         let told = consolidate_all(
-            &mut keeper,
+            &mut saveable,
             0,
             &mut |window| {
                 let values = window.values.bytes().map_err(CheckpointError::memory)?;
                 seen.push((format!("{}:{}", window.param, window.slot), window.at, values.to_vec()));
                 Ok(())
             },
-            &Alike { ranks: 3 },
+            &Unsharded { ranks: 3 },
         );
         let told = told.err().map(|error| error.to_string());
         // The ranks have not lost each other.
-        keeper.left = usize::MAX;
-        consolidate_all(&mut keeper, 1, &mut |_| Ok(()), &Alike { ranks: 3 }).unwrap();
+        saveable.left = usize::MAX;
+        consolidate_all(&mut saveable, 1, &mut |_| Ok(()), &Unsharded { ranks: 3 }).unwrap();
         (seen, told)
     });
     let ranks = ranks.unwrap();

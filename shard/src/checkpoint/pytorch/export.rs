@@ -4,10 +4,10 @@ use super::error::PyTorchError;
 use super::file::PyTorchFile;
 use super::keys::Keys;
 use crate::checkpoint::consolidate::{Sources, Window};
-use crate::checkpoint::contents::{Content, Named};
+use crate::checkpoint::contents::{Named, SavedTensor};
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::manifest::Type;
-use crate::checkpoint::placing::{Alike, Placing};
+use crate::checkpoint::placing::{ModelPlacement, Unsharded};
 use crate::checkpoint::shard_file::{ShardWriter, Vector};
 use crate::{Error, Optimizer};
 use meshstep_optim::Rule;
@@ -31,7 +31,7 @@ impl Optimizer {
     /// An error is the same on every rank, and leaves an existing file as it was.
     pub fn export_pytorch(&mut self, file: &PyTorchFile, to: usize) -> Result<(), Error> {
         let ranks = self.comm().world_size();
-        self.export_pytorch_placed(file, to, &Alike { ranks })
+        self.export_pytorch_placed(file, to, &Unsharded { ranks })
     }
 
     /// [`export_pytorch`](Self::export_pytorch) with parameters cut as `placing` describes.
@@ -39,7 +39,7 @@ impl Optimizer {
         &mut self,
         file: &PyTorchFile,
         to: usize,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
     ) -> Result<(), Error> {
         let mut sources = Sources::of(self, &format!("export for PyTorch on rank {to}"), to, placing)?;
         let writes = self.comm().rank() == to;
@@ -54,7 +54,7 @@ impl Optimizer {
         exported.map(|((), _)| ())
     }
 
-    fn plan(&self, contents: &[Content]) -> Result<Plan, CheckpointError> {
+    fn plan(&self, contents: &[SavedTensor]) -> Result<Plan, CheckpointError> {
         let mut plan = Plan::default();
         let mut steps = Vec::new();
         for (param, content) in contents.iter().enumerate() {

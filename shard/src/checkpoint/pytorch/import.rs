@@ -4,12 +4,12 @@ use super::error::PyTorchError;
 use super::file::PyTorchFile;
 use super::keys::Keys;
 use super::plain::Plain;
-use crate::checkpoint::contents::{Content, Keeper, MASTER, Named, PARAM, Vectors};
+use crate::checkpoint::contents::{MASTER, Named, PARAM, Saveable, SavedTensor, Vectors};
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::header::Entry;
 use crate::checkpoint::load::take_in;
 use crate::checkpoint::manifest::Type;
-use crate::checkpoint::placing::{Alike, Placing};
+use crate::checkpoint::placing::{ModelPlacement, Unsharded};
 use crate::checkpoint::ranks::Ranks;
 use crate::checkpoint::read::Target;
 use crate::checkpoint::settings::Settings;
@@ -69,7 +69,7 @@ impl Optimizer {
     /// same bytes; for this rank 0 reads the whole file once.
     pub fn import_pytorch(&mut self, file: &PyTorchFile, import: Import) -> Result<Imported, Error> {
         let ranks = self.comm().world_size();
-        self.import_pytorch_placed(file, import, &Alike { ranks })
+        self.import_pytorch_placed(file, import, &Unsharded { ranks })
     }
 
     /// [`import_pytorch`](Self::import_pytorch) with parameters cut as `placing` describes.
@@ -77,9 +77,9 @@ impl Optimizer {
         &mut self,
         file: &PyTorchFile,
         import: Import,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
     ) -> Result<Imported, Error> {
-        self.handover.healthy()?;
+        self.reducer.healthy()?;
         let ready = self.between_two_steps();
         self.call_together(&format!("import from PyTorch\nwhat to import = {import:?}"), ready)?;
         let ranks = Ranks::of(self);
@@ -102,7 +102,7 @@ impl Optimizer {
         &mut self,
         plain: &mut Plain,
         import: Import,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
     ) -> Result<Staged, CheckpointError> {
         let contents = self.contents(placing)?;
         let (found, fresh) = self.find(plain, &contents, import, &placing.tied())?;
@@ -132,7 +132,7 @@ impl Optimizer {
     fn find(
         &self,
         plain: &mut Plain,
-        contents: &[Content],
+        contents: &[SavedTensor],
         import: Import,
         tied: &BTreeMap<String, String>,
     ) -> Result<(Vec<Found>, Vec<String>), CheckpointError> {
@@ -142,7 +142,7 @@ impl Optimizer {
             let others = tied.iter().filter(|(_, to)| *to == own).map(|(name, _)| name);
             let mut names = [&content.name, own].into_iter().chain(others);
             let name = names.find(|name| plain.get(name).is_some()).unwrap_or(&content.name);
-            let keys = Keys::new(&Content { name: name.clone(), ..content.clone() }, self.rule(param))?;
+            let keys = Keys::new(&SavedTensor { name: name.clone(), ..content.clone() }, self.rule(param))?;
             let found = Found::new(plain, content, name, keys, import)?;
             known.insert(name.clone());
             if found.state.is_some() {
@@ -163,7 +163,7 @@ impl Optimizer {
 impl Found {
     fn new(
         plain: &mut Plain,
-        content: &Content,
+        content: &SavedTensor,
         name: &str,
         keys: Keys,
         import: Import,
@@ -197,7 +197,7 @@ impl Found {
 }
 
 /// Returns the file's entry of a vector of this parameter; its type must not be wider than `here`.
-fn vector(plain: &Plain, key: &str, content: &Content, here: Type) -> Result<Entry, PyTorchError> {
+fn vector(plain: &Plain, key: &str, content: &SavedTensor, here: Type) -> Result<Entry, PyTorchError> {
     let key = key.to_owned();
     let Some(entry) = plain.get(&key) else { return Err(PyTorchError::Missing { key }) };
     if entry.shape != content.holding.shape {

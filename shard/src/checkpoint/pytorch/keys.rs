@@ -2,7 +2,7 @@
 
 use super::error::PyTorchError;
 use crate::checkpoint::Type;
-use crate::checkpoint::contents::{Content, MASTER, Named, PARAM, REMAINDER};
+use crate::checkpoint::contents::{MASTER, Named, PARAM, REMAINDER, SavedTensor};
 use meshstep_optim::Rule;
 
 /// Vectors of a parameter by their keys in the file.
@@ -20,8 +20,8 @@ pub(super) struct Keys {
 
 impl Keys {
     /// Returns the keys of a parameter; `rule` is `None` for a frozen one.
-    pub(super) fn new(content: &Content, rule: Option<&dyn Rule>) -> Result<Self, PyTorchError> {
-        let Content { name: param, vectors, .. } = content;
+    pub(super) fn new(content: &SavedTensor, rule: Option<&dyn Rule>) -> Result<Self, PyTorchError> {
+        let SavedTensor { name: param, vectors, .. } = content;
         let named = |name: &str| vectors.iter().find(|vector| vector.name == name);
         if named(REMAINDER).is_some() {
             return Err(PyTorchError::Remainder { param: param.clone() });

@@ -3,7 +3,7 @@
 use super::error::PyTorchError;
 use super::file::PyTorchFile;
 use super::grains::Grains;
-use crate::checkpoint::contents::Content;
+use crate::checkpoint::contents::SavedTensor;
 use crate::checkpoint::error::{CheckpointError, io};
 use crate::checkpoint::header::{self, Entry, Header};
 use crate::checkpoint::holding::Part;
@@ -50,7 +50,7 @@ impl Plain {
         &mut self,
         entry: &Entry,
         size: u64,
-        content: &Content,
+        content: &SavedTensor,
         range: Range<usize>,
         to: &mut Target<'_>,
     ) -> Result<(), CheckpointError> {

@@ -21,7 +21,7 @@ pub(super) struct Spread {
 impl Spread {
     /// Lays this rank's owned elements end to end.
     pub(super) fn new(opt: &Optimizer) -> Result<Self, Error> {
-        let plans = || opt.handover.fixed.buckets.iter().map(|kept| &kept.plan);
+        let plans = || opt.reducer.config.buckets.iter().map(|kept| &kept.plan);
         let first = plans().next().map_or(DType::F32, |plan| plan.update);
         if let Some(other) = plans().map(|plan| plan.update).find(|&dtype| dtype != first) {
             return Err(NotForLbfgs::Types { first, other }.into());
@@ -45,9 +45,9 @@ impl Spread {
     /// Returns the elements that this rank adds to sums: all ranks together count each element once.
     pub(super) fn counted(&self, opt: &Optimizer) -> Vec<Range<usize>> {
         let mut counted = Vec::new();
-        for ((kept, owned), first) in opt.handover.fixed.buckets.iter().zip(&opt.buckets).zip(&self.firsts) {
+        for ((kept, owned), first) in opt.reducer.config.buckets.iter().zip(&opt.buckets).zip(&self.firsts) {
             // If several ranks hold a range, one of them counts it.
-            for (range, place) in owned.ranges().filter(|_| kept.among.counts) {
+            for (range, place) in owned.ranges().filter(|_| kept.among.counts_in_norm) {
                 let both = kept.counted.iter().map(|c| c.start.max(range.start)..c.end.min(range.end));
                 let here = |c: Range<usize>| {
                     first + place.start + c.start - range.start..first + place.start + c.end - range.start
@@ -60,10 +60,10 @@ impl Spread {
 
     /// Returns the number of collectives that gather the parameters, and of those that reduce the gradients.
     pub(super) fn collectives(&self, opt: &Optimizer) -> (u64, u64) {
-        let buckets = &opt.handover.fixed.buckets;
+        let buckets = &opt.reducer.config.buckets;
         let gathers: usize = buckets.iter().map(|kept| kept.gathered.len()).sum();
         let full = buckets.iter().filter(|kept| kept.plan.params.iter().any(|param| param.len > 0));
-        let reductions: usize = full.map(|kept| 1 + kept.among.further.len()).sum();
+        let reductions: usize = full.map(|kept| 1 + kept.among.extra_reductions.len()).sum();
         (gathers as u64, reductions as u64)
     }
 
@@ -78,13 +78,13 @@ impl Spread {
     /// Writes `x` into the parameters this rank owns, and gathers all parameters on all ranks. Collective.
     pub(super) fn publish(&self, opt: &mut Optimizer, x: Slice<'_>) -> Result<(), Error> {
         // After an error, abort: other ranks must not wait for buckets that do not come, nor this rank for theirs.
-        let sent = self.send(opt, x).map_err(|error| opt.handover.alone(error));
-        let landed = opt.room.gathering.land(&opt.handover.fixed.queue, &mut opt.buckets);
-        sent.and(landed.map_err(|error| opt.handover.alone(error)))
+        let sent = self.send(opt, x).map_err(|error| opt.reducer.abort_with(error));
+        let landed = opt.room.gathering.land(&opt.reducer.config.queue, &mut opt.buckets);
+        sent.and(landed.map_err(|error| opt.reducer.abort_with(error)))
     }
 
     fn send(&self, opt: &mut Optimizer, x: Slice<'_>) -> Result<(), Error> {
-        let fixed = &opt.handover.fixed;
+        let fixed = &opt.reducer.config;
         for (b, owned) in opt.buckets.iter_mut().enumerate() {
             owned.set_params(x.slice(self.part(b))?)?;
             let bucket = (b, &fixed.buckets[b]);
@@ -97,7 +97,7 @@ impl Spread {
     fn read_grads(&self, opt: &mut Optimizer, mut grad: SliceMut<'_>) -> Result<(), Error> {
         for (b, owned) in opt.buckets.iter().enumerate() {
             let to = grad.reborrow().slice(self.part(b))?;
-            if let Some(grads) = opt.handover.grads(b) {
+            if let Some(grads) = opt.reducer.grads(b) {
                 owned.collect(grads.as_slice(), to)?;
             }
         }
@@ -135,7 +135,7 @@ impl Evaluation<'_> {
         closure: &mut impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Loss, Error> {
         let loss = self.evaluate(x, grad, closure);
-        if self.opt.handover.healthy().is_err() {
+        if self.opt.reducer.healthy().is_err() {
             self.cause = loss.as_ref().err().cloned();
         }
         loss
@@ -150,19 +150,19 @@ impl Evaluation<'_> {
         self.spread.publish(self.opt, x)?;
         let told = backward(self.opt, 1, closure);
         let told = told.and_then(|loss| missing(self.opt).map_or(Ok(loss), Err));
-        if let (Err(error), Err(failure)) = (&told, self.opt.handover.healthy()) {
+        if let (Err(error), Err(failure)) = (&told, self.opt.reducer.healthy()) {
             // The closure may only have met the failure that had ended the run already.
             return Err(if matches!(error, Error::Closure { .. }) { failure } else { error.clone() });
         }
-        self.opt.handover.settle()?;
-        let further = self.opt.handover.reduce_further();
-        further.map_err(|error| self.opt.handover.alone(error))?;
+        self.opt.reducer.settle()?;
+        let extra_reductions = self.opt.reducer.second_reduce();
+        extra_reductions.map_err(|error| self.opt.reducer.abort_with(error))?;
         let read = self.spread.read_grads(self.opt, grad);
         let forgotten = self.opt.forget();
         read.and(forgotten)?;
         let value = told?;
         // Among ranks that compute the same micro-batch, the first one's loss counts.
-        let counts = self.opt.handover.fixed.place.first;
+        let counts = self.opt.reducer.config.place.first;
         let value = if counts { value } else { 0.0 };
         Ok(match self.opt.options().combine {
             Combine::Sum => Loss::Part(value),

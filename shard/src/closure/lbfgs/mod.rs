@@ -119,7 +119,7 @@ impl ShardedLbfgs {
         }
         // Ranks that gather sharded parameters meanwhile must not wait.
         let same = opt.apart_from_steps(|opt| {
-            opt.greet()?;
+            opt.barrier_all()?;
             agree::same_everywhere(&**opt.comm(), opt.options(), &text)
         });
         let (spread, x, state, folding) = made?;
@@ -181,7 +181,7 @@ impl ShardedLbfgs {
     ) -> Result<LbfgsStep, Error> {
         let ShardedLbfgs { rule, opt, spread, x, state, folding } = self;
         let before = state.iterations();
-        opt.handover.healthy()?;
+        opt.reducer.healthy()?;
         opt.check_idle()?;
         let mut evaluation = Evaluation { opt, spread, cause: None };
         let evaluate = |x: Slice<'_>, grad: SliceMut<'_>| evaluation.run(x, grad, &mut closure);
@@ -190,11 +190,11 @@ impl ShardedLbfgs {
         // Iterations stay counted even if the history is forgotten.
         opt.progress.steps += state.iterations() - before;
         let stepped = stepped.map_err(|error| match error {
-            LbfgsError::Alone(error) => opt.handover.alone(error.into()),
-            LbfgsError::Reduce(error) => cause.unwrap_or(opt.handover.alone(from_fold(error))),
+            LbfgsError::Alone(error) => opt.reducer.abort_with(error.into()),
+            LbfgsError::Reduce(error) => cause.unwrap_or(opt.reducer.abort_with(from_fold(error))),
             told => from_lbfgs(told),
         });
-        if let Err(poisoned) = opt.handover.healthy() {
+        if let Err(poisoned) = opt.reducer.healthy() {
             return Err(stepped.err().unwrap_or(poisoned));
         }
         // Every rank takes this decision alike, so that no rank gathers alone.
@@ -223,7 +223,7 @@ impl ShardedLbfgs {
         });
         let text = layout_state::objection(fits.as_ref().err());
         let same = self.opt.apart_from_steps(|opt| {
-            opt.greet()?;
+            opt.barrier_all()?;
             agree::same_everywhere(&**opt.comm(), opt.options(), &text)
         });
         fits?;
@@ -232,12 +232,12 @@ impl ShardedLbfgs {
         let made = Self::on(self.rule.clone(), &self.opt);
         let text = layout_state::objection(made.as_ref().err());
         let same = self.opt.apart_from_steps(|opt| {
-            opt.greet()?;
+            opt.barrier_all()?;
             agree::same_everywhere(&**opt.comm(), opt.options(), &text)
         });
         // The optimizer has the parameters now, so without memory for their history the run ends.
         let made =
-            made.and_then(|made| same.map(|_| made)).map_err(|error| self.opt.handover.alone(error))?;
+            made.and_then(|made| same.map(|_| made)).map_err(|error| self.opt.reducer.abort_with(error))?;
         (self.spread, self.x, self.state, self.folding) = made;
         Ok(())
     }

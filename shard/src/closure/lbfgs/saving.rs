@@ -2,9 +2,9 @@
 
 use super::ShardedLbfgs;
 use crate::checkpoint::{
-    Alike, CheckpointError, Content, Keeper, Load, Loaded, Moved, Named, Placing, Save, Saving, Settings,
-    Sink, Store, Type, Vectors, consolidate_all, deserialize_all, load_all, reshard_all, save_all,
-    save_all_async, serialize_all,
+    CheckpointError, Load, Loaded, ModelPlacement, Moved, Named, Save, Saveable, SavedTensor, Saving,
+    Settings, Sink, Store, Type, Unsharded, Vectors, consolidate_all, deserialize_all, load_all, reshard_all,
+    save_all, save_all_async, serialize_all,
 };
 use crate::optimizer::layout_state::Place;
 use crate::verify::Slot;
@@ -29,7 +29,7 @@ impl ShardedLbfgs {
         &mut self,
         store: &Store,
         save: Save<'_>,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
     ) -> Result<u64, Error> {
         save_all(self, store, save, placing)
     }
@@ -45,7 +45,7 @@ impl ShardedLbfgs {
         &mut self,
         store: &Store,
         save: Save<'_>,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
     ) -> Result<Saving, Error> {
         save_all_async(self, store, save, placing)
     }
@@ -57,7 +57,12 @@ impl ShardedLbfgs {
     }
 
     /// [`load`](Self::load) with parameters cut as `placing` describes.
-    pub fn load_placed(&mut self, store: &Store, load: Load, placing: &dyn Placing) -> Result<Loaded, Error> {
+    pub fn load_placed(
+        &mut self,
+        store: &Store,
+        load: Load,
+        placing: &dyn ModelPlacement,
+    ) -> Result<Loaded, Error> {
         load_all(self, store, load, placing)
     }
 
@@ -68,7 +73,7 @@ impl ShardedLbfgs {
     }
 
     /// [`serialize`](Self::serialize) with parameters cut as `placing` describes.
-    pub fn serialize_placed(&mut self, placing: &dyn Placing) -> Result<Vec<u8>, Error> {
+    pub fn serialize_placed(&mut self, placing: &dyn ModelPlacement) -> Result<Vec<u8>, Error> {
         serialize_all(self, placing)
     }
 
@@ -79,7 +84,7 @@ impl ShardedLbfgs {
     }
 
     /// [`deserialize`](Self::deserialize) with parameters cut as `placing` describes.
-    pub fn deserialize_placed(&mut self, bytes: &[u8], placing: &dyn Placing) -> Result<(), Error> {
+    pub fn deserialize_placed(&mut self, bytes: &[u8], placing: &dyn ModelPlacement) -> Result<(), Error> {
         deserialize_all(self, bytes, placing)
     }
 
@@ -94,7 +99,7 @@ impl ShardedLbfgs {
         &mut self,
         to: usize,
         sink: Sink<'_>,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
     ) -> Result<(), Error> {
         consolidate_all(self, to, sink, placing)
     }
@@ -106,12 +111,13 @@ impl ShardedLbfgs {
         to: Option<&mut Self>,
     ) -> Result<Moved, Error> {
         let places = [from.as_deref().map(Self::alike), to.as_deref().map(Self::alike)];
-        let [old, new] = places.each_ref().map(|place| place.as_ref().map(|alike| alike as &dyn Placing));
+        let [old, new] =
+            places.each_ref().map(|place| place.as_ref().map(|alike| alike as &dyn ModelPlacement));
         reshard_all(via, from.zip(old), to.zip(new))
     }
 
-    fn alike(&self) -> Alike {
-        Alike { ranks: self.comm().world_size() }
+    fn alike(&self) -> Unsharded {
+        Unsharded { ranks: self.comm().world_size() }
     }
 
     /// Returns this rank's part of a parameter, and its range in the rank's vectors.
@@ -148,12 +154,12 @@ impl Vectors for ShardedLbfgs {
     }
 }
 
-impl Keeper for ShardedLbfgs {
+impl Saveable for ShardedLbfgs {
     fn optimizer(&mut self) -> &mut Optimizer {
         &mut self.opt
     }
 
-    fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError> {
+    fn contents(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
         let mut contents = self.opt.contents(placing)?;
         let Some(dtype) = Type::of(self.x.dtype()) else { return Ok(contents) };
         let trains = |param: usize| !self.opt.entries[param].param.frozen();

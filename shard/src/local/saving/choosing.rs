@@ -6,7 +6,7 @@ use super::rows::Row;
 use super::{AllWorkers, Mode};
 use crate::Optimizer;
 use crate::checkpoint::{
-    CheckpointError, Content, Fitting, Load, MASTER, PARAM, STAGING, Saved, Vectors, WINDOW, read_same,
+    CheckpointError, Fitting, Load, MASTER, PARAM, STAGING, Saved, SavedTensor, Vectors, WINDOW, read_same,
 };
 use crate::local::flight::Flight;
 use meshstep_tensor::{Buffer, Category, DType, cast};
@@ -62,7 +62,7 @@ impl AllWorkers<'_> {
         &mut self,
         row: usize,
         i: usize,
-        (saved, contents, fitting): (&Saved, &[Content], &Fitting<'_>),
+        (saved, contents, fitting): (&Saved, &[SavedTensor], &Fitting<'_>),
     ) -> Result<Option<Buffer>, CheckpointError> {
         let memory = CheckpointError::memory::<meshstep_tensor::Error>;
         let vectors = &contents[row].vectors;

@@ -1,7 +1,7 @@
 //! Mean of several workers' vectors, as an exchange of everything would compute it: in f64, rounded once.
 
 use super::record::LocalRecord;
-use crate::local::{LocalPlan, Trained, Weights, What};
+use crate::local::{LocalPlan, ParamSpec, Weights, What};
 use crate::update::segments::overlap;
 use meshstep_tensor::{Buffer, Error, Slice, SliceMut, cast};
 use std::ops::Range;
@@ -25,7 +25,7 @@ pub(super) struct Weighed {
 /// workers, or with none, are left out.
 pub(super) fn weighed(
     plan: &LocalPlan,
-    (params, places): &(Vec<Trained>, Vec<usize>),
+    (params, places): &(Vec<ParamSpec>, Vec<usize>),
     record: &LocalRecord,
     counted: &[usize],
 ) -> Vec<Weighed> {

@@ -10,8 +10,9 @@ mod telling;
 use super::flight::Flight;
 use super::{LocalError, LocalOptimizer};
 use crate::checkpoint::{
-    Alike, CheckpointError, Content, Fitting, Holding, Keeper, Load, Loaded, Manifest, Placing, Read, Save,
-    Saved, Saving, Settings, Store, Vectors, load_all, read_own, save_all, save_all_async,
+    CheckpointError, Fitting, Load, Loaded, LocalPieces, Manifest, ModelPlacement, Read, Save, Saveable,
+    Saved, SavedTensor, Saving, Settings, Store, Unsharded, Vectors, load_all, read_own, save_all,
+    save_all_async,
 };
 use crate::verify::Slot;
 use crate::{Error, Optimizer, same_everywhere};
@@ -37,7 +38,7 @@ impl LocalOptimizer {
         &mut self,
         store: &Store,
         save: Save<'_>,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
     ) -> Result<u64, LocalError> {
         self.saving(placing, |all, placing| save_all(all, store, save, placing))
     }
@@ -52,7 +53,7 @@ impl LocalOptimizer {
         &mut self,
         store: &Store,
         save: Save<'_>,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
     ) -> Result<Saving, LocalError> {
         self.saving(placing, |all, placing| save_all_async(all, store, save, placing))
     }
@@ -77,7 +78,7 @@ impl LocalOptimizer {
         &mut self,
         store: &Store,
         load: Load,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
     ) -> Result<Loaded, LocalError> {
         let placing = self.placing(placing);
         let mut all = AllWorkers::new(self, Vec::new());
@@ -86,7 +87,7 @@ impl LocalOptimizer {
 
     fn saving<T>(
         &mut self,
-        placing: &dyn Placing,
+        placing: &dyn ModelPlacement,
         call: impl FnOnce(&mut AllWorkers<'_>, &Meshed<'_>) -> Result<T, Error>,
     ) -> Result<T, LocalError> {
         let placing = self.placing(placing);
@@ -98,11 +99,11 @@ impl LocalOptimizer {
         Ok(done?)
     }
 
-    fn alike(&self) -> Alike {
-        Alike { ranks: self.inner.comm().world_size() }
+    fn alike(&self) -> Unsharded {
+        Unsharded { ranks: self.inner.comm().world_size() }
     }
 
-    fn placing<'a>(&self, inside: &'a dyn Placing) -> Meshed<'a> {
+    fn placing<'a>(&self, inside: &'a dyn ModelPlacement) -> Meshed<'a> {
         Meshed { workers: self.engine.workers.across.world_size(), inside }
     }
 }
@@ -113,15 +114,15 @@ const MOST_ROWS: usize = 16;
 /// Placement of several workers; `inside` describes the ranks of one.
 struct Meshed<'a> {
     workers: usize,
-    inside: &'a dyn Placing,
+    inside: &'a dyn ModelPlacement,
 }
 
-impl Placing for Meshed<'_> {
+impl ModelPlacement for Meshed<'_> {
     fn mesh(&self) -> String {
         format!("workers={},{}", self.workers, self.inside.mesh())
     }
 
-    fn holding(&self, param: &Param) -> Holding {
+    fn holding(&self, param: &Param) -> LocalPieces {
         self.inside.holding(param)
     }
 
@@ -181,7 +182,7 @@ impl<'a> AllWorkers<'a> {
     }
 
     /// Returns this rank's part of `elements`; `own` describes the optimizer's parameters.
-    fn beside_of(&self, row: &Row, elements: &Elements, t: u64, own: &[Content]) -> Content {
+    fn beside_of(&self, row: &Row, elements: &Elements, t: u64, own: &[SavedTensor]) -> SavedTensor {
         let (name, parts) = (self.rows.name(row, ""), &self.local.engine.parts);
         elements.content(name, t, parts, &own[elements.entry].holding)
     }
@@ -219,7 +220,7 @@ impl Vectors for AllWorkers<'_> {
     }
 }
 
-impl Keeper for AllWorkers<'_> {
+impl Saveable for AllWorkers<'_> {
     fn optimizer(&mut self) -> &mut Optimizer {
         &mut self.local.inner
     }
@@ -278,7 +279,7 @@ impl Keeper for AllWorkers<'_> {
     fn read(
         &mut self,
         saved: &Saved,
-        contents: &[Content],
+        contents: &[SavedTensor],
         fitting: &Fitting<'_>,
     ) -> Result<Vec<Read>, CheckpointError> {
         if let Mode::Own = self.mode {
@@ -316,7 +317,7 @@ impl Keeper for AllWorkers<'_> {
         }
     }
 
-    fn contents(&self, placing: &dyn Placing) -> Result<Vec<Content>, CheckpointError> {
+    fn contents(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
         self.flights.iter().try_for_each(Flight::failure)?;
         let own = self.local.inner.contents(placing)?;
         let told = |(r, row): (usize, &Row)| {
@@ -325,13 +326,13 @@ impl Keeper for AllWorkers<'_> {
                 Row::Param { worker, entry } => {
                     let of = own[*entry].clone();
                     let owned = if self.is_here(*worker) { of.owned } else { 0..0 };
-                    Content { name: self.rows.name(row, &of.name), t, owned, ..of }
+                    SavedTensor { name: self.rows.name(row, &of.name), t, owned, ..of }
                 }
                 Row::Shared(elements) => self.beside_of(row, elements, t, &own),
                 Row::Sent { worker, elements } => {
                     let of = self.beside_of(row, elements, t, &own);
                     let owned = if self.is_here(*worker) { of.owned } else { 0..0 };
-                    Content { owned, shared: false, ..of }
+                    SavedTensor { owned, shared: false, ..of }
                 }
             }
         };

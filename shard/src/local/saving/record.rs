@@ -41,7 +41,8 @@ pub(crate) struct WorkerRecord {
     /// Progress of the worker's own optimizer, as in [`Settings`].
     pub(crate) steps: u64,
     pub(crate) skips: u32,
-    pub(crate) hopeless: u32,
+    #[serde(rename = "hopeless")]
+    pub(crate) skips_at_min_scale: u32,
     pub(crate) loss_scale: Option<Scale>,
     /// Tokens since each fragment was last merged, summed over the worker's ranks.
     pub(crate) tokens: Vec<u64>,
@@ -158,13 +159,14 @@ impl LocalRecord {
 impl WorkerRecord {
     /// Records the worker's state as one of its ranks sees it.
     pub(super) fn of(inner: &Optimizer, engine: &Engine, flights: &[Flight]) -> Self {
-        let Settings { steps, skips, hopeless, loss_scale, .. } = Settings::of(inner, BTreeMap::new());
+        let Settings { steps, skips, skips_at_min_scale, loss_scale, .. } =
+            Settings::of(inner, BTreeMap::new());
         let tokens = (0..engine.plan.fragments.len()).map(|f| engine.parts.of(f).tokens);
         WorkerRecord {
             active: engine.active,
             steps: steps.unwrap_or_default(),
             skips,
-            hopeless,
+            skips_at_min_scale,
             loss_scale,
             tokens: tokens.collect(),
             sent: flights.iter().flat_map(|flight| &flight.sent).map(|sent| sent.tokens).collect(),
@@ -184,8 +186,8 @@ impl WorkerRecord {
 
     /// Returns the settings that the worker's optimizer resumes from.
     pub(super) fn settings(&self, all: &Settings) -> Settings {
-        let WorkerRecord { steps, skips, hopeless, loss_scale, .. } = self.clone();
-        Settings { steps: Some(steps), skips, hopeless, loss_scale, ..all.clone() }
+        let WorkerRecord { steps, skips, skips_at_min_scale, loss_scale, .. } = self.clone();
+        Settings { steps: Some(steps), skips, skips_at_min_scale, loss_scale, ..all.clone() }
     }
 }
 

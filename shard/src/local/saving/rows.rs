@@ -6,10 +6,10 @@
 //! | `fragment.F/NAME` | state that all workers share for fragment `F` of a parameter: last result, outer state, mean in flight |
 //! | `sent.W.F/NAME` | the values that a worker sent of these elements, if their mean is in flight |
 
-use crate::checkpoint::{CheckpointError, Content, Holding, Named, Type};
+use crate::checkpoint::{CheckpointError, LocalPieces, Named, SavedTensor, Type};
 use crate::local::flight::{Flight, Sent};
 use crate::local::parts::Parts;
-use crate::local::{LocalPlan, Trained, What};
+use crate::local::{LocalPlan, ParamSpec, What};
 use crate::verify::Slot;
 use meshstep_tensor::{Buffer, DType};
 
@@ -69,7 +69,7 @@ impl Rows {
     /// Returns all rows of `entries` parameters, and of the plan's state with these flights.
     pub(super) fn new(
         plan: &LocalPlan,
-        (params, places): &(Vec<Trained>, Vec<usize>),
+        (params, places): &(Vec<ParamSpec>, Vec<usize>),
         entries: usize,
         workers: Vec<usize>,
         flights: &[Flight],
@@ -173,13 +173,13 @@ impl Elements {
     }
 
     /// Describes this rank's part; `whole` is the rank's holding of the parameter.
-    pub(super) fn content(&self, name: String, t: u64, parts: &Parts, whole: &Holding) -> Content {
+    pub(super) fn content(&self, name: String, t: u64, parts: &Parts, whole: &LocalPieces) -> SavedTensor {
         let spot = self.first_spot(parts).map(|i| &parts.of(self.fragment).spots[i]);
         let owned = spot.map_or(0..0, |spot| spot.first..spot.first + spot.range.len());
         let vectors = self.vectors.iter().map(|(_, named)| named.clone()).collect();
-        let holding = if self.all { whole.clone() } else { Holding::whole(&[self.len as u64]) };
+        let holding = if self.all { whole.clone() } else { LocalPieces::whole(&[self.len as u64]) };
         // All workers have the same values.
-        Content { name, t, holding, owned, shared: true, vectors }
+        SavedTensor { name, t, holding, owned, shared: true, vectors }
     }
 }
 
@@ -247,7 +247,7 @@ pub(super) fn sent_mut(flights: &mut [Flight], f: usize) -> Option<&mut Sent> {
 
 impl LocalPlan {
     /// Returns the vectors of a parameter that a fragment exchanges.
-    pub(super) fn own(&self, f: usize, param: &Trained) -> Vec<Own> {
+    pub(super) fn own(&self, f: usize, param: &ParamSpec) -> Vec<Own> {
         let fragment = &self.fragments[f];
         let of = |own: DType| move |name: &str| (name.to_owned(), own, fragment.wire_of(param));
         match &fragment.what {

@@ -1,16 +1,16 @@
 //! Memory for buckets that fill: lent by the pool, waited for, or allocated beyond the plan.
 
-use super::{Guard, Handover, Kept, State};
+use super::{BucketInfo, GradReducer, Guard, State};
 use crate::Error;
 use meshstep_comm::InFlight;
 use meshstep_tensor::{Buffer, Place, Queue};
 use std::sync::PoisonError;
 use std::time::Duration;
 
-impl Handover {
+impl GradReducer {
     /// Opens bucket `b`, if there is memory for it.
     pub(super) fn open(&self, state: &mut State, b: usize) -> Result<bool, Error> {
-        let Kept { plan, series, .. } = &self.fixed.buckets[b];
+        let BucketInfo { plan, series, .. } = &self.config.buckets[b];
         let buffer = if self.pooled() {
             // Deferred buckets must not take memory from the others while others are still to come.
             let before_others = state.order[state.next..].iter().any(|&other| !state.deferred[other]);
@@ -19,35 +19,35 @@ impl Handover {
             let lent = apart.or_else(|| state.pool.lend(*series, plan.len));
             lent.map(|(buffer, from)| (buffer, Some(from)))
         } else {
-            state.fillings[b].whole.take().map(|whole| (whole, None))
+            state.fills[b].whole.take().map(|whole| (whole, None))
         };
         let Some((buffer, from)) = buffer else { return Ok(false) };
-        state.fillings[b].open(plan, buffer, from, &self.fixed.queue)?;
+        state.fills[b].open(plan, buffer, from, &self.config.queue)?;
         Ok(true)
     }
 
     /// Waits for memory of bucket `b`'s series, or opens the bucket in memory beyond the plan.
     pub(super) fn make_room<'s>(&'s self, mut state: Guard<'s>, b: usize) -> Result<Guard<'s>, Error> {
-        let Kept { plan, series, .. } = &self.fixed.buckets[b];
+        let BucketInfo { plan, series, .. } = &self.config.buckets[b];
         let travels =
-            |&b: &usize| self.fixed.buckets[b].series == *series && state.fillings[b].flight.is_some();
-        let oldest = (0..state.fillings.len()).find(travels);
+            |&b: &usize| self.config.buckets[b].series == *series && state.fills[b].flight.is_some();
+        let oldest = (0..state.fills.len()).find(travels);
         // On a GPU the queue waits instead of the host.
-        let there = self.fixed.queue.place() != Place::Cpu;
-        let waits = |b: usize| there || !state.patience.left().is_zero() || state.fillings[b].has_arrived();
+        let there = self.config.queue.place() != Place::Cpu;
+        let waits = |b: usize| there || !state.wait_budget.left().is_zero() || state.fills[b].has_arrived();
         match oldest {
             Some(oldest) if waits(oldest) => {
                 self.retire_in_time(state, oldest)?;
                 return Ok(self.lock());
             }
-            None if state.retiring.iter().any(|&b| self.fixed.buckets[b].series == *series) => {
+            None if state.retiring.iter().any(|&b| self.config.buckets[b].series == *series) => {
                 return Ok(self.rested.wait(state).unwrap_or_else(PoisonError::into_inner));
             }
             _ => {}
         }
         match (state.pool.grow(*series, plan.len), oldest) {
             (Ok((buffer, from)), _) => {
-                state.fillings[b].open(plan, buffer, Some(from), &self.fixed.queue)?;
+                state.fills[b].open(plan, buffer, Some(from), &self.config.queue)?;
                 Ok(state)
             }
             // Allocation failed: wait for the buckets in flight, which hold all memory there is.
@@ -61,21 +61,21 @@ impl Handover {
 
     /// Waits as [`retire`](Self::retire) does, but leaves the bucket in flight when the wait budget ends.
     pub(super) fn retire_in_time(&self, mut state: Guard<'_>, b: usize) -> Result<(), Error> {
-        let patience = state.patience.left();
-        if patience == Duration::MAX || self.fixed.queue.place() != Place::Cpu {
+        let wait_budget = state.wait_budget.left();
+        if wait_budget == Duration::MAX || self.config.queue.place() != Place::Cpu {
             return self.retire(state, b);
         }
-        let Some(flight) = state.fillings[b].flight.take() else { return Ok(()) };
+        let Some(flight) = state.fills[b].flight.take() else { return Ok(()) };
         state.retiring.push(b);
         drop(state);
-        let arrived = flight.ends_within(patience);
+        let arrived = flight.ends_within(wait_budget);
         let mut state = self.lock();
         state.retiring.retain(|&other| other != b);
-        state.fillings[b].flight = Some(flight);
+        state.fills[b].flight = Some(flight);
         if arrived {
             return self.retire(state, b);
         }
-        state.patience.spend(b);
+        state.wait_budget.spend(b);
         drop(state);
         self.rested.notify_all();
         Ok(())
@@ -83,32 +83,32 @@ impl Handover {
 
     /// Waits for bucket `b`, if it is in flight, and accumulates its reduced gradients.
     pub(super) fn retire(&self, mut state: Guard<'_>, b: usize) -> Result<(), Error> {
-        let Some(flight) = state.fillings[b].flight.take() else { return Ok(()) };
-        let fresh = std::mem::take(&mut state.fillings[b].shard_is_fresh);
-        let mut shard = state.fillings[b].shard.take();
+        let Some(flight) = state.fills[b].flight.take() else { return Ok(()) };
+        let fresh = std::mem::take(&mut state.fills[b].shard_is_fresh);
+        let mut shard = state.fills[b].shard.take();
         let last = state.last;
         state.retiring.push(b);
         drop(state);
-        let (whole, arrived) = wait(flight, &self.fixed.queue, b);
+        let (whole, arrived) = wait(flight, &self.config.queue, b);
         let taken =
             arrived.map_err(Error::from).and_then(|()| self.take_in(b, &whole, shard.as_mut(), fresh, last));
         let mut state = self.lock();
-        state.fillings[b].shard = shard;
+        state.fills[b].shard = shard;
         self.rest(&mut state, b, whole);
         state.retiring.retain(|&other| other != b);
         drop(state);
         // The other ranks have this bucket, so an error here ends the run.
-        let taken = taken.map_err(|error| self.alone(error));
+        let taken = taken.map_err(|error| self.abort_with(error));
         self.rested.notify_all();
         taken
     }
 
     /// Returns an idle bucket's memory to the pool, or to the bucket itself.
     pub(super) fn rest(&self, state: &mut State, b: usize, whole: Buffer) {
-        let filling = &mut state.fillings[b];
-        match filling.from.take() {
-            Some(from) => state.pool.put(self.fixed.buckets[b].series, whole, from),
-            None => filling.whole = Some(whole),
+        let fill = &mut state.fills[b];
+        match fill.from.take() {
+            Some(from) => state.pool.put(self.config.buckets[b].series, whole, from),
+            None => fill.whole = Some(whole),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::lbfgs::run;
 use meshstep_comm::Communicator;
 use meshstep_optim::LineSearch;
 use meshstep_shard::{
-    CrossShard, DataPlace, Error, Fault, Groups, Initial, NonFinite, Optimizer, Options, Stage,
+    CrossShard, DataRank, Error, Fault, Groups, Initial, NonFinite, Optimizer, Options, Stage,
 };
 use meshstep_tensor::{DType, Layout, Param, SliceMut};
 use std::sync::Arc;
@@ -119,7 +119,7 @@ fn for_what_is_made() {
     let run = Run { ranks: 2, ..Run::default() };
     every_buffer_of("an optimizer", |comm| run.build(comm));
     every_buffer_of("an optimizer of ranks with the same micro-batches", |comm| {
-        let place = DataPlace { index: 0, ranks: 2, first: comm.rank() == 0 };
+        let place = DataRank { index: 0, ranks: 2, first: comm.rank() == 0 };
         let mut opt = Optimizer::empty(comm, place, run.options.clone())?;
         opt.add_param_group(more(), run.groups(), zeros)
     });
@@ -185,8 +185,8 @@ fn for_a_bucket_that_others_wait_for() {
 #[test]
 fn for_a_bucket_beyond_the_plan() {
     static REFUSED: AtomicBool = AtomicBool::new(false);
-    let patience = Duration::from_millis(1);
-    let options = Options { stage: Stage::Zero2, bucket_len: Some(64), patience, ..Options::default() };
+    let wait_budget = Duration::from_millis(1);
+    let options = Options { stage: Stage::Zero2, bucket_len: Some(64), wait_budget, ..Options::default() };
     let run = Run { lens: vec![64; 6], ranks: 2, steps: 1, options, ..Run::default() };
     let expected = run.run().params;
     ends(2, |comm| {

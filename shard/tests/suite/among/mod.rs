@@ -7,7 +7,8 @@ use crate::common::draws;
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Lamb, Rule, Strided};
 use meshstep_shard::{
-    Among, At, Combine, DataPlace, Error, Initial, Optimizer, Options, Owners, Parts, Stage, WeightError,
+    Combine, DataRank, Error, Initial, Optimizer, Options, Owners, Parts, RankRoles, Stage, StepArgs,
+    WeightError,
 };
 use meshstep_tensor::{Param, SliceMut};
 use sharing::{CUT, alone, layout, on_rank, shared, troubled, weighed};
@@ -76,9 +77,9 @@ fn ranks_that_share_nothing_decide_together() {
 #[test]
 fn an_optimizer_without_parameters_says_so() {
     loopback::spawn(2, |world: Arc<dyn Communicator>| {
-        let mut opt = Optimizer::empty(world, DataPlace::OWN, Options::default()).unwrap();
+        let mut opt = Optimizer::empty(world, DataRank::OWN, Options::default()).unwrap();
         assert!(matches!(opt.micro_batch(1).map(drop), Err(Error::NothingTrains)));
-        assert!(matches!(opt.step(At::default()).map(drop), Err(Error::NothingTrains)));
+        assert!(matches!(opt.step(StepArgs::default()).map(drop), Err(Error::NothingTrains)));
     })
     .unwrap();
 }
@@ -98,14 +99,15 @@ fn parts_that_are_not_the_parameter_are_refused() {
         let rank = world.rank();
         let mut opt = Optimizer::empty(
             Arc::clone(&world),
-            DataPlace { index: 0, ranks: 2, first: rank == 0 },
+            DataRank { index: 0, ranks: 2, first: rank == 0 },
             Options::default(),
         )
         .unwrap();
         let shards = world.split(Some(rank as u32), 0).unwrap().unwrap();
         let mut add = |parts: Parts| {
             let parts = [("w".to_owned(), parts)].into();
-            let among = Among { copies: Arc::clone(&shards), parts, ..Among::all(Arc::clone(&shards)) };
+            let among =
+                RankRoles { replicas: Arc::clone(&shards), parts, ..RankRoles::all(Arc::clone(&shards)) };
             opt.add_shared(layout(&[("w", 10)]), AdamW::default(), among, |_, _| Ok(()))
         };
         let right: Parts = vec![(0..4, by(2)), (4..10, by(6))];

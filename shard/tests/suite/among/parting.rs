@@ -4,7 +4,9 @@ use crate::among::sharing::layout;
 use crate::common::draws;
 use meshstep_comm::{Communicator, Error as CommError, loopback};
 use meshstep_optim::AdamW;
-use meshstep_shard::{Among, At, DataPlace, Error, NonFinite, Optimizer, Options, PlaceError, Stage, Until};
+use meshstep_shard::{
+    DataRank, DataRankError, Error, NonFinite, Optimizer, Options, RankRoles, Stage, StepArgs, Until,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,10 +26,10 @@ fn pairs(
 ) -> Result<(Optimizer, Arc<dyn Communicator>), Error> {
     let rank = world.rank();
     let pair = world.split(Some(rank as u32 / 2), 0)?.unwrap();
-    let place = DataPlace { index: rank as u64, ranks: 1, first: true };
+    let place = DataRank { index: rank as u64, ranks: 1, first: true };
     let mut opt = Optimizer::empty(world, place, options)?;
     for name in NAMES {
-        opt.add_shared(layout(&[(name, 100)]), AdamW::default(), Among::all(Arc::clone(&pair)), zeros)?;
+        opt.add_shared(layout(&[(name, 100)]), AdamW::default(), RankRoles::all(Arc::clone(&pair)), zeros)?;
     }
     Ok((opt, pair))
 }
@@ -36,15 +38,15 @@ fn step(opt: &mut Optimizer, max_norm: Option<f64>) -> Result<(), Error> {
     let mb = opt.micro_batch(1)?;
     NAMES.iter().try_for_each(|name| mb.grad(name, &[1f32; 100][..]))?;
     mb.finish()?;
-    opt.step(At { max_norm, ..At::default() })?.outcome().map(drop)
+    opt.step(StepArgs { max_norm, ..StepArgs::default() })?.outcome().map(drop)
 }
 
 fn minimize(opt: &mut Optimizer, _: &Arc<dyn Communicator>) -> Result<(), Error> {
-    opt.minimize(Until::default(), |_| At::default(), 1, |_| Ok::<_, Error>(0.0)).map(drop)
+    opt.minimize(Until::default(), |_| StepArgs::default(), 1, |_| Ok::<_, Error>(0.0)).map(drop)
 }
 
 fn add(opt: &mut Optimizer, pair: &Arc<dyn Communicator>) -> Result<(), Error> {
-    opt.add_shared(layout(&[("late", 9)]), AdamW::default(), Among::all(Arc::clone(pair)), zeros)
+    opt.add_shared(layout(&[("late", 9)]), AdamW::default(), RankRoles::all(Arc::clone(pair)), zeros)
 }
 
 /// A step's words meet the other call on any communicator: no rank waits for the deadline.
@@ -95,9 +97,9 @@ fn a_call_that_meets_a_step_of_other_groups_is_told() {
 /// Data places that are impossible, or that ranks give differently: an error on every rank, after which they can try again.
 #[test]
 fn data_places_that_contradict_each_other_are_refused() {
-    let place = |index, ranks, first| DataPlace { index, ranks, first };
+    let place = |index, ranks, first| DataRank { index, ranks, first };
     let right = |rank: usize| place(rank as u64 / 2, 2, rank.is_multiple_of(2));
-    let told = |odd: usize, wrong: DataPlace| {
+    let told = |odd: usize, wrong: DataRank| {
         let told = loopback::spawn(4, |world| {
             let place = |rank| if rank == odd { wrong } else { right(rank) };
             let made = Optimizer::empty(Arc::clone(&world), place(world.rank()), Options::default());
@@ -108,20 +110,20 @@ fn data_places_that_contradict_each_other_are_refused() {
         told.unwrap()
     };
     for (odd, wrong, expected) in [
-        (3, place(1, 3, false), PlaceError::Apart { index: 1, ranks: [2, 3], says: [2, 3] }),
-        (2, place(0, 2, false), PlaceError::Count { index: 0, says: 2, there: 3 }),
-        (1, place(7, 2, false), PlaceError::Count { index: 0, says: 2, there: 1 }),
-        (1, place(0, 2, true), PlaceError::Firsts { index: 0, ranks: 2, firsts: 2 }),
-        (2, place(1, 2, false), PlaceError::Firsts { index: 1, ranks: 2, firsts: 0 }),
-        (0, DataPlace::OWN, PlaceError::Apart { index: 0, ranks: [0, 1], says: [1, 2] }),
+        (3, place(1, 3, false), DataRankError::Apart { index: 1, ranks: [2, 3], says: [2, 3] }),
+        (2, place(0, 2, false), DataRankError::Count { index: 0, says: 2, there: 3 }),
+        (1, place(7, 2, false), DataRankError::Count { index: 0, says: 2, there: 1 }),
+        (1, place(0, 2, true), DataRankError::Firsts { index: 0, ranks: 2, firsts: 2 }),
+        (2, place(1, 2, false), DataRankError::Firsts { index: 1, ranks: 2, firsts: 0 }),
+        (0, DataRank::OWN, DataRankError::Apart { index: 0, ranks: [0, 1], says: [1, 2] }),
     ] {
         for error in told(odd, wrong) {
             assert!(matches!(&error, Error::Place(found) if *found == expected), "{wrong:?}: {error}");
         }
     }
     for (wrong, expected) in [
-        (place(5, 0, true), PlaceError::NoRanks { index: 5 }),
-        (place(5, 1, false), PlaceError::Firsts { index: 5, ranks: 1, firsts: 0 }),
+        (place(5, 0, true), DataRankError::NoRanks { index: 5 }),
+        (place(5, 1, false), DataRankError::Firsts { index: 5, ranks: 1, firsts: 0 }),
     ] {
         for (rank, error) in told(1, wrong).into_iter().enumerate() {
             let own = matches!(&error, Error::Place(found) if *found == expected);

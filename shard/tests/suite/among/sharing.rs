@@ -3,7 +3,9 @@
 use crate::common::{fetch, put};
 use meshstep_comm::{Communicator, Reduction, loopback};
 use meshstep_optim::{AdamW, Rule};
-use meshstep_shard::{Among, At, Combine, DataPlace, Error, Optimizer, Options, Outcome, WeightError};
+use meshstep_shard::{
+    Combine, DataRank, Error, Optimizer, Options, Outcome, RankRoles, StepArgs, WeightError,
+};
 use meshstep_tensor::{DType, Layout, Slice};
 use std::sync::Arc;
 
@@ -13,7 +15,7 @@ const WHOLE: usize = 70;
 const PARTIAL: usize = 33;
 /// Parameters in the order of their gradients.
 const PARAMS: [(&str, usize); 3] = [("partial", PARTIAL), ("cut", CUT), ("whole", WHOLE)];
-const AT: At = At { lr: 0.1, max_norm: Some(50.0), grad_scale: 1.0 };
+const AT: StepArgs = StepArgs { lr: 0.1, max_norm: Some(50.0), grad_scale: 1.0 };
 
 /// Parameters, and the bits of each step's norm and factor.
 pub(crate) type End = (Vec<Vec<f32>>, Vec<(u64, u64)>);
@@ -127,17 +129,20 @@ pub(crate) fn shared(
     let of = groups(&*world, seat);
     let mean = if options.combine == Combine::Mean { Reduction::Mean } else { Reduction::Sum };
     let replicas = (of.replicas, mean);
-    let cut = Among {
+    let cut = RankRoles {
         shards: Arc::clone(&of.shards),
-        further: vec![replicas.clone()],
-        copies: of.data,
-        counts: seat.replica == 0,
+        extra_reductions: vec![replicas.clone()],
+        replicas: of.data,
+        counts_in_norm: seat.replica == 0,
         parts: Default::default(),
     };
-    let whole =
-        Among { copies: Arc::clone(&world), counts: seat.replica == 0 && seat.tp == 0, ..cut.clone() };
-    let partial = Among { further: vec![replicas, (of.tp, Reduction::Sum)], ..whole.clone() };
-    let place = DataPlace { index: seat.data() as u64, ranks: 2, first: seat.tp == 0 };
+    let whole = RankRoles {
+        replicas: Arc::clone(&world),
+        counts_in_norm: seat.replica == 0 && seat.tp == 0,
+        ..cut.clone()
+    };
+    let partial = RankRoles { extra_reductions: vec![replicas, (of.tp, Reduction::Sum)], ..whole.clone() };
+    let place = DataRank { index: seat.data() as u64, ranks: 2, first: seat.tp == 0 };
     let mut opt = Optimizer::empty(world, place, options)?;
     for (among, name, len) in [(cut, "cut", CUT), (whole, "whole", WHOLE), (partial, "partial", PARTIAL)] {
         let initial = |p: &meshstep_tensor::Param, mut w: meshstep_tensor::SliceMut<'_>| {

@@ -8,7 +8,7 @@ use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::schedule::{Cosine, Schedule};
 use meshstep_optim::{AdamW, DynamicLossScale, LossScale};
 use meshstep_shard::checkpoint::{CheckpointError, Load, Save, Store};
-use meshstep_shard::{At, Optimizer, Options, Outcome, Stage};
+use meshstep_shard::{Optimizer, Options, Outcome, Stage, StepArgs};
 use meshstep_tensor::{Category, DType, Layout, Meter, Slice};
 use std::sync::Arc;
 
@@ -154,7 +154,7 @@ fn skips_loss_scale_and_schedule_go_on_where_they_were() {
     let steps = |opt: &mut Optimizer, steps: std::ops::Range<u64>| {
         for t in steps {
             run.hand_over(opt, t, 0).unwrap();
-            let at = At { max_norm: Some(1.0), ..opt.scheduled().unwrap() };
+            let at = StepArgs { max_norm: Some(1.0), ..opt.scheduled().unwrap() };
             let outcome = opt.step(at).unwrap().outcome().unwrap();
             assert_eq!(matches!(outcome, Outcome::Skipped { .. }), t == 2);
         }

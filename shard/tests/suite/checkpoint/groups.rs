@@ -6,7 +6,7 @@ use crate::checkpoint::whole::{Whole, join, part};
 use meshstep_comm::{Communicator, loopback::spawn};
 use meshstep_optim::{AdamW, DynamicLossScale, LossScale};
 use meshstep_shard::checkpoint::{CheckpointError, Load, Save, Store};
-use meshstep_shard::{At, CrossShard, Error, Fault, MicroBatch, Optimizer, Options, Stage};
+use meshstep_shard::{CrossShard, Error, Fault, MicroBatch, Optimizer, Options, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn grads(mb: &MicroBatch<'_>, t: u64, group: usize, overflow: bool) {
     }
 }
 
-const AT: At = At { lr: 0.01, max_norm: Some(1.0), grad_scale: 1.0 };
+const AT: StepArgs = StepArgs { lr: 0.01, max_norm: Some(1.0), grad_scale: 1.0 };
 
 fn step(opt: &mut CrossShard, t: u64, group: usize, overflow: bool) {
     let mb = opt.micro_batch(1).unwrap();

@@ -1,12 +1,12 @@
 //! Local parts of ranks as pieces of the whole, compared with every element by its index.
 
-use meshstep_shard::checkpoint::{Holding, Piece, Region, check_cover, writers};
+use meshstep_shard::checkpoint::{LocalPieces, Piece, Region, check_cover, writers};
 use meshstep_shard_fuzzed::indices;
 use rand::prelude::*;
 use std::ops::Range;
 
 /// Returns the holding of rank `at`, of a tensor cut along one dimension in blocks into equal parts for `of` ranks.
-fn cut(shape: &[u64], dim: usize, blocks: &[u64], at: u64, of: u64) -> Holding {
+fn cut(shape: &[u64], dim: usize, blocks: &[u64], at: u64, of: u64) -> LocalPieces {
     let mut local = shape.to_vec();
     local[dim] /= of;
     let (mut boxes, mut from, mut to) = (Vec::new(), 0, 0);
@@ -17,7 +17,7 @@ fn cut(shape: &[u64], dim: usize, blocks: &[u64], at: u64, of: u64) -> Holding {
         boxes.push((global, own));
         (from, to) = (from + block, to + block / of);
     }
-    Holding { shape: shape.to_vec(), local, boxes }
+    LocalPieces { shape: shape.to_vec(), local, boxes }
 }
 
 #[test]

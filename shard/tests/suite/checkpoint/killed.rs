@@ -3,7 +3,7 @@
 use crate::common::{adamw, cases};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_shard::checkpoint::{CheckpointError, Load, Save, Store};
-use meshstep_shard::{At, Error, Optimizer, Options, Stage};
+use meshstep_shard::{Error, Optimizer, Options, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Meter};
 use rand::prelude::*;
 use std::io::{BufRead, BufReader};
@@ -31,7 +31,7 @@ fn step(opt: &mut Optimizer, len: usize) {
     let mb = opt.micro_batch(1).unwrap();
     mb.grad("w", &vec![grad; len][..]).unwrap();
     mb.finish().unwrap();
-    opt.step(At { lr: 0.01, ..At::default() }).unwrap().outcome().unwrap();
+    opt.step(StepArgs { lr: 0.01, ..StepArgs::default() }).unwrap().outcome().unwrap();
 }
 
 /// Returns the bits of the elements and of their moments, each of them once if all elements are equal.

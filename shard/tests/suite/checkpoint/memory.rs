@@ -6,7 +6,7 @@ use meshstep_cases::{Effort, effort};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::Sgd;
 use meshstep_shard::checkpoint::{Save, Store};
-use meshstep_shard::{At, Groups, Optimizer, Options, Stage};
+use meshstep_shard::{Groups, Optimizer, Options, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Meter};
 use std::process::Command;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ fn step(opt: &mut Optimizer) {
     let mb = opt.micro_batch(1).unwrap();
     names.iter().for_each(|(name, len)| mb.grad(name, &grad[..*len]).unwrap());
     mb.finish().unwrap();
-    opt.step(At { lr: 0.01, ..At::default() }).unwrap().outcome().unwrap();
+    opt.step(StepArgs { lr: 0.01, ..StepArgs::default() }).unwrap().outcome().unwrap();
 }
 
 /// Does nothing in a run of tests.

@@ -7,7 +7,7 @@ use meshstep_comm::{Communicator, loopback::spawn};
 use meshstep_optim::schedule::{Cosine, Schedule};
 use meshstep_optim::{AdamW, DynamicLossScale, LossScale, Rounding};
 use meshstep_shard::checkpoint::{Load, Save, Store, reshard};
-use meshstep_shard::{At, Optimizer, Options, Outcome, Precision, Stage};
+use meshstep_shard::{Optimizer, Options, Outcome, Precision, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut};
 use std::ops::Range;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ fn trace(opt: &mut Optimizer, steps: Range<u64>) -> Vec<String> {
             mb.grad(name, &grad[..]).unwrap();
         }
         mb.finish().unwrap();
-        let at = At { max_norm: Some(1.0), ..opt.scheduled().unwrap() };
+        let at = StepArgs { max_norm: Some(1.0), ..opt.scheduled().unwrap() };
         let outcome = opt.step(at).and_then(|step| step.outcome());
         let came = match &outcome {
             Ok(Outcome::Applied { norm, .. }) => format!("applied with {norm}"),

@@ -8,7 +8,7 @@ use meshstep_comm::loopback::spawn;
 use meshstep_optim::AdamW;
 use meshstep_shard::checkpoint::Disk;
 use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
-use meshstep_shard::{At, Optimizer, Options, Stage};
+use meshstep_shard::{Optimizer, Options, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Slice, SliceMut};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -213,7 +213,7 @@ fn frozen_parameters_and_scalars_travel_too() {
         batch.grad("scale", &[0.5f32][..]).unwrap();
         batch.grad("w", &[0.25f32; 33][..]).unwrap();
         batch.finish().unwrap();
-        opt.step(At { lr: 0.1, ..At::default() }).unwrap().outcome().unwrap();
+        opt.step(StepArgs { lr: 0.1, ..StepArgs::default() }).unwrap().outcome().unwrap();
     };
     let sim = Sim::new(DIR);
     let saved = spawn(3, |comm| {

@@ -4,7 +4,9 @@ use crate::checkpoint::failures::failed;
 use crate::checkpoint::sim::Sim;
 use meshstep_comm::{Communicator, loopback::spawn};
 use meshstep_optim::AdamW;
-use meshstep_shard::checkpoint::{CheckpointError, Load, Mismatch, Placing, Save, Store, reshard_placed};
+use meshstep_shard::checkpoint::{
+    CheckpointError, Load, Mismatch, ModelPlacement, Save, Store, reshard_placed,
+};
 use meshstep_shard::{Error, Optimizer, Options, Stage};
 use meshstep_tensor::{DType, Layout};
 use std::collections::BTreeMap;
@@ -13,7 +15,7 @@ use std::sync::Arc;
 /// Model with two names for one parameter.
 struct Tied(&'static [(&'static str, &'static str)]);
 
-impl Placing for Tied {
+impl ModelPlacement for Tied {
     fn mesh(&self) -> String {
         "ranks=2".to_owned()
     }

@@ -6,7 +6,7 @@ use crate::checkpoint::sim::Sim;
 use crate::common::{cases, draws, long};
 use meshstep_comm::{Communicator, loopback::spawn};
 use meshstep_optim::{AdamW, Rule, Sgd};
-use meshstep_shard::checkpoint::{Holding, Load, Placing, Region, Save, Store};
+use meshstep_shard::checkpoint::{Load, LocalPieces, ModelPlacement, Region, Save, Store};
 use meshstep_shard::{Optimizer, Options, Stage};
 use meshstep_tensor::{DType, Layout, Param, SliceMut};
 use std::sync::Arc;
@@ -35,18 +35,18 @@ impl Columns {
     }
 }
 
-impl Placing for Columns {
+impl ModelPlacement for Columns {
     fn mesh(&self) -> String {
         format!("tp={}", self.ranks)
     }
 
-    fn holding(&self, _: &Param) -> Holding {
+    fn holding(&self, _: &Param) -> LocalPieces {
         let [rows, columns] = [self.rows, self.columns].map(|n| n as u64);
         let (shape, local) = (vec![rows, columns * self.ranks as u64], vec![rows, columns]);
         let place = |rank: usize| vec![0, rank as u64 * columns];
         let [global, own] =
             [self.rank, 0].map(|rank| Region { offsets: place(rank), extents: local.clone() });
-        Holding { shape, local, boxes: vec![(global, own)] }
+        LocalPieces { shape, local, boxes: vec![(global, own)] }
     }
 }
 

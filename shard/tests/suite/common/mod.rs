@@ -6,8 +6,8 @@ pub use meshstep_optim::{
     QhAdopt, RmsProp, Rounding, Rule, Scalars, Segment, Sgd, TensorSums,
 };
 use meshstep_shard::{
-    At, Combine, Error, Gathered, Groups, Master, MicroBatch, Moments, Optimizer, Options, Outcome, Owners,
-    Precision, Stage,
+    Combine, Error, Gathered, Groups, Master, MicroBatch, Moments, Optimizer, Options, Outcome, Owners,
+    Precision, Stage, StepArgs,
 };
 use meshstep_tensor::{Buffer, Category, DType, Layout, Queue, Slice, SliceMut, bf16, cast, f16};
 
@@ -217,8 +217,8 @@ impl Run {
         drawn(self.lens[i], value)
     }
 
-    pub fn at(&self, t: u64) -> At {
-        At { lr: 0.01 / t as f64, max_norm: self.max_norm, ..At::default() }
+    pub fn at(&self, t: u64) -> StepArgs {
+        StepArgs { lr: 0.01 / t as f64, max_norm: self.max_norm, ..StepArgs::default() }
     }
 
     /// Runs on Meshstep; all ranks must end alike.

@@ -7,7 +7,7 @@ mod whole_interface;
 use cases::Loopback;
 use meshstep_comm::{Error as CommError, loopback};
 use meshstep_optim::{Lbfgs, LossScale, Rounding, Sgd};
-use meshstep_shard::{At, Clip, CrossShard, Error, Missing, Options, Precision, ShardedLbfgs, Stage};
+use meshstep_shard::{Clip, CrossShard, Error, Missing, Options, Precision, ShardedLbfgs, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout};
 use std::sync::Barrier;
 use std::time::Duration;
@@ -92,7 +92,7 @@ fn a_rank_that_steps_while_others_compare_is_told() {
                 let told = if rank == odd {
                     let mb = opt.micro_batch(1).unwrap();
                     let given = mb.grad("w", &[1f32; 9][..]).and_then(|()| mb.finish());
-                    given.and_then(|()| opt.step(At::default())?.outcome().map(drop))
+                    given.and_then(|()| opt.step(StepArgs::default())?.outcome().map(drop))
                 } else {
                     opt.compare_state().map(drop)
                 };
@@ -124,7 +124,7 @@ fn a_group_that_has_failed_ends_no_other() {
             let mb = opt.micro_batch(1)?;
             mb.grad("w", &[1f32; 9][..])?;
             mb.finish()?;
-            opt.step(At::default())?.outcome().map(drop)
+            opt.step(StepArgs::default())?.outcome().map(drop)
         };
         step().is_ok()
     });

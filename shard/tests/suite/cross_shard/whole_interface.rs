@@ -2,7 +2,7 @@
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Sgd};
-use meshstep_shard::{At, CrossShard, Error, Options, Outcome, Stage, Until};
+use meshstep_shard::{CrossShard, Error, Options, Outcome, Stage, StepArgs, Until};
 use meshstep_tensor::{DType::F32, Layout, Param, Slice, SliceMut};
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn step(opt: &mut CrossShard, grads: &[(&str, f32)]) {
     let mb = opt.micro_batch(1).unwrap();
     grads.iter().for_each(|(name, value)| mb.grad(name, &[*value; 3][..]).unwrap());
     mb.finish().unwrap();
-    let outcome = opt.step(At::default()).unwrap().outcome().unwrap();
+    let outcome = opt.step(StepArgs::default()).unwrap().outcome().unwrap();
     assert!(matches!(outcome, Outcome::Applied { .. }), "{outcome:?}");
 }
 
@@ -76,7 +76,7 @@ fn a_group_minimizes_its_own_loss() {
         let until = Until { max_iter: 4000, ..Until::default() };
         let run = opt.minimize(
             until,
-            |_| At { lr: 0.02, ..At::default() },
+            |_| StepArgs { lr: 0.02, ..StepArgs::default() },
             1,
             |mb| {
                 let w = mb.param("w")?.typed::<f32>()?;

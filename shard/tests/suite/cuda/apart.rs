@@ -5,7 +5,7 @@ use crate::common::{self, Run};
 use crate::cuda::{alone, devices, room_for, stand_in};
 use meshstep_comm::{Communicator, nccl};
 use meshstep_optim::{DynamicLossScale, Lamb, LossScale, LossScaleState, Norm};
-use meshstep_shard::{At, Clip, Combine, Error, Optimizer, Options, Outcome, Stage, Until};
+use meshstep_shard::{Clip, Combine, Error, Optimizer, Options, Outcome, Stage, StepArgs, Until};
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{DType, Layout, LayoutBuilder, Meter, Queue};
 use std::sync::{Arc, Barrier};
@@ -34,7 +34,12 @@ fn more(b: LayoutBuilder) -> Layout {
     b.param("more", &[40], DType::F32).build().unwrap()
 }
 
-fn step(run: &Run, optimizer: &mut Optimizer, t: u64, at: At) -> Result<meshstep_shard::Pending, Error> {
+fn step(
+    run: &Run,
+    optimizer: &mut Optimizer,
+    t: u64,
+    at: StepArgs,
+) -> Result<meshstep_shard::Pending, Error> {
     run.hand_over(optimizer, t, 0)?;
     optimizer.step(at)
 }
@@ -58,7 +63,7 @@ fn an_untold_error_of_one_rank_does_not_part_those_who_add_parameters() {
     two(|run, comm| {
         let rank = comm.rank();
         let mut optimizer = run.build(comm).unwrap();
-        let pending = step(&run, &mut optimizer, 1, At { lr: BAD, ..At::default() }).unwrap();
+        let pending = step(&run, &mut optimizer, 1, StepArgs { lr: BAD, ..StepArgs::default() }).unwrap();
         if rank == 0 {
             pending.outcome().unwrap_err();
         } else {
@@ -81,7 +86,7 @@ fn an_untold_error_of_one_rank_does_not_part_those_who_minimize() {
     two(|run, comm| {
         let rank = comm.rank();
         let mut optimizer = run.build(comm).unwrap();
-        let pending = step(&run, &mut optimizer, 1, At { lr: BAD, ..At::default() }).unwrap();
+        let pending = step(&run, &mut optimizer, 1, StepArgs { lr: BAD, ..StepArgs::default() }).unwrap();
         if rank == 0 {
             pending.outcome().unwrap_err();
         } else {
@@ -120,7 +125,7 @@ fn an_error_is_told_to_who_can_still_ask() {
     }
     two(|run, comm| {
         let mut optimizer = run.build(comm).unwrap();
-        let first = step(&run, &mut optimizer, 1, At { lr: BAD, ..At::default() }).unwrap();
+        let first = step(&run, &mut optimizer, 1, StepArgs { lr: BAD, ..StepArgs::default() }).unwrap();
         run.options.queue.synchronize().unwrap();
         let second = step(&run, &mut optimizer, 2, run.at(2)).unwrap();
         run.options.queue.synchronize().unwrap();
@@ -249,7 +254,7 @@ fn odd_layouts_and_local_clipping_are_those_of_loopback() {
                 batch.grad(name, common::put((&grad[..]).into(), &queue).as_slice()).unwrap();
             }
             batch.finish().unwrap();
-            let at = At { lr: 0.1, max_norm: Some(2.0), ..At::default() };
+            let at = StepArgs { lr: 0.1, max_norm: Some(2.0), ..StepArgs::default() };
             match optimizer.step(at).unwrap().outcome().unwrap() {
                 Outcome::Applied { norm, coef, .. } => told.push(format!("{norm:e} {coef:e}")),
                 other => panic!("{other:?}"),
@@ -326,7 +331,7 @@ fn tell(run: &Run, optimizer: &mut Optimizer, t: u64, what: u64) -> String {
             }
             batch.finish().unwrap();
             let lr = if what % 8 == 5 && what & 8 != 0 { BAD } else { 0.01 };
-            let at = At { lr, max_norm: (what & 16 != 0).then_some(1.0), ..At::default() };
+            let at = StepArgs { lr, max_norm: (what & 16 != 0).then_some(1.0), ..StepArgs::default() };
             match optimizer.step(at).and_then(meshstep_shard::Pending::outcome) {
                 Ok(Outcome::Applied { norm, coef, .. }) => format!("applied {norm:e} {coef:e}"),
                 Ok(Outcome::Skipped { non_finite, in_a_row, .. }) => {

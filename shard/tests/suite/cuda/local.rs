@@ -8,7 +8,7 @@ use meshstep_comm::Communicator;
 use meshstep_shard::local::{
     Fragment, LocalOptimizer, LocalPlan, Merge, Slots, Timing, Weights, What, Workers,
 };
-use meshstep_shard::{At, Options, Outcome, Precision, Stage};
+use meshstep_shard::{Options, Outcome, Precision, Stage, StepArgs};
 use meshstep_tensor::DType;
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ pub fn step(run: &Run, local: &mut LocalOptimizer, (rank, worker): (usize, usize
 }
 
 /// Returns the outcome of a step, without the bytes it moved.
-pub fn told(local: &mut LocalOptimizer, at: At) -> String {
+pub fn told(local: &mut LocalOptimizer, at: StepArgs) -> String {
     match local.step(at) {
         Ok(done) => {
             let outcome = match done.outcome {

@@ -26,7 +26,7 @@ mod windows;
 use crate::common::{End, Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule, cases, long, turns};
 use meshstep_comm::{Communicator, nccl};
 use meshstep_optim::{AdamW, DynamicLossScale, LossScale, Norm};
-use meshstep_shard::{At, Combine, Error, Missing, Moments, Optimizer, Options, Outcome, Stage};
+use meshstep_shard::{Combine, Error, Missing, Moments, Optimizer, Options, Outcome, Stage, StepArgs};
 use meshstep_tensor::cuda::{self, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Queue};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -401,7 +401,7 @@ fn a_loss_scale_moves_while_the_host_waits_for_nothing() {
             batch.grad("w", if overflow { &not } else { &fine }.as_slice()).unwrap();
             batch.finish().unwrap();
             let before = cuda::waits();
-            drop(optimizer.step(At::default()).unwrap());
+            drop(optimizer.step(StepArgs::default()).unwrap());
             assert!(t == 0 || cuda::waits() == before, "step {t}");
         }
         let address = optimizer.loss_scale_address().unwrap().unwrap();
@@ -429,7 +429,7 @@ fn ranks_that_step_with_different_things_are_told() {
         let mut optimizer = run.build(comm).unwrap();
         let before = crate::common::params(&optimizer);
         run.hand_over(&mut optimizer, 1, 0).unwrap();
-        let at = At { lr: 0.1 + rank as f64, ..At::default() };
+        let at = StepArgs { lr: 0.1 + rank as f64, ..StepArgs::default() };
         let told = optimizer.step(at).unwrap().outcome().unwrap_err().to_string();
         assert_eq!(crate::common::params(&optimizer), before);
         run.hand_over(&mut optimizer, 2, 0).unwrap();
@@ -485,7 +485,7 @@ fn an_error_that_nobody_asked_for_is_told_by_a_later_step() {
         let run = Run { options: Options { queue: queue.clone(), ..run.options.clone() }, ..run.clone() };
         let mut optimizer = run.build(comm).unwrap();
         run.hand_over(&mut optimizer, 1, 0).unwrap();
-        drop(optimizer.step(At { lr: -1.0, ..At::default() }).unwrap());
+        drop(optimizer.step(StepArgs { lr: -1.0, ..StepArgs::default() }).unwrap());
         queue.synchronize().unwrap();
         run.hand_over(&mut optimizer, 2, 0).unwrap();
         let told = optimizer.step(run.at(2)).unwrap_err().to_string();

@@ -4,7 +4,7 @@ use crate::common::{self, End, Gradients, PRECISIONS, Run, STAGES, WhichRule};
 use crate::cuda::{Event, alone, both, devices, on_gpus, room_for, seed, stand_in};
 use meshstep_comm::nccl;
 use meshstep_optim::Norm;
-use meshstep_shard::{At, Clip, Combine, NonFinite, Options, Outcome, Stage};
+use meshstep_shard::{Clip, Combine, NonFinite, Options, Outcome, Stage, StepArgs};
 use meshstep_tensor::cuda::{self, Stream};
 use meshstep_tensor::{DType, Queue};
 
@@ -179,7 +179,7 @@ fn losses_are_combined_while_a_norm_is_on_its_way() {
             for t in 1..=3 {
                 run.hand_over(&mut optimizer, t, 0).unwrap();
                 let pending = optimizer.step(run.at(t)).unwrap();
-                let evaluated = optimizer.step_with(At { lr: 0.0, ..run.at(t) }, 1, |batch| {
+                let evaluated = optimizer.step_with(StepArgs { lr: 0.0, ..run.at(t) }, 1, |batch| {
                     // Slots are filled as they are: freeing memory would wait for all work.
                     for i in (0..run.lens.len()).rev() {
                         batch.slot(&common::name(i))?.fill()?;

@@ -4,7 +4,7 @@ use crate::common::adamw;
 use crate::cross_shard::cases::{self, Comm, Loopback, Ranks};
 use crate::cuda::{alone, apart, devices, room_for, seed, stand_in};
 use meshstep_comm::nccl;
-use meshstep_shard::{At, Clip, Combine, CrossShard, Error, MicroBatch, Missing, Options, Stage};
+use meshstep_shard::{Clip, Combine, CrossShard, Error, MicroBatch, Missing, Options, Stage, StepArgs};
 use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::{self, Stream};
 use std::sync::Barrier;
@@ -104,7 +104,7 @@ fn an_untold_error_of_one_rank_is_told_to_those_who_compare() {
     Gpus.run(2, |comm, queue| {
         let rank = comm.rank();
         let mut opt = replicas(comm, queue);
-        let at = At { lr: -1.0, ..At::default() };
+        let at = StepArgs { lr: -1.0, ..StepArgs::default() };
         let pending = cases::pend(&mut opt, 1, Some([1.0; 2]), Some(1.0), at).unwrap();
         if rank == 0 {
             pending.outcome().unwrap_err();
@@ -164,7 +164,7 @@ fn the_host_waits_for_no_step_of_replicas() {
             ["b", "w"].iter().skip(n % 2).for_each(|name| batch.slot(name).unwrap().fill().unwrap());
             let before = cuda::waits();
             batch.finish().unwrap();
-            let _ = opt.step(At::default()).unwrap();
+            let _ = opt.step(StepArgs::default()).unwrap();
             waits.push(cuda::waits() - before);
         }
         waits

@@ -5,7 +5,7 @@ use crate::cuda::{alone, devices, room_for};
 use meshstep_comm::{Communicator, loopback, nccl};
 use meshstep_optim::schedule::{Linear, Schedule};
 use meshstep_optim::{AdamW, Rounding, Strided};
-use meshstep_shard::{Among, At, DataPlace, Moments, Optimizer, Options, Outcome, Precision, Stage};
+use meshstep_shard::{DataRank, Moments, Optimizer, Options, Outcome, Precision, RankRoles, Stage, StepArgs};
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Queue, SliceMut};
 use std::collections::HashMap;
@@ -34,9 +34,20 @@ fn train(world: Arc<dyn Communicator>, queue: &Queue) -> End {
     let own = world.split(Some(rank as u32), 0).unwrap().unwrap();
     let strided = Strided { first: (rank * columns) as u64, run: columns as u64, stride: COLUMNS as u64 };
     let parts = HashMap::from([("cut".to_owned(), vec![(0..ROWS * columns, strided)])]);
-    let cut = Among { shards: Arc::clone(&own), further: Vec::new(), copies: own, counts: true, parts };
-    let place = DataPlace { index: 0, ranks: world.world_size() as u64, first: rank == 0 };
-    let whole = Among { copies: Arc::clone(&world), counts: rank == 0, parts: HashMap::new(), ..cut.clone() };
+    let cut = RankRoles {
+        shards: Arc::clone(&own),
+        extra_reductions: Vec::new(),
+        replicas: own,
+        counts_in_norm: true,
+        parts,
+    };
+    let place = DataRank { index: 0, ranks: world.world_size() as u64, first: rank == 0 };
+    let whole = RankRoles {
+        replicas: Arc::clone(&world),
+        counts_in_norm: rank == 0,
+        parts: HashMap::new(),
+        ..cut.clone()
+    };
     let mut opt = Optimizer::empty(Arc::clone(&world), place, options).unwrap();
     let zeros = |_: &_, _: SliceMut<'_>| Ok(());
     for (name, shape, among) in [("cut", [ROWS, columns], cut), ("whole", [300, 1], whole)] {
@@ -58,7 +69,7 @@ fn train(world: Arc<dyn Communicator>, queue: &Queue) -> End {
             mb.grad(name, there.as_slice()).unwrap();
         }
         mb.finish().unwrap();
-        let at = At { max_norm: Some(3.0), ..opt.scheduled().unwrap() };
+        let at = StepArgs { max_norm: Some(3.0), ..opt.scheduled().unwrap() };
         pending.push(opt.step(at).unwrap());
     }
     let norm = |outcome| match outcome {

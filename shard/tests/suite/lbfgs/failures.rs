@@ -7,8 +7,8 @@ use crate::lbfgs::{SEARCHES, SMALL, STAGES, at};
 use meshstep_comm::{Error as CommError, loopback};
 use meshstep_optim::{Lbfgs, LineSearch, Sgd};
 use meshstep_shard::{
-    At, Combine, Error, Fault, MicroBatch, Missing, NotForLbfgs, Optimizer, Options, ShardedLbfgs, Stage,
-    Until,
+    Combine, Error, Fault, MicroBatch, Missing, NotForLbfgs, Optimizer, Options, ShardedLbfgs, Stage,
+    StepArgs, Until,
 };
 use meshstep_tensor::{DType, Layout, Meter, SliceMut};
 use std::sync::Barrier;
@@ -176,7 +176,7 @@ fn a_rank_that_gathers_while_others_begin_is_told() {
                 } else {
                     let mut opt = own();
                     let closure = |_: &MicroBatch<'_>| Ok::<_, Error>(0.0);
-                    let told = opt.minimize(Until::default(), |_| At::default(), 1, closure);
+                    let told = opt.minimize(Until::default(), |_| StepArgs::default(), 1, closure);
                     all.wait();
                     told.map(drop)
                 };

@@ -4,7 +4,7 @@ use crate::common::{self, Run as Training, WhichRule};
 use crate::lbfgs::STAGES;
 use meshstep_optim::{DynamicLossScale, LossScale};
 use meshstep_shard::{
-    At, Clip, Combine, Error, Fault, MicroBatch, Optimizer, Options, Outcome, Stop, Until, WeightError,
+    Clip, Combine, Error, Fault, MicroBatch, Optimizer, Options, Outcome, StepArgs, Stop, Until, WeightError,
 };
 
 const LENS: [usize; 3] = [5, 0, 70];
@@ -148,7 +148,7 @@ fn a_run_ends_at_a_tolerance_or_a_bound() {
             let ends = meshstep_comm::loopback::spawn(RANKS, |comm| {
                 let rank = comm.rank();
                 let mut opt = run.build(comm).unwrap();
-                let at = |_| At { lr: 0.5, ..At::default() };
+                let at = |_| StepArgs { lr: 0.5, ..StepArgs::default() };
                 (opt.minimize(until, at, 1, |mb| pull(mb, rank)).unwrap(), common::params(&opt))
             })
             .unwrap();
@@ -189,7 +189,7 @@ fn a_run_does_not_end_where_nothing_moved() {
             let rank = comm.rank();
             let mut opt = run.build(comm).unwrap();
             let until = Until { tolerance_change: 1e-6, max_iter: 60, ..Until::default() };
-            let at = |t| At { lr: if t <= warm { 0.0 } else { 0.1 }, ..At::default() };
+            let at = |t| StepArgs { lr: if t <= warm { 0.0 } else { 0.1 }, ..StepArgs::default() };
             let scaled = |mb: &MicroBatch<'_>| {
                 let scale = mb.loss_scale() as f32;
                 let scale = if scale > 8.0 { f32::INFINITY } else { scale };
@@ -220,7 +220,7 @@ fn ranks_with_different_ends_are_told() {
         let rank = comm.rank();
         let mut opt = run.build(comm).unwrap();
         let until = |max_iter| Until { max_iter, tolerance_change: 0.0, ..Until::default() };
-        let mut go = |until| opt.minimize(until, |_| At::default(), 1, |mb| pull(mb, rank));
+        let mut go = |until| opt.minimize(until, |_| StepArgs::default(), 1, |mb| pull(mb, rank));
         let told = go(until(2 + rank as u64 / 2)).unwrap_err();
         assert_eq!(told.to_string(), "ranks disagree on max_iter: rank 0 has 2, rank 2 has 3");
         assert_eq!(go(until(2)).unwrap().iterations, 2);

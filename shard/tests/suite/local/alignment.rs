@@ -4,7 +4,7 @@ use crate::common::hash;
 use meshstep_comm::loopback;
 use meshstep_optim::{AdamW, Moments, QhAdamW};
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, Workers};
-use meshstep_shard::{At, Groups, Optimizer, Options};
+use meshstep_shard::{Groups, Optimizer, Options, StepArgs};
 use meshstep_tensor::{DType, Layout, Slice, SliceMut};
 
 const LEN: usize = 256;
@@ -44,7 +44,7 @@ fn alignment(rules: impl Into<Groups>, plan: &LocalPlan) -> f64 {
             let mb = local.micro_batch(1).unwrap();
             mb.grad("x", &grads[..]).unwrap();
             mb.finish().unwrap();
-            let told = local.step(At { lr: 1e-3, ..At::default() }).unwrap();
+            let told = local.step(StepArgs { lr: 1e-3, ..StepArgs::default() }).unwrap();
             // Before the round's last update, as the exchange after it removes the difference.
             if (step + 1) % PERIOD == PERIOD - 1 {
                 let now = x(&local);

@@ -5,9 +5,9 @@ use meshstep_optim::{
     Adagrad, Adam, AdamW, Error, Flat, Isa, Lion, Momentum, RmsProp, Rule, Scalars, Segment, Sgd, StateSlot,
 };
 use meshstep_shard::local::{
-    Fragment, LocalError, LocalOptimizer, LocalPlan, Placement, Slots, Timing, Trained, What, Workers,
+    Fragment, LocalError, LocalOptimizer, LocalPlan, ParamSpec, Placement, Slots, Timing, What, Workers,
 };
-use meshstep_shard::{At, Groups, Optimizer, Options};
+use meshstep_shard::{Groups, Optimizer, Options, StepArgs};
 use meshstep_tensor::{DType, Layout, Queue};
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ fn train(rules: &Groups, plan: &LocalPlan, steps: u64) -> Vec<Vec<Vec<f32>>> {
             let mb = local.micro_batch(1).unwrap();
             mb.grad("x", &[gradient(worker, step)][..]).unwrap();
             mb.finish().unwrap();
-            let done = local.step(At { lr: 0.01, ..At::default() }).unwrap();
+            let done = local.step(StepArgs { lr: 0.01, ..StepArgs::default() }).unwrap();
             assert_eq!(done.exchanged.failed, [], "worker {worker}, step {step}");
             let state = local.state("x").unwrap();
             let mut all: Vec<f32> =
@@ -143,7 +143,7 @@ fn where_gradients_do_not_depend_on_parameters_nothing_shows_that_a_mean_was_lat
 }
 
 fn refused(rule: impl Rule + 'static, plan: &LocalPlan) -> LocalError {
-    let param = Trained {
+    let param = ParamSpec {
         name: "x".to_owned(),
         len: 4,
         whole: 4,

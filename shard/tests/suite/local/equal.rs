@@ -7,7 +7,7 @@ use meshstep_optim::{AdamW, Sgd};
 use meshstep_shard::local::{
     Fragment, LocalOptimizer, LocalPlan, Merge, Outer, Placement, Select, Timing, Weights, What, Workers,
 };
-use meshstep_shard::{At, Optimizer, Options, Outcome, Stage};
+use meshstep_shard::{Optimizer, Options, Outcome, Stage, StepArgs};
 use meshstep_tensor::{DType, Slice, SliceMut};
 use std::sync::Arc;
 
@@ -226,7 +226,7 @@ fn descend_by(
             mb.grad("a", &[grad as f32; 3][..]).unwrap();
             mb.grad("b", &[grad; 3][..]).unwrap();
             mb.finish().unwrap();
-            let _ = local.step(At { lr: 1.0, ..At::default() }).unwrap();
+            let _ = local.step(StepArgs { lr: 1.0, ..StepArgs::default() }).unwrap();
             let (a, b) = (local.param("a").unwrap(), local.param("b").unwrap());
             all.push((a.typed::<f32>().unwrap()[1], b.typed::<f64>().unwrap()[2]));
         }

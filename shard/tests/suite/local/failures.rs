@@ -7,7 +7,7 @@ use meshstep_shard::local::{
     Timing, Veto, Weights, What, Workers,
 };
 use meshstep_shard::{
-    At, Error, Fault, Groups, Master, Missing, NonFinite, Optimizer, Options, Outcome, Precision, Stage,
+    Error, Fault, Groups, Master, Missing, NonFinite, Optimizer, Options, Outcome, Precision, Stage, StepArgs,
 };
 use meshstep_tensor::{DType, Layout, Slice, SliceMut, bf16};
 use std::sync::Arc;
@@ -71,7 +71,7 @@ fn train(
                 mb.grad("x", &[grad; LEN][..]).unwrap();
             }
             mb.finish().unwrap();
-            let told = local.step(At { lr: 0.5, ..At::default() });
+            let told = local.step(StepArgs { lr: 0.5, ..StepArgs::default() });
             let params = local.param("x").unwrap().typed::<f32>().unwrap().to_vec();
             let state = local.state("x").unwrap();
             let slots = state.slots.iter().map(|(_, slot)| slot.typed::<f32>().unwrap().to_vec());
@@ -285,7 +285,7 @@ fn who_enters_counts_from_the_second_exchange_on() {
             let mb = local.micro_batch(1).unwrap();
             mb.grad("x", &[[2.0f32, 4.0, 12.0][rank]; LEN][..]).unwrap();
             mb.finish().unwrap();
-            let _ = local.step(At { lr: 1.0, ..At::default() }).unwrap();
+            let _ = local.step(StepArgs { lr: 1.0, ..StepArgs::default() }).unwrap();
             x.push(local.param("x").unwrap().typed::<f32>().unwrap()[0]);
         }
         x
@@ -303,7 +303,7 @@ fn who_enters_counts_from_the_second_exchange_on() {
         let mb = local.micro_batch(1).unwrap();
         mb.grad("x", &[[2.0f32, 4.0, f32::NAN][rank]; LEN][..]).unwrap();
         mb.finish().unwrap();
-        let _ = local.step(At { lr: 1.0, ..At::default() }).unwrap();
+        let _ = local.step(StepArgs { lr: 1.0, ..StepArgs::default() }).unwrap();
         local.param("x").unwrap().typed::<f32>().unwrap()[0]
     });
     assert_eq!(ends.unwrap(), [-3.0; 3]);
@@ -382,7 +382,7 @@ fn nobody_waits_for_a_worker_that_has_lost_a_rank() {
             let mb = local.micro_batch(1)?;
             mb.grad("x", &[1.0f32; LEN][..])?;
             mb.finish()?;
-            local.step(At { lr: 0.5, ..At::default() })
+            local.step(StepArgs { lr: 0.5, ..StepArgs::default() })
         };
         let error = [step(), step()].into_iter().find_map(Result::err);
         // The worker's ranks stay until the others have noticed.
@@ -420,7 +420,7 @@ fn masters_are_averaged_and_differences_travel_in_bf16() {
                 let mb = local.micro_batch(1).unwrap();
                 mb.grad("x", &[bf16::from_f32(worker as f32 + 1.0); LEN][..]).unwrap();
                 mb.finish().unwrap();
-                let _ = local.step(At { lr, ..At::default() }).unwrap();
+                let _ = local.step(StepArgs { lr, ..StepArgs::default() }).unwrap();
             }
             let state = local.state("x").unwrap();
             let master = state.master.unwrap().typed::<f32>().unwrap().to_vec();

@@ -2,8 +2,8 @@
 
 use meshstep_optim::{AdamW, Lamb, Moments, QhAdamW, RmsProp, Sgd};
 use meshstep_shard::local::{
-    Fragment, LocalError, LocalPlan, LocalWarning, Merge, OnFailure, Outer, Placement, Ring, Select, Slots,
-    Timing, Trained, Weights, What, Worker, half_life,
+    Fragment, LocalError, LocalPlan, LocalWarning, Merge, OnFailure, Outer, ParamSpec, Placement, Ring,
+    Select, Slots, Timing, Weights, What, Worker, half_life,
 };
 use meshstep_shard::{Groups, Options, Part, Sizes, Stage};
 use meshstep_tensor::{DType, Layout};
@@ -21,8 +21,8 @@ fn part(lens: &[usize], shards: usize, stage: Stage) -> Part {
     Part::new(layout(lens), Sizes::all(shards), [], &options).unwrap()
 }
 
-fn trained(lens: &[usize], rules: impl Into<Groups>) -> Vec<Trained> {
-    Trained::of(&part(lens, 1, Stage::Replicated), &rules.into()).unwrap()
+fn trained(lens: &[usize], rules: impl Into<Groups>) -> Vec<ParamSpec> {
+    ParamSpec::of(&part(lens, 1, Stage::Replicated), &rules.into()).unwrap()
 }
 
 /// Returns the steps below `horizon` at which each fragment is due.

@@ -3,7 +3,7 @@
 use meshstep_comm::loopback;
 use meshstep_optim::{AdamW, Moments, QhAdamW, QhAdopt, Sgd, UncorrectedAdam};
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, Placement, Workers};
-use meshstep_shard::{At, Groups, Optimizer, Options};
+use meshstep_shard::{Groups, Optimizer, Options, StepArgs};
 use meshstep_tensor::{DType, Layout, Slice};
 
 /// Written by `bench/python/local_reference.py`, which explains the lines.
@@ -39,7 +39,7 @@ fn follow(
             let mb = local.micro_batch(1).unwrap();
             mb.grad("x", &[grad][..]).unwrap();
             mb.finish().unwrap();
-            let _ = local.step(At { lr, ..At::default() }).unwrap();
+            let _ = local.step(StepArgs { lr, ..StepArgs::default() }).unwrap();
             out.push(x(&local));
         }
         out
@@ -126,7 +126,7 @@ fn a_delayed_moment_is_the_one_that_was_averaged_at_once() {
                 let mb = local.micro_batch(1).unwrap();
                 mb.grad("x", &[gradient(worker, 0.0)][..]).unwrap();
                 mb.finish().unwrap();
-                let _ = local.step(At { lr: 0.1, ..At::default() }).unwrap();
+                let _ = local.step(StepArgs { lr: 0.1, ..StepArgs::default() }).unwrap();
             }
             local.state("x").unwrap().slots[0].1.typed::<f64>().unwrap()[0]
         });

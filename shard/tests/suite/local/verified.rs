@@ -4,7 +4,7 @@ use crate::local::equal::run;
 use crate::local::replicas::step;
 use meshstep_comm::loopback;
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, OnFailure, Workers};
-use meshstep_shard::{At, Error, Fault, Stage};
+use meshstep_shard::{Error, Fault, Stage, StepArgs};
 
 /// A plan with a flight after five steps, which is rolled back when given up.
 fn plan() -> LocalPlan {
@@ -64,7 +64,7 @@ fn a_step_in_error_is_no_reason_to_suspect_what_was_rolled_back() {
                 continue;
             }
             local.micro_batch(1).unwrap().finish().unwrap();
-            let told = local.step(At { lr: 0.1, ..At::default() }).unwrap_err();
+            let told = local.step(StepArgs { lr: 0.1, ..StepArgs::default() }).unwrap_err();
             let meshstep_shard::local::LocalError::Shard(Error::Fault { fault, .. }) = &told else {
                 panic!("{told}")
             };

@@ -5,7 +5,7 @@ use crate::local::means::half_ulp;
 use meshstep_comm::loopback;
 use meshstep_optim::{ExactSum, Sgd};
 use meshstep_shard::local::{Fragment, LocalOptimizer, LocalPlan, Slots, Timing, Weights, What, Workers};
-use meshstep_shard::{At, NonFinite, Optimizer, Options};
+use meshstep_shard::{NonFinite, Optimizer, Options, StepArgs};
 use meshstep_tensor::{DType, Layout, SliceMut};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -38,7 +38,7 @@ fn meet(plan: &LocalPlan, workers: &[Worker]) -> Vec<[Vec<f32>; 2]> {
         let mb = local.micro_batch(*tokens).unwrap();
         mb.grad("x", &grads[..]).unwrap();
         mb.finish().unwrap();
-        let done = local.step(At { lr: 1.0, ..At::default() }).unwrap();
+        let done = local.step(StepArgs { lr: 1.0, ..StepArgs::default() }).unwrap();
         assert_eq!((done.exchanged.merged, done.exchanged.failed), (vec![0, 1], vec![]));
         let moment = local.state("x").unwrap().slots[0].1.typed::<f32>().unwrap().to_vec();
         [local.param("x").unwrap().typed::<f32>().unwrap().to_vec(), moment]

@@ -3,7 +3,7 @@
 use super::{Assignment, Ranks, at_one, build, fetch, give, layout, replicated, step, there, values, zeros};
 use meshstep_optim::Sgd;
 use meshstep_shard::{
-    At, Clip, Combine, Error, LocalClip, Missing, Optimizer, Options, Outcome, Owners, Stage,
+    Clip, Combine, Error, LocalClip, Missing, Optimizer, Options, Outcome, Owners, Stage, StepArgs,
 };
 
 /// Rank 0 has (3, 4), of norm 5, rank 1 (0, 0.5), rank 2 (-3, -4), rank 3 (0, 0.5); the bound is 1.
@@ -36,7 +36,7 @@ pub(crate) fn clipping_before_and_after_the_reduction(on: &impl Ranks) {
         on.run(4, |comm, queue| {
             let rank = comm.rank();
             let mut opt = build(comm, &queue, groups, Sgd::default(), options.clone()).unwrap();
-            let at = At { max_norm: Some(1.0), ..at_one() };
+            let at = StepArgs { max_norm: Some(1.0), ..at_one() };
             let outcome = step(&mut opt, 1, Some(grads[rank]), Some(0.0), at).unwrap();
             let Outcome::Applied { norm, coef, .. } = outcome else { panic!("{outcome:?}") };
             for (w, expected) in values(&opt, "w").into_iter().zip(expected[rank]) {
@@ -86,7 +86,7 @@ pub(crate) fn a_rank_clips_what_its_micro_batches_have_together(on: &impl Ranks)
                     give(&mb, "b", &[0f32; 3][..], &queue).unwrap();
                     mb.finish().unwrap();
                 }
-                let at = At { max_norm: Some(1.0), grad_scale, ..at_one() };
+                let at = StepArgs { max_norm: Some(1.0), grad_scale, ..at_one() };
                 let _ = opt.step(at).unwrap().outcome().unwrap();
                 let norm = opt.local_clip().unwrap().norm;
                 assert!((norm - if first { own } else { 0.0 }).abs() < 1e-12, "{combine:?} {norm}");
@@ -105,7 +105,7 @@ pub(crate) fn a_held_gradient_that_is_not_finite_skips_the_step(on: &impl Ranks)
         let rank = comm.rank();
         let options = Options { clip: Clip::BeforeReduce, ..replicated() };
         let mut opt = build(comm, &queue, None, Sgd::default(), options).unwrap();
-        let at = At { max_norm: Some(1.0), ..at_one() };
+        let at = StepArgs { max_norm: Some(1.0), ..at_one() };
         let bad = if rank == 1 { f32::INFINITY } else { 1.0 };
         let outcome = step(&mut opt, 1, Some([bad, 5.0]), Some(0.0), at).unwrap();
         assert!(matches!(outcome, Outcome::Skipped { non_finite: 1, .. }), "{outcome:?}");
@@ -128,7 +128,7 @@ pub(crate) fn only_a_ranks_own_gradients_of_this_step_are_clipped(on: &impl Rank
             ..replicated()
         };
         let mut opt = build(comm, &queue, None, Sgd::default(), options).unwrap();
-        let at = At { max_norm: Some(1.0), ..at_one() };
+        let at = StepArgs { max_norm: Some(1.0), ..at_one() };
         let _ = step(&mut opt, 1, Some([0.0; 2]), Some(100.0), at).unwrap();
         let outcome = step(&mut opt, 1, Some([3.0, 4.0]), None, at).unwrap();
         let Outcome::Applied { norm, coef, .. } = outcome else { panic!("{outcome:?}") };

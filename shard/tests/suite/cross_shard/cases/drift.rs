@@ -5,7 +5,7 @@ use crate::common::{self, adamw};
 use meshstep_cases::{Effort, effort};
 use meshstep_comm::loopback;
 use meshstep_optim::Sgd;
-use meshstep_shard::{At, CrossShard, Error, Master, Missing, Options, Outcome, Precision};
+use meshstep_shard::{CrossShard, Error, Master, Missing, Options, Outcome, Precision, StepArgs};
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
 use std::sync::Arc;
 
@@ -88,7 +88,7 @@ pub(crate) fn a_skip_of_one_group_is_a_drift_of_t(on: &impl Ranks) {
     let ends = on.run(4, |comm, queue| {
         let rank = comm.rank();
         let mut opt = build(comm, &queue, Some(&pairs), adamw(), replicated()).unwrap();
-        let at = At { lr: 0.5, ..At::default() };
+        let at = StepArgs { lr: 0.5, ..StepArgs::default() };
         for n in 1..=3 {
             let g = if (n, rank) == (2, 3) { f32::NAN } else { 1.0 + (rank % 2) as f32 };
             let outcome = step(&mut opt, 1, Some([g, 1.0]), Some(1.0), at).unwrap();
@@ -117,7 +117,7 @@ pub(crate) fn story(on: &impl Ranks, options: &Options) -> Vec<Vec<String>> {
             let g = |i: u64| common::hash(&[n, rank as u64, i]) % 32;
             let w = [g(0), g(1)].map(|g| g as f32 / 8.0 - 2.0);
             let w = if (n, rank) == (3, 1) { [f32::INFINITY; 2] } else { w };
-            let at = At { lr: 0.25, max_norm: Some(1.5), ..At::default() };
+            let at = StepArgs { lr: 0.25, max_norm: Some(1.5), ..StepArgs::default() };
             let lacks = options.missing == Missing::Zero && g(4) % 2 == 0;
             match step(&mut opt, 1 + g(2), Some(w), (!lacks).then(|| g(3) as f32 / 4.0), at).unwrap() {
                 Outcome::Applied { norm, coef, .. } => told.push(format!("{norm:e} {coef:e}")),
@@ -153,7 +153,7 @@ pub(crate) fn drift_is_found_at_the_end_of_a_long_parameter(on: &impl Ranks) {
             there(&queue, options),
         )
         .unwrap();
-        let mut take = |at: At, early: f32, late: f32| {
+        let mut take = |at: StepArgs, early: f32, late: f32| {
             let mb = opt.micro_batch(1).unwrap();
             let mut grad = vec![1f32; len];
             (grad[7], grad[len - 3]) = (early, late);
@@ -174,7 +174,7 @@ pub(crate) fn drift_is_found_at_the_end_of_a_long_parameter(on: &impl Ranks) {
             assert_eq!((params.differing, params.at.clone()), (2, Some(("long".to_owned(), furthest))));
             assert_eq!((params.max_abs, long), (if furthest == 7 { 4.0 } else { 2.0 }, expected));
         }
-        let (drift, _) = take(At { lr: 1e19, ..at_one() }, 1.0, 1.0 + 1e38 * r);
+        let (drift, _) = take(StepArgs { lr: 1e19, ..at_one() }, 1.0, 1.0 + 1e38 * r);
         let error = drift.unwrap_err();
         assert!(matches!(&error, Error::DriftNotFinite { index, .. } if *index == len - 3), "{error}");
     });
@@ -200,7 +200,8 @@ pub(crate) fn what_is_not_finite_is_not_averaged(on: &impl Ranks) {
         assert!(build(&mut { first }).unwrap().synchronize_state().unwrap().is_none());
         let mut opt = build(&mut { zeros }).unwrap();
         let lr = if rank == 1 { 1.5e19 } else { 1.0 };
-        let _ = step(&mut opt, 1, Some([0.0, 3e38]), Some(0.0), At { lr, ..At::default() }).unwrap();
+        let _ =
+            step(&mut opt, 1, Some([0.0, 3e38]), Some(0.0), StepArgs { lr, ..StepArgs::default() }).unwrap();
         let before = values(&opt, "w");
         let error = opt.synchronize_state().unwrap_err();
         let told = matches!(&error, Error::DriftNotFinite { slot: "param", name, index: 1 } if name == "w");
@@ -223,7 +224,7 @@ fn means_of_the_largest_numbers_are_finite() {
         let down = [0.0, 0.5e307, 0.5e307][rank];
         batch.grad("w", &[down, -down, -(rank as f64) * 4.0e-323][..]).unwrap();
         batch.finish().unwrap();
-        let _ = opt.step(At { lr: 1.0, ..At::default() }).unwrap().outcome().unwrap();
+        let _ = opt.step(StepArgs { lr: 1.0, ..StepArgs::default() }).unwrap().outcome().unwrap();
         assert!(!opt.synchronize_state().unwrap().is_none());
         let w = opt.param("w").unwrap().typed::<f64>().unwrap().to_vec();
         let near = |got: f64, want: f64| ((got - want) / want).abs() < 1e-15;

@@ -3,7 +3,7 @@
 use super::{Assignment, Ranks, at_one, build, give, layout, replicated, step, there, values, zeros};
 use crate::common::{self, adamw};
 use meshstep_optim::{DynamicLossScale, LossScale, Sgd};
-use meshstep_shard::{At, Clip, Combine, CrossShard, Error, Initial, Optimizer, Options, Outcome};
+use meshstep_shard::{Clip, Combine, CrossShard, Error, Initial, Optimizer, Options, Outcome, StepArgs};
 use meshstep_tensor::{Param, Slice, SliceMut};
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub(crate) fn one_group_of_everyone_is_a_replicated_optimizer(on: &impl Ranks) {
     let g = |rank: usize, t: u64| (rank as f32 + 1.5) * (0.3 + t as f32).sin();
     on.run(3, |comm, queue| {
         let rank = comm.rank();
-        let at = At { max_norm: Some(0.7), ..at_one() };
+        let at = StepArgs { max_norm: Some(0.7), ..at_one() };
         let mut plain =
             Optimizer::new(Arc::clone(&comm), layout(), adamw(), zeros, there(&queue, replicated())).unwrap();
         let mut cross = build(comm, &queue, None, adamw(), replicated()).unwrap();

@@ -3,7 +3,7 @@
 use super::{Ranks, at_one, build, first_state, give, layout, replicated, step, t, there, values, zeros};
 use crate::common;
 use meshstep_optim::{AdamW, Sgd};
-use meshstep_shard::{At, Clip, CrossShard, Error, Fault, Missing, Optimizer, Options, Pending};
+use meshstep_shard::{Clip, CrossShard, Error, Fault, Missing, Optimizer, Options, Pending, StepArgs};
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
 
 pub(crate) fn what_no_rank_of_a_group_has_is_left_alone(on: &impl Ranks) {
@@ -19,7 +19,7 @@ pub(crate) fn what_no_rank_of_a_group_has_is_left_alone(on: &impl Ranks) {
                 let mut opt =
                     CrossShard::new(comm, Some(&pairs), layout(), rule, first, there(&queue, options))
                         .unwrap();
-                let at = At { lr: 0.1, ..At::default() };
+                let at = StepArgs { lr: 0.1, ..StepArgs::default() };
                 // Ranks 0 and 2 have no gradient for b.
                 let b = (rank % 2 == 1).then_some(1.0);
                 let _ = step(&mut opt, 1, Some([1.0; 2]), b, at).unwrap();

@@ -9,7 +9,7 @@ mod refusals;
 use crate::common::put;
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::Rule;
-use meshstep_shard::{At, CrossShard, Error, MicroBatch, Options, Outcome, Pending, Stage};
+use meshstep_shard::{CrossShard, Error, MicroBatch, Options, Outcome, Pending, Stage, StepArgs};
 use meshstep_tensor::{Buffer, Category, DType, Element, Layout, Meter, Param, Queue, Slice, SliceMut};
 use std::sync::Arc;
 
@@ -63,8 +63,8 @@ fn build(
     CrossShard::new(comm, groups, layout(), rule, zeros, there(queue, options))
 }
 
-fn at_one() -> At {
-    At { lr: 1.0, ..At::default() }
+fn at_one() -> StepArgs {
+    StepArgs { lr: 1.0, ..StepArgs::default() }
 }
 
 /// Takes a step with gradient `w` for parameter w, and `b` for b; `None`: not handed over.
@@ -73,7 +73,7 @@ fn step(
     batch: u64,
     w: Option<[f32; 2]>,
     b: Option<f32>,
-    at: At,
+    at: StepArgs,
 ) -> Result<Outcome, Error> {
     pend(opt, batch, w, b, at)?.outcome()
 }
@@ -84,7 +84,7 @@ pub(crate) fn pend(
     batch: u64,
     w: Option<[f32; 2]>,
     b: Option<f32>,
-    at: At,
+    at: StepArgs,
 ) -> Result<Pending, Error> {
     let queue = opt.optimizer().options().queue.clone();
     let mb = opt.micro_batch(batch)?;

@@ -10,7 +10,7 @@ use meshstep_comm::{Communicator, loopback};
 use meshstep_membership::{Caller, Config, Error, Remote, Round, Service};
 use meshstep_optim::AdamW;
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, LocalStep, Workers};
-use meshstep_shard::{At, Optimizer, Options};
+use meshstep_shard::{Optimizer, Options, StepArgs};
 use meshstep_tensor::{DType, Layout, Slice};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -75,7 +75,7 @@ fn step(local: &mut LocalOptimizer, id: u64) -> Result<LocalStep, LocalError> {
     let mb = local.micro_batch(1)?;
     mb.grad("x", &grad[..])?;
     mb.finish()?;
-    local.step(At { lr: 0.01, ..At::default() })
+    local.step(StepArgs { lr: 0.01, ..StepArgs::default() })
 }
 
 /// Returns the digest of worker `id` after `steps` steps with one exchange of three workers, after the fourth step.
