@@ -56,7 +56,7 @@ impl Check {
 
     fn compare(&self, release: &Release, fetched: Fetched) -> anyhow::Result<()> {
         let folder = match fetched {
-            Fetched::StepArgs(folder) => folder,
+            Fetched::At(folder) => folder,
             Fetched::Unreachable(reason) => {
                 self.skip(&format!("NCCL {} could not be fetched: {reason}", release.version));
                 return Ok(());

@@ -23,7 +23,7 @@ pub(super) struct Release {
 #[derive(Debug)]
 pub(super) enum Fetched {
     /// The folder with `include` and `lib`.
-    StepArgs(PathBuf),
+    At(PathBuf),
     /// pip reached no index.
     Unreachable(String),
 }
@@ -41,7 +41,7 @@ impl Release {
     pub(super) fn fetch(&self, into: &Path) -> anyhow::Result<Fetched> {
         let folder = into.join(format!("{}-{}", self.version, fingerprint(&[self.line])));
         if folder.exists() {
-            return Ok(Fetched::StepArgs(folder));
+            return Ok(Fetched::At(folder));
         }
         let (list, part) = (folder.with_added_extension("txt"), folder.with_added_extension("part"));
         fs::write(&list, self.line).with_context(|| format!("cannot write {}", list.display()))?;
@@ -53,7 +53,7 @@ impl Release {
         let (status, said) = install.status_and_stderr()?;
         if status.success() {
             keep(&part, &folder)?;
-            return Ok(Fetched::StepArgs(folder));
+            return Ok(Fetched::At(folder));
         }
         let _ = fs::remove_dir_all(&part);
         match unreachable(&said) {
