@@ -16,7 +16,7 @@ pub struct Communicators {
 impl Communicators {
     /// Splits `world` along each of `sets`, in an order that does not depend on the order of `sets`. Sets that span the same ranks of the
     /// mesh share one communicator; a set that spans all ranks uses `world` itself.
-    /// Collective: every rank passes the same mesh and sets. A rank whose split fails aborts `world`, because the other ranks go on to
+    /// Collective: every rank passes the same mesh and sets. A rank with a failed split aborts `world`, because the other ranks go on to
     /// their next split.
     pub fn new(
         world: Arc<dyn Communicator>,
