@@ -26,7 +26,7 @@ pub struct Mesh {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Coordinate(Vec<(Axis, usize)>);
 
-/// Ranks that differ from each other only along some axes, ascending.
+/// Ranks that differ only along some axes, ascending.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     /// Rank with all free coordinates 0.

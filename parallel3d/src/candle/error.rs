@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 
-/// Error between ranks. Layers return candle's error, which wraps this one: [`cause`] finds it.
+/// Error between ranks. Layers return candle's error with this error inside: [`cause`] finds it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

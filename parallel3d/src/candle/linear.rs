@@ -29,8 +29,8 @@ impl ColumnLinear {
         Placement::whole().cut(Axis::Tp, 0)
     }
 
-    /// Returns the placement of a weight that stacks several matrices with `blocks` rows each, such as queries, keys and values. Each
-    /// rank holds its part of every matrix; its outputs are these parts, concatenated.
+    /// Returns the placement of a weight that stacks several matrices with `blocks` rows each, such as queries, keys and values. A rank
+    /// holds its part of every matrix, and its outputs are these parts, concatenated.
     pub fn stacked(blocks: impl IntoIterator<Item = usize>) -> Placement {
         Placement::whole().cut_in_blocks(Axis::Tp, 0, blocks)
     }
