@@ -6,8 +6,8 @@
 //! bits      = high * 2^16 + remainder
 //! ```
 //!
-//! This way a master costs two bytes instead of four, and the model's bf16 number equals the one beside an f32 master. Of all 2^32 bit
-//! patterns,
+//! This way a master costs two bytes instead of four, and the model's bf16 number equals the one beside an f32 master. Among all 2^32
+//! bit patterns,
 //!
 //! - 65,278 move by one ulp: those half-way between two finite bf16 numbers, towards the one they round to, so that a joined number is
 //!   nearest to its bf16 half under any tie rule. There are 2 * 255 * 128 finite bf16 numbers, each with a tie above it in magnitude; the

@@ -62,8 +62,8 @@ pub trait Rule: Send + Sync + Debug {
     }
 
     /// Adds the part of each segment to its pair of `sums`, for a rule that [sees](Rule::sees) sums of tensors; takes the same arguments
-    /// as the update and writes nothing else. The [`ratio`](Rule::ratio) of a whole tensor's sums then goes into its segments. Other
-    /// rules measure nothing.
+    /// as the update and writes nothing else. The [`ratio`](Rule::ratio) of a whole tensor's sums then goes into its segments. The default
+    /// does nothing.
     fn measure_on(
         &self,
         isa: Isa,

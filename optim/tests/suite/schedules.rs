@@ -1,4 +1,4 @@
-//! Learning rates against recorded ones of transformers and PyTorch, what is refused, and the ends of phases.
+//! Learning rates against recorded ones of transformers and PyTorch, refused parameters, and the ends of phases.
 
 use meshstep_optim::Error;
 use meshstep_optim::schedule::*;
@@ -223,7 +223,7 @@ fn what_the_sources_refuse_is_refused() {
     }
 }
 
-/// Every step of every count has a finite rate, from 0 to the base rate (a one-cycle's first rate may be a little above).
+/// Every step of every count has a finite rate, from 0 to the base rate (a one-cycle's first rate may be slightly above).
 #[test]
 fn no_step_is_without_a_rate() {
     let check = |schedule: Result<Schedule, Error>| {
