@@ -32,7 +32,7 @@ pub trait Rule: Send + Sync + Debug {
     fn check(&self) -> Result<(), Error>;
 
     /// Calls `each` with every hyperparameter by name, always in the same order, for comparison between ranks and for reports; a switch
-    /// is 0 or 1. Ranks compare them in every step, so it should not allocate.
+    /// is 0 or 1. Ranks compare hyperparameters in every step, so this method should not allocate.
     fn each_hyperparameter(&self, each: &mut dyn FnMut(&'static str, f64));
 
     /// Returns the hyperparameters as a list.

@@ -86,7 +86,7 @@ pub(super) fn pack(
     unsafe { launch.run("merge_pack", stream) }
 }
 
-/// Implements [`Merge::outer`]. All allocations come first, so a failed one writes nothing.
+/// Implements [`Merge::outer`]. All allocations come first: if one fails, nothing has been written.
 pub(super) fn outer(
     merge: Merge<'_>,
     values: SliceMut<'_>,

@@ -39,7 +39,7 @@ fn bad<R: Rule>(values: &[f64], name: &str, rule: impl Fn(f64) -> R) {
     }
 }
 
-/// Hyperparameters that every rule has.
+/// Hyperparameters common to all rules.
 macro_rules! common_ones {
     ($($rule:ident)*) => {$(
         bad(&NO_SIZE, "weight_decay", |weight_decay| $rule { weight_decay, ..$rule::default() });

@@ -9,7 +9,7 @@ use meshstep_optim::{
 use meshstep_tensor::{DType, Queue, Slice, SliceMut, bf16, f16};
 use std::ops::Range;
 
-/// Every rule with every option that changes its arithmetic. Add rows for a new rule.
+/// All rules with all options that change the arithmetic. Add rows for a new rule.
 pub(crate) fn rules() -> Vec<Box<dyn Rule>> {
     let momentum = Sgd { momentum: 0.9, ..Sgd::default() };
     let average = |debias| Sgd { form: Momentum::Average { debias }, ..momentum.clone() };

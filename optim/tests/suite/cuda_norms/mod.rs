@@ -45,7 +45,7 @@ enum Sizes {
     Subnormal,
     /// The largest possible.
     Huge,
-    /// Zeros with a few others.
+    /// Zeros and a few ordinary numbers.
     Sparse,
     /// Layers of very different sizes.
     Layers,

@@ -81,7 +81,7 @@ fn a_direction_that_is_not_finite_makes_no_pair() {
     let report = rule.step((&mut x[..]).into(), &mut closure, &Alone, &mut state).unwrap();
     assert!(x[0] == f32::NEG_INFINITY && report.iterations == 4, "{x:?} {report:?}");
     assert_eq!(state.pairs(), 1);
-    // Such a direction is not a short step either, however small its other elements are.
+    // A direction that is not finite is not a short step either, however small its other elements are.
     let rule = Lbfgs { lr: 1e-30, tolerance_change: 2.0, ..rule };
     let report = rule.step((&mut x[..]).into(), &mut closure, &Alone, &mut state).unwrap();
     assert_eq!((report.stop, report.iterations), (Stop::Loss, 1), "{report:?}");
