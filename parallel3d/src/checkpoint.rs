@@ -6,7 +6,7 @@ use meshstep_comm::Communicator;
 use meshstep_shard::Error;
 use meshstep_shard::checkpoint::pytorch::{Import, Imported, PyTorchFile};
 use meshstep_shard::checkpoint::{
-    Holding, Load, Loaded, Moved, Placing, Region, Save, Saving, Sink, Store, reshard_placed,
+    LocalPieces, Load, Loaded, Moved, ModelPlacement, Region, Save, Saving, Sink, Store, reshard_placed,
 };
 use meshstep_shard::local::LocalError;
 use meshstep_tensor::Param;
@@ -180,8 +180,8 @@ pub fn reshard(
     to: Option<&mut Optimizer>,
 ) -> Result<Moved, Error> {
     let (old, new) = (from.as_deref().map(Optimizer::placing), to.as_deref().map(Optimizer::placing));
-    let from = from.zip(old.as_ref()).map(|(opt, placing)| (&mut opt.inner, placing as &dyn Placing));
-    let to = to.zip(new.as_ref()).map(|(opt, placing)| (&mut opt.inner, placing as &dyn Placing));
+    let from = from.zip(old.as_ref()).map(|(opt, placing)| (&mut opt.inner, placing as &dyn ModelPlacement));
+    let to = to.zip(new.as_ref()).map(|(opt, placing)| (&mut opt.inner, placing as &dyn ModelPlacement));
     reshard_placed(via, from, to)
 }
 
@@ -192,19 +192,19 @@ struct Placed {
     at: Coordinate,
 }
 
-impl Placing for Placed {
+impl ModelPlacement for Placed {
     fn mesh(&self) -> String {
         self.mesh.to_string()
     }
 
-    fn holding(&self, param: &Param) -> Holding {
+    fn holding(&self, param: &Param) -> LocalPieces {
         let own: Vec<u64> = param.shape().iter().map(|&extent| extent as u64).collect();
         let Some(Parameter { name, shape, placement, .. }) = self.model.get(param.name()) else {
-            return Holding::whole(&own);
+            return LocalPieces::whole(&own);
         };
         let pieces = placement.pieces(name, shape, &self.mesh, &self.at).unwrap_or_default();
         let boxes = pieces.iter().map(|Piece { global, local }| (region(global), region(local)));
-        Holding {
+        LocalPieces {
             shape: shape.iter().map(|&extent| extent as u64).collect(),
             local: own,
             boxes: boxes.collect(),

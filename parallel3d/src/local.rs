@@ -5,7 +5,7 @@ use crate::{Axis, Coordinate, Error, Mesh, Model, Optimizer, RankPlan};
 use meshstep_comm::Communicator;
 use meshstep_shard::local::membership::{Digest, Error as MembershipError, Membership, Round};
 use meshstep_shard::local::{LocalError, LocalPlan, LocalStep, LocalTraffic, Ring, Select, Shares, Workers};
-use meshstep_shard::{At, MicroBatch, Options};
+use meshstep_shard::{StepArgs, MicroBatch, Options};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ pub fn replicas(
 /// ```
 /// use meshstep_optim::AdamW;
 /// use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Model, Optimizer, Placement, replicas};
-/// use meshstep_shard::{At, Options, local::LocalPlan};
+/// use meshstep_shard::{StepArgs, Options, local::LocalPlan};
 /// use meshstep_tensor::DType::F32;
 ///
 /// let model = Model::builder().param("up", &[16, 4], F32, Placement::whole().cut(Axis::Tp, 0)).build()?;
@@ -54,7 +54,7 @@ pub fn replicas(
 ///         let mb = local.micro_batch(1)?;
 ///         mb.grad("up", &[own + 1.0; 8 * 4][..])?;
 ///         mb.finish()?;
-///         local.step(At::default())?;
+///         local.step(StepArgs::default())?;
 ///     }
 ///     Ok(local.param("up")?.typed::<f32>()?[0])
 /// })?;
@@ -130,7 +130,7 @@ impl LocalOptimizer {
     }
 
     /// [`meshstep_shard::local::LocalOptimizer::scheduled`].
-    pub fn scheduled(&mut self) -> Result<At, meshstep_shard::Error> {
+    pub fn scheduled(&mut self) -> Result<StepArgs, meshstep_shard::Error> {
         self.inner.scheduled()
     }
 
@@ -150,7 +150,7 @@ impl LocalOptimizer {
     }
 
     /// [`meshstep_shard::local::LocalOptimizer::step`].
-    pub fn step(&mut self, at: At) -> Result<LocalStep, LocalError> {
+    pub fn step(&mut self, at: StepArgs) -> Result<LocalStep, LocalError> {
         self.inner.step(at)
     }
 

@@ -7,7 +7,7 @@ use crate::{
 };
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_optim::Rounding;
-use meshstep_shard::{Among, Combine, DataPlace, Groups, Options, Part, Parts, Shared};
+use meshstep_shard::{RankRoles, Combine, DataRank, Groups, Options, Part, Parts, ParamGroup};
 use meshstep_tensor::{Layout, SliceMut};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -68,7 +68,7 @@ impl Optimizer {
         same?;
         let families = || plan.pipeline().iter().flat_map(PipelineStage::families);
         let sets = families().flat_map(|(sharing, _)| {
-            sharing.further(&mesh).into_iter().chain([sharing.shards(), sharing.copies])
+            sharing.extra_reductions(&mesh).into_iter().chain([sharing.shards(), sharing.replicas])
         });
         let comms = Communicators::new(Arc::clone(&world), mesh.clone(), sets)?;
         let place = data_place(&mesh, &coordinate);
@@ -78,9 +78,9 @@ impl Optimizer {
             if stochastic {
                 among.parts = parts(model, part.layout(), &mesh, &coordinate)?;
             }
-            Ok(Shared { part: part.clone(), rules: plan.rules().within(part.layout()), among })
+            Ok(ParamGroup { part: part.clone(), rules: plan.rules().within(part.layout()), among })
         };
-        let parts: Vec<Shared> = families().map(shared).collect::<Result<_, Error>>()?;
+        let parts: Vec<ParamGroup> = families().map(shared).collect::<Result<_, Error>>()?;
         let mut inner = meshstep_shard::Optimizer::empty(world, place, options)?;
         inner.add_parts(parts, |param, values| {
             let Some(parameter) = model.get(param.name()) else { return Ok(()) };
@@ -126,11 +126,11 @@ impl Deref for Optimizer {
 }
 
 /// Returns the rank's data index. Ranks with the same index along dp and cp compute the same micro-batches.
-fn data_place(mesh: &Mesh, coordinate: &Coordinate) -> DataPlace {
+fn data_place(mesh: &Mesh, coordinate: &Coordinate) -> DataRank {
     let data = mesh.resolve(Axis::Dp | Axis::Cp);
     let others = mesh.all().without(data);
     let index = mesh.seat(mesh.rank(coordinate), data) as u64;
-    DataPlace { index, ranks: mesh.degree(others) as u64, first: coordinate.is_first(others) }
+    DataRank { index, ranks: mesh.degree(others) as u64, first: coordinate.is_first(others) }
 }
 
 fn among(
@@ -138,19 +138,19 @@ fn among(
     sharing: Sharing,
     coordinate: &Coordinate,
     combine: Combine,
-) -> Result<Among, Error> {
+) -> Result<RankRoles, Error> {
     let of_data = if combine == Combine::Mean { Reduction::Mean } else { Reduction::Sum };
     let of_parts = if sharing.gradient == Gradient::PartialMean { Reduction::Mean } else { Reduction::Sum };
-    let further = sharing.further(comms.mesh()).into_iter();
-    let further = further.map(|axes| {
+    let extra_reductions = sharing.extra_reductions(comms.mesh()).into_iter();
+    let extra_reductions = extra_reductions.map(|axes| {
         let by = if axes == sharing.partial { of_parts } else { of_data };
         Ok((Arc::clone(comms.along(axes)?), by))
     });
-    Ok(Among {
+    Ok(RankRoles {
         shards: Arc::clone(comms.along(sharing.shards())?),
-        further: further.collect::<Result<_, Error>>()?,
-        copies: Arc::clone(comms.along(sharing.copies)?),
-        counts: coordinate.is_first(sharing.copies.without(sharing.shards())),
+        extra_reductions: extra_reductions.collect::<Result<_, Error>>()?,
+        replicas: Arc::clone(comms.along(sharing.replicas)?),
+        counts_in_norm: coordinate.is_first(sharing.replicas.without(sharing.shards())),
         parts: HashMap::new(),
     })
 }

@@ -41,7 +41,7 @@ pub struct Placement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sharing {
     /// Axes along which all ranks hold the same values. Excludes `pp`: pipeline stages have different parameters.
-    pub copies: Axes,
+    pub replicas: Axes,
     /// Axes along which gradients of different data are reduced.
     pub reduced: Axes,
     /// Axes along which each rank has a partial gradient.
@@ -53,7 +53,7 @@ pub struct Sharing {
 impl Sharing {
     /// Returns the axes along which ranks have the same reduced gradient: the first of them counts in a norm.
     pub fn repeated(self) -> Axes {
-        self.copies.without(self.reduced)
+        self.replicas.without(self.reduced)
     }
 
     /// Returns the axes along which ranks divide the state: gradients are reduced and updated parameters gathered over them.
@@ -63,7 +63,7 @@ impl Sharing {
 
     /// Returns the axes of `mesh` along which a reduced gradient is reduced further, in this order: over replicas of the state, then over
     /// partial gradients. Axes with one rank are left out.
-    pub fn further(self, mesh: &Mesh) -> Vec<Axes> {
+    pub fn extra_reductions(self, mesh: &Mesh) -> Vec<Axes> {
         [self.replicas(), self.partial].into_iter().filter(|&axes| mesh.degree(axes) > 1).collect()
     }
 
@@ -127,8 +127,8 @@ impl Placement {
         let tp =
             if self.gradient == Gradient::Same { Axes::NONE } else { mesh.resolve(Axis::Tp).without(cut) };
         let gradient = if tp.is_empty() { Gradient::Same } else { self.gradient };
-        let copies = all.without(cut | Axis::Pp);
-        Sharing { copies, reduced: mesh.resolve(self.reduced), partial: tp, gradient }
+        let replicas = all.without(cut | Axis::Pp);
+        Sharing { replicas, reduced: mesh.resolve(self.reduced), partial: tp, gradient }
     }
 
     /// Returns the shape of the part that each rank of `mesh` holds of a parameter with shape `shape`.

@@ -3,7 +3,7 @@
 
 use crate::Optimizer;
 use meshstep_optim::LossScaleState;
-use meshstep_shard::{At, Error, Evaluated, MicroBatch, Minimized, Pending, Until};
+use meshstep_shard::{StepArgs, Error, Evaluated, MicroBatch, Minimized, Pending, Until};
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
@@ -22,20 +22,20 @@ impl Optimizer {
     }
 
     /// [`meshstep_shard::Optimizer::scheduled`].
-    pub fn scheduled(&mut self) -> Result<At, Error> {
+    pub fn scheduled(&mut self) -> Result<StepArgs, Error> {
         self.inner.scheduled()
     }
 
     /// [`meshstep_shard::Optimizer::step`], decided by all ranks of the mesh together. A difference found by its verification is reported
     /// as in [`verify`](Self::verify).
-    pub fn step(&mut self, at: At) -> Result<Pending, crate::Error> {
+    pub fn step(&mut self, at: StepArgs) -> Result<Pending, crate::Error> {
         self.inner.step(at).map_err(|error| self.located(error))
     }
 
     /// [`meshstep_shard::Optimizer::step_with`], which reports a difference as [`verify`](Self::verify) does.
     pub fn step_with<E: Into<Failed>>(
         &mut self,
-        at: At,
+        at: StepArgs,
         weight: u64,
         closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Evaluated, crate::Error> {
@@ -46,7 +46,7 @@ impl Optimizer {
     pub fn minimize<E: Into<Failed>>(
         &mut self,
         until: Until,
-        at: impl FnMut(u64) -> At,
+        at: impl FnMut(u64) -> StepArgs,
         weight: u64,
         closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Minimized, crate::Error> {

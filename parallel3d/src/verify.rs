@@ -129,7 +129,7 @@ impl Optimizer {
         let mut cuts: BTreeMap<Axes, Vec<(usize, String)>> = BTreeMap::new();
         for (i, param) in self.inner.params().enumerate() {
             let Some(parameter) = self.site.model.get(param.name()) else { continue };
-            let whole = parameter.placement.sharing(self.mesh()).copies | Axis::Pp;
+            let whole = parameter.placement.sharing(self.mesh()).replicas | Axis::Pp;
             let axes = self.mesh().all().without(whole);
             if self.mesh().degree(axes) > 1 {
                 cuts.entry(axes).or_default().push((i, parameter.name.clone()));

@@ -134,7 +134,7 @@ pub struct Progress {
     /// Number of consecutive skipped steps.
     pub skips: u32,
     /// Number of these with a loss scale that could not fall further.
-    pub hopeless: u32,
+    pub skips_at_min_scale: u32,
 }
 
 impl Progress {
@@ -142,7 +142,7 @@ impl Progress {
     pub fn new(steps: u64, loss_scale: Option<LossScaleState>) -> Self {
         let (scale, growth_tracker, hysteresis_tracker) =
             loss_scale.map_or((1.0, 0, 0), |s| (s.scale, s.growth_tracker, s.hysteresis_tracker));
-        Progress { steps, scale, growth_tracker, hysteresis_tracker, skips: 0, hopeless: 0 }
+        Progress { steps, scale, growth_tracker, hysteresis_tracker, skips: 0, skips_at_min_scale: 0 }
     }
 
     /// Returns the state of the loss scale.

@@ -35,11 +35,11 @@ impl Plan {
 
     /// Returns one family as JSON. `travels` holds each bucket's position in the travel order over all families.
     fn family(&self, sharing: Sharing, part: &Part, travels: impl Iterator<Item = usize>) -> Value {
-        let further: Vec<Value> = sharing.further(&self.mesh).into_iter().map(axes).collect();
+        let extra_reductions: Vec<Value> = sharing.extra_reductions(&self.mesh).into_iter().map(axes).collect();
         json!({
-            "copies": axes(sharing.copies),
+            "copies": axes(sharing.replicas),
             "shards": axes(sharing.shards()),
-            "further": further,
+            "further": extra_reductions,
             "gradient": format!("{:?}", sharing.gradient),
             "buckets": part.buckets().iter().zip(travels).map(|(b, travels)| bucket(b, part.layout(), travels)).collect::<Vec<_>>(),
         })
@@ -133,6 +133,6 @@ fn memory(memory: Memory) -> Value {
 }
 
 fn wire(wire: Wire) -> Value {
-    let Wire { reduce, further, gather, exchange } = wire;
-    json!({ "reduce": reduce, "further": further, "gather": gather, "exchange": exchange, "total": wire.total() })
+    let Wire { reduce, extra_reductions, gather, exchange } = wire;
+    json!({ "reduce": reduce, "further": extra_reductions, "gather": gather, "exchange": exchange, "total": wire.total() })
 }

@@ -137,7 +137,7 @@ impl PipelineStage {
     fn seats(&self, mesh: &Mesh, rank: usize) -> Seats {
         let seat = |sharing: &Sharing| Seat {
             shard: mesh.seat(rank, sharing.shards()),
-            further: sharing.further(mesh).into_iter().map(|axes| mesh.seat(rank, axes)).collect(),
+            extra_reductions: sharing.extra_reductions(mesh).into_iter().map(|axes| mesh.seat(rank, axes)).collect(),
         };
         Seats { world: mesh.seat(rank, deciding(mesh)), parts: self.sharings.iter().map(seat).collect() }
     }
@@ -171,10 +171,10 @@ impl PipelineStage {
             let along = |other: &Sharing| mesh.several(other.shards()) == mesh.several(shards);
             let earlier: Vec<&Part> =
                 sharings.iter().zip(&parts).filter(|(other, _)| along(other)).map(|(_, part)| part).collect();
-            let further: Vec<usize> =
-                sharing.further(mesh).into_iter().map(|axes| mesh.degree(axes)).collect();
-            let sizes = Sizes { shards: mesh.degree(shards), further };
-            let alike = sizes == Sizes::all(ranks) && mesh.degree(sharing.copies) == ranks;
+            let extra_reductions: Vec<usize> =
+                sharing.extra_reductions(mesh).into_iter().map(|axes| mesh.degree(axes)).collect();
+            let sizes = Sizes { shards: mesh.degree(shards), extra_reductions };
+            let alike = sizes == Sizes::all(ranks) && mesh.degree(sharing.replicas) == ranks;
             rules.within(&layout).check(&layout, alike, options)?;
             let whole = |&i: &usize| {
                 model.parameters()[i].shape.iter().fold(1, |len: usize, &n| len.saturating_mul(n))

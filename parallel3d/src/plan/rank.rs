@@ -127,8 +127,8 @@ impl<'p> RankPlan<'p> {
         for ((sharing, part), seat) in self.stage.families().zip(&self.seats.parts) {
             let mesh = &self.plan.mesh;
             add(Purpose::Reduce, sharing.shards(), part.reduce_bytes());
-            for (round, axes) in sharing.further(mesh).into_iter().enumerate() {
-                add(Purpose::Further, axes, part.further_bytes(round, seat.further[round]));
+            for (round, axes) in sharing.extra_reductions(mesh).into_iter().enumerate() {
+                add(Purpose::Further, axes, part.further_bytes(round, seat.extra_reductions[round]));
             }
             add(Purpose::Gather, sharing.shards(), part.gather_bytes(seat.shard));
         }
@@ -160,7 +160,7 @@ impl<'p> RankPlan<'p> {
             let owned = owned.flat_map(|range| boxes(range, param.shape()));
             let owned: Vec<Piece> = owned.flat_map(|local| within(&used, &local)).collect();
             let stored = if plan.stage == Stage::Zero3 { &owned } else { &used }.clone();
-            let counts = coordinate.is_first(sharing.copies.without(sharing.shards()));
+            let counts = coordinate.is_first(sharing.replicas.without(sharing.shards()));
             let range = placed.range();
             Some(Holds { parameter, sharing, used, stored, owned, counts, bucket, range })
         })

@@ -59,14 +59,14 @@ impl Plan {
         let mut rows = vec![head.map(String::from).to_vec()];
         for (stage, of) in self.pipeline.iter().enumerate() {
             let own = |(sharing, part): (Sharing, &Part)| {
-                let further: Vec<String> = sharing.further(&self.mesh).into_iter().map(short).collect();
+                let extra_reductions: Vec<String> = sharing.extra_reductions(&self.mesh).into_iter().map(short).collect();
                 let elements: usize = part.layout().params().iter().map(|p| p.len()).sum();
                 let padded: usize = part.buckets().iter().map(|b: &BucketPlan| b.len).sum();
                 vec![
                     stage.to_string(),
-                    short(self.mesh.several(sharing.copies)),
+                    short(self.mesh.several(sharing.replicas)),
                     short(self.mesh.several(sharing.shards())),
-                    if further.is_empty() { "-".to_owned() } else { further.join(", ") },
+                    if extra_reductions.is_empty() { "-".to_owned() } else { extra_reductions.join(", ") },
                     grouped(part.layout().params().len() as u64),
                     grouped(elements as u64),
                     grouped(part.buckets().len() as u64),

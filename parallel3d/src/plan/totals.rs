@@ -97,7 +97,7 @@ impl Plan {
 fn last(plan: &meshstep_shard::Plan) -> Seats {
     let seat = |part: &Part| Seat {
         shard: part.sizes().shards - 1,
-        further: part.sizes().further.iter().map(|ranks| ranks - 1).collect(),
+        extra_reductions: part.sizes().extra_reductions.iter().map(|ranks| ranks - 1).collect(),
     };
     Seats { world: plan.world_size() - 1, parts: plan.parts().iter().map(seat).collect() }
 }

@@ -8,7 +8,7 @@ use meshstep_parallel3d::{
     RankPlan, Sends,
 };
 use meshstep_shard::{
-    At, Combine, Groups, Master, Missing, NonFinite, Options, Outcome, Owners, Precision, Stage,
+    StepArgs, Combine, Groups, Master, Missing, NonFinite, Options, Outcome, Owners, Precision, Stage,
 };
 use meshstep_tensor::DType::{self, BF16, F32};
 use meshstep_tensor::{Buffer, Category, Meter};
@@ -116,7 +116,7 @@ fn step(opt: &mut Optimizer, planned: &RankPlan<'_>, dtype: DType) -> Outcome {
         mb.grad(&parameter.name, grad.as_slice()).unwrap();
     }
     mb.finish().unwrap();
-    opt.step(At::default()).unwrap().outcome().unwrap()
+    opt.step(StepArgs::default()).unwrap().outcome().unwrap()
 }
 
 fn elements(pieces: &[Piece]) -> usize {
@@ -205,7 +205,7 @@ fn backward(opt: &mut Optimizer, model: &Model, plan: &RankPlan<'_>) -> (u64, Ve
             mb.grad(&parameter.name, &grad[..]).unwrap();
         }
         mb.finish().unwrap();
-        match opt.step(At { max_norm: Some(1.0), ..At::default() }).unwrap().outcome().unwrap() {
+        match opt.step(StepArgs { max_norm: Some(1.0), ..StepArgs::default() }).unwrap().outcome().unwrap() {
             Outcome::Applied { norm, .. } => bits.push((norm as f32).to_bits()),
             skipped => panic!("{skipped:?}"),
         }
@@ -298,12 +298,12 @@ fn every_element_is_stored_owned_and_counted_as_often_as_it_is_to_be() {
                 }
                 let sharing = sharing.unwrap();
                 let what = format!("{} on {mesh} at {stage:?}", parameter.name);
-                let (copies, shards) = (mesh.degree(sharing.copies), mesh.degree(sharing.shards()));
+                let (replicas, shards) = (mesh.degree(sharing.replicas), mesh.degree(sharing.shards()));
                 // Stage 0 divides the counting of elements, not their ownership.
                 let divided = if stage == Stage::Replicated { 1 } else { shards };
-                let stores = if stage == Stage::Zero3 { copies / shards } else { copies };
+                let stores = if stage == Stage::Zero3 { replicas / shards } else { replicas };
                 assert!(stored.iter().all(|&n| n == stores), "{what}: {stored:?}");
-                assert!(owned.iter().all(|&n| n == copies / divided), "{what}: {owned:?}");
+                assert!(owned.iter().all(|&n| n == replicas / divided), "{what}: {owned:?}");
                 assert!(counted.iter().all(|&n| n == shards / divided), "{what}: {counted:?}");
             }
         }

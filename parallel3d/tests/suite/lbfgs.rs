@@ -78,7 +78,7 @@ impl Rank<'_> {
                 let Ok(values) = here.param(&parameter.name) else { continue };
                 let w = values.typed::<f64>()?;
                 let part = part_of(parameter, self.mesh, &self.at);
-                let counts = parameter.placement.sharing(self.mesh).copies;
+                let counts = parameter.placement.sharing(self.mesh).replicas;
                 let counts = self.at.along(Axis::Tp) == 0 || !counts.contains(Axis::Tp);
                 let mut grad = vec![0.0; w.len()];
                 for ((g, &w), i) in grad.iter_mut().zip(w).zip(held_at(parameter, self.mesh, &self.at)) {

@@ -65,14 +65,14 @@ fn axes_follow_from_the_placement() {
         (&cut, Dp | Cp, Axes::NONE, Cp | Dp, Axes::NONE),
         (&expert, Dp.into(), Axes::NONE, Tp | Dp, Tp.into()),
     ];
-    for (placement, reduced, partial, copies, repeated) in rows {
+    for (placement, reduced, partial, replicas, repeated) in rows {
         let sharing = placement.sharing(&mesh3);
-        let axes = (sharing.reduced, sharing.partial, sharing.copies, sharing.repeated());
-        assert_eq!(axes, (reduced, partial, copies, repeated), "{placement:?}");
+        let axes = (sharing.reduced, sharing.partial, sharing.replicas, sharing.repeated());
+        assert_eq!(axes, (reduced, partial, replicas, repeated), "{placement:?}");
     }
     let hybrid = whole.sharing(&mesh("dp_replicate=2,dp_shard=2,tp=2"));
     assert_eq!(hybrid.reduced, DpReplicate | DpShard);
-    assert_eq!(hybrid.copies, DpReplicate | DpShard | Tp);
+    assert_eq!(hybrid.replicas, DpReplicate | DpShard | Tp);
 }
 
 #[test]

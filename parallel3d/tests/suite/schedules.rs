@@ -5,7 +5,7 @@ use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
 use meshstep_optim::schedule::{Cosine, Schedule};
 use meshstep_parallel3d::{Error, Mesh, Optimizer};
-use meshstep_shard::{At, Combine, Options, Outcome};
+use meshstep_shard::{StepArgs, Combine, Options, Outcome};
 use meshstep_tensor::DType::F32;
 use std::sync::Arc;
 
@@ -47,9 +47,9 @@ fn a_schedules_rates_are_those_given_by_hand() {
         scheduled.restore_steps(1).unwrap();
         by_hand.restore_steps(1).unwrap();
         for step in 1..7 {
-            let now = At { max_norm: Some(3.0), ..scheduled.scheduled().unwrap() };
+            let now = StepArgs { max_norm: Some(3.0), ..scheduled.scheduled().unwrap() };
             assert_eq!(now.lr.to_bits(), schedule.at(step).to_bits());
-            let outcomes = [(&mut scheduled, now), (&mut by_hand, At { lr: schedule.at(step), ..now })].map(
+            let outcomes = [(&mut scheduled, now), (&mut by_hand, StepArgs { lr: schedule.at(step), ..now })].map(
                 |(opt, now)| {
                     let mb = opt.micro_batch(1).unwrap();
                     for p in model.parameters() {

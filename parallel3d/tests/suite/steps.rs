@@ -4,7 +4,7 @@ use crate::common::{MESHES, STAGES, arrangements, model, run};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Muon, Sgd};
 use meshstep_parallel3d::{Axes, Axis, Error, Gradient, Mesh, MeshError, Model, Optimizer, Placement};
-use meshstep_shard::{At, Clip, Combine, Groups, Options, Outcome, Owners, Stage};
+use meshstep_shard::{StepArgs, Clip, Combine, Groups, Options, Outcome, Owners, Stage};
 use meshstep_tensor::DType::F32;
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn a_mask_does_not_show_how_a_sequence_is_cut() {
             let mb = opt.micro_batch(u64::from(valid)).unwrap();
             mb.grad("w", &[if valid { 3f32 } else { 0.0 }][..]).unwrap();
             mb.finish().unwrap();
-            let _ = opt.step(At { lr: 1.0, ..At::default() }).unwrap().outcome().unwrap();
+            let _ = opt.step(StepArgs { lr: 1.0, ..StepArgs::default() }).unwrap().outcome().unwrap();
             opt.param("w").unwrap().typed::<f32>().unwrap()[0]
         });
         let ranks = ranks.unwrap();
@@ -79,7 +79,7 @@ fn what_several_ranks_hold_counts_once() {
                 mb.grad(&parameter.name, &vec![1f32; len][..]).unwrap();
             }
             mb.finish().unwrap();
-            match opt.step(At::default()).unwrap().outcome().unwrap() {
+            match opt.step(StepArgs::default()).unwrap().outcome().unwrap() {
                 Outcome::Applied { norm, .. } => (norm, squares),
                 Outcome::Skipped { .. } => panic!("gradients are finite"),
             }
@@ -107,7 +107,7 @@ fn parts_become_one_as_their_placement_says() {
         let mb = opt.micro_batch(1).unwrap();
         ["sum", "mean", "same"].iter().for_each(|name| mb.grad(name, &[1f32][..]).unwrap());
         mb.finish().unwrap();
-        let _ = opt.step(At { lr: 1.0, ..At::default() }).unwrap().outcome().unwrap();
+        let _ = opt.step(StepArgs { lr: 1.0, ..StepArgs::default() }).unwrap().outcome().unwrap();
         ["sum", "mean", "same"].map(|name| opt.param(name).unwrap().typed::<f32>().unwrap()[0])
     });
     assert_eq!(moved.unwrap(), [[-4.0, -1.0, -1.0]; 4]);
@@ -200,7 +200,7 @@ fn weights_that_differ_along_tp_are_told() {
                         opt.discard_gradients().unwrap();
                         return Ok(());
                     }
-                    opt.step(At::default()).map(|pending| pending.outcome().map(drop).unwrap())
+                    opt.step(StepArgs::default()).map(|pending| pending.outcome().map(drop).unwrap())
                 };
                 let odd = if rank == odd { 7 } else { 3 };
                 step(odd, true).unwrap();
@@ -276,7 +276,7 @@ fn tied_parameters_go_by_either_name() {
             assert!(matches!(told, meshstep_shard::Error::UnknownParam { .. }), "{told}");
             mb.grad("other", &[1f32; 4][..]).unwrap();
             mb.finish().unwrap();
-            let _ = opt.step(At { lr: 1.0, ..At::default() }).unwrap().outcome().unwrap();
+            let _ = opt.step(StepArgs { lr: 1.0, ..StepArgs::default() }).unwrap().outcome().unwrap();
         }
         assert_eq!((opt.state("lm_head").unwrap().t, opt.params().count()), (2, 2));
         ["wte", "lm_head", "other"].map(|name| opt.param(name).unwrap().typed::<f32>().unwrap()[0])

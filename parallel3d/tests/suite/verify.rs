@@ -5,12 +5,12 @@ use meshstep_optim::AdamW;
 use meshstep_parallel3d::{
     Alike, Axes, Axis, Differs, Error, Gradient, Mesh, Model, Optimizer, Parameter, Piece, Placement,
 };
-use meshstep_shard::{At, MicroBatch, Options, Owners, Stage, Until};
+use meshstep_shard::{StepArgs, MicroBatch, Options, Owners, Stage, Until};
 use meshstep_tensor::DType::F32;
 use meshstep_tensor::{Meter, SliceMut};
 use std::sync::Arc;
 
-const AT: At = At { lr: 0.01, max_norm: Some(1.0), grad_scale: 1.0 };
+const AT: StepArgs = StepArgs { lr: 0.01, max_norm: Some(1.0), grad_scale: 1.0 };
 
 /// A norm with partial gradients along tp, one with equal gradients, and matrices cut in three ways.
 fn model() -> Model {

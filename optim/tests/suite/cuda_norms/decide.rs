@@ -45,14 +45,14 @@ type Written = (Decided, Step, Vec<u8>);
 struct Host {
     steps: u64,
     skips: u32,
-    hopeless: u32,
+    skips_at_min_scale: u32,
     rule: Option<LossScale>,
     scale: Option<LossScaleState>,
 }
 
 impl Host {
     fn new(rule: Option<LossScale>) -> Host {
-        Host { steps: 7, skips: 0, hopeless: 0, rule, scale: rule.map(|rule| rule.start()) }
+        Host { steps: 7, skips: 0, skips_at_min_scale: 0, rule, scale: rule.map(|rule| rule.start()) }
     }
 
     /// Returns the fields that must be equal on every rank.
@@ -122,9 +122,9 @@ impl Host {
         if known.non_finite() > 0 && s.propagates == 0 {
             self.skips += 1;
             let can_fall = self.rule.zip(self.scale).is_some_and(|(rule, state)| rule.can_fall(&state));
-            self.hopeless = if can_fall { 0 } else { self.hopeless + 1 };
+            self.skips_at_min_scale = if can_fall { 0 } else { self.skips_at_min_scale + 1 };
             let in_a_row = self.skips;
-            if self.hopeless > s.max_skips {
+            if self.skips_at_min_scale > s.max_skips {
                 return (Decided { verdict: Verdict::TooManySkips as u32, in_a_row, ..so_far }, 0.0);
             }
             self.rescale(true);
@@ -134,7 +134,7 @@ impl Host {
         let norm = told(factor, &known);
         let max_norm = s.max_norm.is_finite().then_some(s.max_norm).filter(|_| s.clips != 0);
         let coef = max_norm.map_or(1.0, |max_norm| clip_coef(norm, max_norm).unwrap());
-        (self.skips, self.hopeless) = (0, 0);
+        (self.skips, self.skips_at_min_scale) = (0, 0);
         self.rescale(false);
         (Decided { norm, coef, ..so_far }, factor * coef)
     }
@@ -146,7 +146,7 @@ impl Host {
     }
 
     fn progress(&self) -> Progress {
-        Progress { skips: self.skips, hopeless: self.hopeless, ..Progress::new(self.steps, self.scale) }
+        Progress { skips: self.skips, skips_at_min_scale: self.skips_at_min_scale, ..Progress::new(self.steps, self.scale) }
     }
 }
 

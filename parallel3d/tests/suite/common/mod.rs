@@ -3,7 +3,7 @@
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::{Axis, Coordinate, Gradient, Mesh, Model, Optimizer, Parameter, Piece, Placement};
-use meshstep_shard::{At, Groups, Options, Outcome, Owners, Stage};
+use meshstep_shard::{StepArgs, Groups, Options, Outcome, Owners, Stage};
 use meshstep_tensor::{DType, Error, Meter, Slice, SliceMut, bf16, f16};
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub(crate) const STEPS: usize = 5;
 /// Tokens of a step, distributed over the ranks along dp and cp.
 pub(crate) const TOKENS: usize = 8;
-pub(crate) const AT: At = At { lr: 0.05, max_norm: Some(3.0), grad_scale: 1.0 };
+pub(crate) const AT: StepArgs = StepArgs { lr: 0.05, max_norm: Some(3.0), grad_scale: 1.0 };
 
 pub(crate) const MESHES: [&str; 8] = [
     "tp=2,cp=2,dp=2",

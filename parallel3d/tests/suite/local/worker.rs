@@ -6,7 +6,7 @@ use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, QhAdamW, Rounding};
 use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Model, Optimizer, replicas};
 use meshstep_shard::local::{LocalPlan, Placement, Weights};
-use meshstep_shard::{At, Combine, Groups, Master, Moments, Options, Outcome, Precision, Stage};
+use meshstep_shard::{StepArgs, Combine, Groups, Master, Moments, Options, Outcome, Precision, Stage};
 use meshstep_tensor::{DType, Slice};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -115,7 +115,7 @@ impl Job {
             mb.grad(&parameter.name, &grad[..]).unwrap();
         }
         mb.finish().unwrap();
-        let told = local.step(At { lr: 0.05 / (1.0 + step as f64), ..AT }).unwrap();
+        let told = local.step(StepArgs { lr: 0.05 / (1.0 + step as f64), ..AT }).unwrap();
         let Outcome::Applied { traffic, .. } = told.outcome else { panic!("{told:?}") };
         assert_eq!(told.exchanged.failed, []);
         traffic.sent
