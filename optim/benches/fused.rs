@@ -1,6 +1,6 @@
-//! What fusing is worth: one norm and one update that scales, updates, copies and resets, against a pass for each.
+//! Benefit of fusing: one norm and one update that scales, updates, copies and resets, against one pass for each.
 //!
-//! Both sides work on the same threads with the same vector instructions; interleaved round by round, medians.
+//! Both sides use the same threads and vector instructions, interleaved round by round; results are medians.
 //! `FUSED_BENCH_LOG2` sets the number of parameters (26: 64 Mi), `FUSED_BENCH_ROUNDS` the rounds.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program that measures and prints")]
 
@@ -10,10 +10,10 @@ use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, bf16, narrow};
 use rayon::prelude::*;
 use std::time::Instant;
 
-/// Elements a thread takes at a time.
+/// Elements of a thread's chunk.
 const CHUNK: usize = 64 << 10;
 
-/// Parameters, gradients, moments, and the copy the model computes with.
+/// Parameters, gradients, moments, and the low-precision copy of the model.
 struct Vectors {
     params: Buffer,
     grads: Buffer,
@@ -54,7 +54,7 @@ impl Vectors {
         self.new_grads();
     }
 
-    /// Both sides leave zeros behind.
+    /// Refills the gradients; both sides reset them to zero.
     fn new_grads(&mut self) {
         let grads = self.grads.typed_mut::<f32>().unwrap();
         grads.par_iter_mut().enumerate().for_each(|(i, g)| *g = (i % 1000) as f32 * 1e-5);
@@ -122,7 +122,7 @@ fn setting(name: &str, default: usize) -> usize {
 }
 
 fn main() {
-    // `cargo test --benches` only wants to know that it runs.
+    // `cargo test --benches` only checks that the program runs.
     let trial = !std::env::args().any(|arg| arg == "--bench");
     let log2 = if trial { 12 } else { setting("FUSED_BENCH_LOG2", 26) };
     let rounds = if trial { 1 } else { setting("FUSED_BENCH_ROUNDS", 21) };
@@ -133,7 +133,7 @@ fn main() {
             vectors.new_grads();
             let start = Instant::now();
             work(&mut vectors);
-            // The first round touches the memory and starts the threads.
+            // The first round is a warm-up: it touches the memory and starts the threads.
             if round > 0 {
                 times.push(start.elapsed().as_secs_f64());
             }

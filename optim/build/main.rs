@@ -1,6 +1,6 @@
-//! Compresses the kernels into what `src/cuda/texts.rs` includes.
+//! Build script: compresses the kernels for `src/cuda/texts.rs`.
 
-#![allow(clippy::print_stdout, reason = "what a build script prints is said to cargo")]
+#![allow(clippy::print_stdout, reason = "a build script prints instructions to cargo")]
 
 #[cfg(feature = "cuda")]
 mod pack;

@@ -1,14 +1,14 @@
-//! Files that are compressed and embedded: every module's PTX, and machine code where it is asked for.
+//! Compression of embedded files: every module's PTX, and machine code with the feature `cubins`.
 
 use std::env;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where machine code is, with the feature `cubins`.
+/// Variable with the folder of machine code, for the feature `cubins`.
 const CUBINS: &str = "MESHSTEP_CUBINS";
 
-/// Writes every file, and a list of them.
+/// Writes every compressed file, and a list of them.
 pub(crate) fn pack() -> Result<(), String> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo sets no OUT_DIR")?);
     let mut list = String::from("[\n");
@@ -26,14 +26,14 @@ pub(crate) fn pack() -> Result<(), String> {
     fs::write(out.join("texts.rs"), list + "]\n").map_err(|error| error.to_string())
 }
 
-/// A file to embed: its name without endings, and the chip of machine code, 0 of PTX.
+/// File to embed: name without endings, and the chip of machine code, or 0 for PTX.
 struct File {
     module: String,
     chip: u32,
     path: PathBuf,
 }
 
-/// The committed PTX in the folders of `src`.
+/// Returns the committed PTX in the folders of `src`.
 fn ptx() -> Result<Vec<File>, String> {
     println!("cargo::rerun-if-changed=src");
     let folders = names(Path::new("src"))?;
@@ -49,7 +49,7 @@ fn ptx() -> Result<Vec<File>, String> {
     Ok(files)
 }
 
-/// Machine code, as `cargo xtask kernels --cubins` writes it: `adam.sm_90.cubin`, beside the PTX that it is assembled from.
+/// Returns the machine code written by `cargo xtask kernels --cubins`: `adam.sm_90.cubin`, beside the PTX it was assembled from.
 fn cubins() -> Result<Vec<File>, String> {
     println!("cargo::rerun-if-env-changed={CUBINS}");
     if !cfg!(feature = "cubins") {
@@ -69,7 +69,7 @@ fn cubins() -> Result<Vec<File>, String> {
     if files.is_empty() { Err(format!("{} has no cubins; {wanted}", folder.display())) } else { Ok(files) }
 }
 
-/// Machine code of another text would be told other arguments.
+/// Checks that machine code belongs to the committed PTX; code of another version would take other arguments.
 fn is_same(beside: &Path, committed: &Path) -> Result<(), String> {
     let read = |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
     if read(beside)? == read(committed)? {
@@ -78,7 +78,7 @@ fn is_same(beside: &Path, committed: &Path) -> Result<(), String> {
     Err(format!("{} is not {}: its cubins are of another version", beside.display(), committed.display()))
 }
 
-/// The cubins of one file of PTX.
+/// Returns the cubins of one PTX file.
 fn of_module(folder: &Path, module: &str) -> Result<Vec<File>, String> {
     let mut files = Vec::new();
     for path in names(folder)? {
@@ -94,17 +94,17 @@ fn of_module(folder: &Path, module: &str) -> Result<Vec<File>, String> {
     Ok(files)
 }
 
-/// Whether all that an ELF header tells of is there: a driver reads as far without being told where the file ends.
+/// Returns true if the file contains all sections of its ELF header: the driver reads them without knowing the file's length.
 fn is_whole(bytes: &[u8]) -> bool {
     let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
     let half = |at: usize| bytes.get(at..at + 2)?.try_into().ok().map(u16::from_le_bytes).map(u64::from);
-    // Where the section headers begin, the bytes of one, and how many.
+    // Offset of the section headers, size of one, and their number.
     let (Some(start), Some(size), Some(count)) = (word(40), half(58), half(60)) else { return false };
     let end = size.checked_mul(count).and_then(|len| len.checked_add(start));
     bytes.starts_with(b"\x7fELF") && end.is_some_and(|end| end <= bytes.len() as u64)
 }
 
-/// What is in a folder, in the order of names.
+/// Returns the entries of a folder, ordered by name.
 fn names(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let problem = |error: std::io::Error| format!("{}: {error}", folder.display());
     let entries = fs::read_dir(folder).map_err(problem)?;

@@ -1,4 +1,4 @@
-//! Weighted addition of one vector to another: how gradients are handed over.
+//! Weighted addition of one vector to another: accumulates gradients.
 
 use crate::check::check_isa;
 use crate::number::{Real, Stored};
@@ -9,10 +9,10 @@ use meshstep_tensor::{DType, Element, Queue, Slice, SliceMut, bf16, f16};
 /// Above this many elements work is split in two; below, starting a second thread costs more than it saves.
 const SPLIT_FROM: usize = 128 << 10;
 
-/// `dst = weight * src` where `first`, else `dst = fma(weight, src, dst)`, of one type: f32, f64, bf16 or f16.
+/// Computes `dst = weight * src` if `first`, else `dst = fma(weight, src, dst)`, for vectors of one type: f32, f64, bf16 or f16.
 ///
-/// 16-bit types compute in f32 and round once. Weight 1 is a plain copy or a plain addition, bit for bit. Everything is
-/// checked before anything is written. Both vectors are of the queue's place.
+/// 16-bit types compute in f32 and round once. Weight 1 is a plain copy or a plain addition, bit for bit. All checks come before anything
+/// is written. Both vectors must be at the queue's place.
 ///
 /// ```
 /// use meshstep_optim::accumulate;
@@ -40,7 +40,7 @@ pub fn accumulate(
     accumulate_on(Isa::detect(), dst, src, weight, first)
 }
 
-/// [`accumulate`] with given instructions, for tests and benches: the bits are the same with any.
+/// Same as [`accumulate`] with given instructions, for tests and benches: the bits are the same with any.
 pub fn accumulate_on(
     isa: Isa,
     dst: SliceMut<'_>,
@@ -97,7 +97,7 @@ enum How<T> {
     Add(T),
 }
 
-/// Halves the vectors until they are short, the halves side by side.
+/// Splits the vectors into halves that run in parallel until they are short.
 fn spread<T: Real, X: Stored<T>>(isa: Isa, how: How<T>, dst: &mut [X], src: &[X]) {
     if dst.len() <= SPLIT_FROM || rayon::current_num_threads() == 1 {
         return match isa {
@@ -111,7 +111,7 @@ fn spread<T: Real, X: Stored<T>>(isa: Isa, how: How<T>, dst: &mut [X], src: &[X]
     rayon::join(|| spread(isa, how, dst_left, src_left), || spread(isa, how, dst_right, src_right));
 }
 
-/// The definition.
+/// Accumulates element by element: the definition.
 fn plainly<T: Real, X: Stored<T>>(how: How<T>, dst: &mut [X], src: &[X]) {
     for (d, &s) in dst.iter_mut().zip(src) {
         *d = match how {
@@ -122,7 +122,7 @@ fn plainly<T: Real, X: Stored<T>>(how: How<T>, dst: &mut [X], src: &[X]) {
     }
 }
 
-/// The fast loop.
+/// Fast loop.
 struct Pass<'a, T, X: Element> {
     how: How<T>,
     dst: &'a mut [X],

@@ -1,16 +1,16 @@
-//! Range checks: hyperparameters within PyTorch's limits and finite in f32, since a rule's constants may be cast to it; instructions
-//! that the machine has.
+//! Range checks: hyperparameters within PyTorch's limits and finite in f32, because a rule's constants may be cast to it, and
+//! instructions supported by the machine.
 
 use crate::{Error, Isa};
 
-/// Checks of one rule's hyperparameters.
+/// Checks of the hyperparameters of one rule.
 pub(crate) struct Check {
-    /// The rule, for the error.
+    /// Name of the rule, for the error.
     pub(crate) rule: &'static str,
 }
 
 impl Check {
-    /// An error saying what `works` unless `good`.
+    /// Returns an error with the valid range `works` unless `good`.
     pub(crate) fn range(
         &self,
         name: &'static str,
@@ -21,24 +21,24 @@ impl Check {
         if good { Ok(()) } else { Err(Error::Hyperparameter { rule: self.rule, name, value, works }) }
     }
 
-    /// The decay of an average, in `[0, 1)`.
+    /// Checks the decay of an average: in `[0, 1)`.
     pub(crate) fn beta(&self, name: &'static str, value: f64) -> Result<(), Error> {
         self.range(name, value, (0.0..1.0).contains(&value), "a number >= 0 and < 1")
     }
 
-    /// Finite in f32, and not negative.
+    /// Checks for a value that is finite in f32 and not negative.
     pub(crate) fn at_least_zero(&self, name: &'static str, value: f64) -> Result<(), Error> {
         let good = value >= 0.0 && (value as f32).is_finite();
         self.range(name, value, good, "a number >= 0 that f32 can hold")
     }
 
-    /// Finite in f32.
+    /// Checks for a value that is finite in f32.
     pub(crate) fn finite(&self, name: &'static str, value: f64) -> Result<(), Error> {
         self.range(name, value, (value as f32).is_finite(), "a finite number that f32 can hold")
     }
 }
 
-/// An error unless this machine can run `isa`.
+/// Returns an error unless this machine supports `isa`.
 pub(crate) fn check_isa(isa: Isa) -> Result<(), Error> {
     if isa.is_available() { Ok(()) } else { Err(Error::Isa { isa }) }
 }

@@ -1,14 +1,14 @@
-//! Clipping by the global norm, as one factor into the update.
+//! Clipping by the global norm, as one factor in the update.
 
 use crate::Error;
 
-/// Keeps the factor finite at a norm of zero; PyTorch's value.
+/// Keeps the factor finite at norm 0; PyTorch's value.
 const EPS: f64 = 1e-6;
 
-/// `min(1, max_norm / (norm + 1e-6))`: what every gradient is multiplied by so that the norm does not exceed `max_norm`.
+/// Returns `min(1, max_norm / (norm + 1e-6))`, the factor on every gradient that limits the norm to `max_norm`.
 ///
-/// The same as PyTorch's `clip_grad_norm_`, except that the factor is for `grad_scale`, not a pass over the gradients. A
-/// norm beyond f64 gives 0; NaN is refused.
+/// Same as PyTorch's `clip_grad_norm_`, except that the factor goes into `grad_scale` instead of a pass over the gradients. A norm beyond
+/// f64 gives 0; NaN is refused.
 ///
 /// ```
 /// assert_eq!(meshstep_optim::clip_coef(0.5, 1.0)?, 1.0);

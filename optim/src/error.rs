@@ -1,22 +1,22 @@
-//! What can go wrong with a rule, its memory or a norm. Nothing has been written when one of these comes back.
+//! Errors of rules, their memory and norms. An operation that returns an error has written nothing.
 
 use crate::Isa;
 use meshstep_tensor::DType;
 
-/// What was wrong, and what would work.
+/// Error of an operation, with the value given and the values that would work.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A hyperparameter out of range.
+    /// Hyperparameter out of range.
     #[error("{rule}: {name} = {value} is out of range; use {works}")]
     Hyperparameter {
         /// The rule.
         rule: &'static str,
         /// The hyperparameter.
         name: &'static str,
-        /// What was given.
+        /// Value given.
         value: f64,
-        /// What would work.
+        /// Valid values.
         works: &'static str,
     },
     /// Nesterov momentum without momentum, or with dampening.
@@ -29,115 +29,115 @@ pub enum Error {
         /// The dampening given.
         dampening: f64,
     },
-    /// What a step, a norm or a hand-over was given besides memory is out of range.
+    /// Argument other than memory that is out of range, in a step, a norm or an accumulation.
     #[error("{name} = {value} is out of range; use {works}")]
     Scalar {
-        /// Which one.
+        /// Name of the argument.
         name: &'static str,
-        /// What was given.
+        /// Value given.
         value: f64,
-        /// What would work.
+        /// Valid values.
         works: &'static str,
     },
-    /// Memory of a type the operation does not take.
+    /// Memory of a type that the operation does not support.
     #[error("{what} cannot be {given} here; use {works}")]
     DType {
-        /// Which memory.
+        /// The memory.
         what: &'static str,
-        /// Its type.
+        /// Type given.
         given: DType,
-        /// What would work.
+        /// Supported types.
         works: &'static str,
     },
-    /// Memory that goes together differs in length.
+    /// Memory of the wrong length.
     #[error("{what} has {given} elements where {expected} are needed")]
     Len {
-        /// Which memory.
+        /// The memory.
         what: &'static str,
-        /// Its length.
+        /// Length given.
         given: usize,
-        /// What would work.
+        /// Length needed.
         expected: usize,
     },
-    /// Not as many state vectors as the rule names.
+    /// Wrong number of state vectors.
     #[error("{rule} keeps {expected:?}, so it needs {} state vectors; {given} given", expected.len())]
     StateCount {
         /// The rule.
         rule: &'static str,
-        /// State vectors given.
+        /// Number of state vectors given.
         given: usize,
-        /// The state the rule names.
+        /// State vectors that the rule needs.
         expected: &'static [&'static str],
     },
-    /// A segment that ends before it begins or after the memory does.
+    /// Segment that ends before it begins, or after the end of the memory.
     #[error("segment {index} is {start}..{end} of {len} elements; use 0 <= start <= end <= {len}")]
     SegmentBounds {
-        /// Its place in the table.
+        /// Index of the segment in the table.
         index: usize,
-        /// Its first element.
+        /// First element.
         start: usize,
-        /// One past its last element.
+        /// One past the last element.
         end: usize,
-        /// Elements there are.
+        /// Number of elements in the memory.
         len: usize,
     },
-    /// A segment that begins before the one before it ends.
+    /// Segment that begins before the previous one ends.
     #[error(
         "segment {index} starts at {start}, before {end}, where the one before it ends; sort them, without overlap"
     )]
     SegmentOrder {
-        /// Its place in the table.
+        /// Index of the segment in the table.
         index: usize,
-        /// Its first element.
+        /// First element.
         start: usize,
-        /// One past the last element of the segment before.
+        /// One past the last element of the previous segment.
         end: usize,
     },
-    /// A step count of zero.
+    /// Step count of zero.
     #[error("segment {index} has t = 0; t counts this step too, so it is 1 at the first")]
     SegmentTime {
-        /// Its place in the table.
+        /// Index of the segment in the table.
         index: usize,
     },
-    /// Elements that lie in runs of none.
-    #[error("segment {index} has runs of 0 elements; use Strided::WHOLE for what is not cut")]
+    /// Runs of zero elements.
+    #[error("segment {index} has runs of 0 elements; use Strided::WHOLE for a tensor that is not cut")]
     SegmentRun {
-        /// Its place in the table.
+        /// Index of the segment in the table.
         index: usize,
     },
-    /// A tensor's own factor that no learning rate has.
+    /// Factor of a tensor that no learning rate can have.
     #[error(
         "segment {index} has the ratio {ratio}, times lr = {lr}; use a number >= 0 whose product the parameters' type can hold"
     )]
     SegmentRatio {
-        /// Its place in the table.
+        /// Index of the segment in the table.
         index: usize,
-        /// The ratio given.
+        /// Ratio given.
         ratio: f64,
-        /// The learning rate.
+        /// Learning rate.
         lr: f64,
     },
-    /// A segment that is not a whole matrix, for a rule that needs one.
+    /// Segment that is not a whole matrix, for a rule that needs one.
     #[error(
         "{rule} sees whole matrices; segment {index} has {len} elements and the shape {shape:?}, rows and columns"
     )]
     NotAMatrix {
         /// The rule.
         rule: &'static str,
-        /// The segment's place in the table.
+        /// Index of the segment in the table.
         index: usize,
-        /// Its elements.
+        /// Number of its elements.
         len: usize,
-        /// The rows and columns it names.
+        /// Rows and columns given.
         shape: Option<(usize, usize)>,
     },
-    /// bf16 parameters rounded to nearest, without the remainder that would keep small steps.
+    /// bf16 parameters rounded to nearest without the remainder that preserves small steps.
     #[error(
         "bf16 params rounded to nearest lose steps below 1/512 of them; give a remainder, update an f32 master with a bf16 \
          copy, or round stochastically"
     )]
     NearestParams,
-    /// bf16 state that decays by less than its last bit.
+    /// bf16 state with a decay below its last bit.
     #[error(
         "{rule} keeps {retention} of its state a step: bf16 rounded to nearest cannot decay by so little; round \
          stochastically, keep the state in f32, or keep at most {works}"
@@ -147,46 +147,46 @@ pub enum Error {
         rule: &'static str,
         /// [`Rule::retention`](crate::Rule::retention).
         retention: f64,
-        /// What would work.
+        /// Largest value that works.
         works: f64,
     },
-    /// Instructions this machine does not have.
+    /// Instructions that this machine does not have.
     #[error("this machine has no {isa}; Isa::available() lists what it has")]
     Isa {
-        /// What was asked for.
+        /// Instructions requested.
         isa: Isa,
     },
-    /// A step on a GPU with a rule that has no kernels for it.
+    /// Step on a GPU with a rule that has no kernels.
     #[error("{rule} has no CUDA kernels; use a rule that sees single elements, or update on the CPU")]
     NoKernels {
         /// The rule.
         rule: &'static str,
     },
-    /// Groups of one launch whose rules have different kernels.
+    /// Groups with rules of different kernels in one launch.
     #[error("groups of {first} and {other} in one update; make one for each")]
     MixedKernels {
-        /// The first group's kernels.
+        /// Kernels of the first group.
         first: &'static str,
-        /// Those of a later one.
+        /// Kernels of another group.
         other: &'static str,
     },
-    /// Two groups of one update have elements in common.
+    /// Groups of one update with common elements.
     #[error("segments {one:?} and {other:?} of two groups overlap; an element is of one group")]
     Overlap {
-        /// A segment.
+        /// Segment of one group.
         one: std::ops::Range<usize>,
-        /// One of another group.
+        /// Segment of another group.
         other: std::ops::Range<usize>,
     },
-    /// An update is given other memory than it was made for.
-    #[error("memory of {given} for an update of {expected}")]
+    /// Memory of a different layout from the one that the update was made for.
+    #[error("the memory is {given}, but the update was made for {expected}")]
     OtherMemory {
-        /// What was given.
+        /// Layout given.
         given: String,
-        /// What the update was made for.
+        /// Layout that the update was made for.
         expected: String,
     },
-    /// The memory itself refused.
+    /// Error from allocating or viewing memory.
     #[error(transparent)]
     Tensor(#[from] meshstep_tensor::Error),
 }

@@ -1,26 +1,26 @@
-//! The two ends of every elementwise rule: the gradient as it comes in, the parameter as it goes out.
+//! Begin and end of every elementwise rule: scaling of the gradient, and update of the parameter.
 //!
 //! ```text
 //! g1 = g * scale              grad_scale, negated to maximise
 //! g1 = fma(wd, p, g1)         with coupled decay and weight_decay != 0 only
-//! ...                         the rule's own
+//! ...                         the rule's own sequence
 //! p  = p - fma(lw, p, step)   lw = lr * weight_decay if decoupled, weight_decay * lr / lr_max if fully so, else 0
 //! ```
 //!
-//! `lw` stands alone because a factor `1 - lr * weight_decay` in f32 loses decays below 6e-8.
+//! `lw` is not combined into a factor `1 - lr * weight_decay`, which in f32 loses decays below 6e-8.
 
 use crate::check::Check;
 use crate::number::Real;
 use crate::{Decay, Error, Scalars};
 
-/// The hyperparameters every elementwise rule has.
+/// Hyperparameters that every elementwise rule has.
 pub(crate) struct Common {
     pub(crate) weight_decay: f64,
     pub(crate) decay: Decay,
     pub(crate) maximize: bool,
 }
 
-/// The letters of the sequence above, for one step.
+/// Constants of the sequence above, for one step.
 #[derive(Clone, Copy)]
 pub(crate) struct Frame<T> {
     pub(crate) scale: T,
@@ -34,19 +34,19 @@ impl Common {
         self.decay.check(check, self.weight_decay)
     }
 
-    /// Tells `own` hyperparameters, then these.
+    /// Calls `each` with the hyperparameters `own`, then with the common ones.
     pub(crate) fn tell(&self, own: &[(&'static str, f64)], each: &mut dyn FnMut(&'static str, f64)) {
         let [kind, lr_max] = self.decay.list();
         let these = [("weight_decay", self.weight_decay), kind, lr_max, ("maximize", self.maximize.into())];
         own.iter().chain(&these).for_each(|&(name, value)| each(name, value));
     }
 
-    /// The rate, or the share of a parameter that decays if that is more.
+    /// Returns the learning rate, or the fraction of a parameter that decays if that is larger.
     pub(crate) fn reach(&self, lr: f64) -> f64 {
         lr.max(self.decay.share(self.weight_decay, lr))
     }
 
-    /// The constants of a step at the learning rate `lr`, which a rule may have lowered.
+    /// Returns the constants of a step at learning rate `lr`, which may differ from that of `scalars`.
     pub(crate) fn at<T: Real>(&self, lr: f64, scalars: &Scalars) -> Frame<T> {
         let sign = if self.maximize { -1.0 } else { 1.0 };
         Frame {
@@ -59,21 +59,21 @@ impl Common {
 }
 
 impl<T: Real> Frame<T> {
-    /// The gradient, scaled and with its penalty.
+    /// Returns the scaled gradient with its penalty.
     #[inline(always)]
     pub(crate) fn gradient(&self, p: T, g: T) -> T {
         let scaled = g * self.scale;
         if self.coupled { self.wd.fma(p, scaled) } else { scaled }
     }
 
-    /// The parameter after its step and its decay.
+    /// Returns the parameter after its step and its decay.
     #[inline(always)]
     pub(crate) fn descend(&self, p: T, step: T) -> T {
         p - self.lw.fma(p, step)
     }
 }
 
-/// `Common` of a rule, by its fields.
+/// Implements `common` for a rule with these fields.
 macro_rules! common {
     () => {
         fn common(&self) -> $crate::frame::Common {
@@ -83,7 +83,7 @@ macro_rules! common {
     };
 }
 
-/// [`Rule::update_on`](crate::Rule::update_on) of a rule that keeps one of these numbers of state vectors: one pass.
+/// Implements [`Rule::update_on`](crate::Rule::update_on) for a rule with one of these numbers of state vectors, as one pass.
 macro_rules! update_on {
     ($($states:literal)* or $last:literal) => {
         fn reach(&self, lr: f64, _: Option<(usize, usize)>) -> f64 {

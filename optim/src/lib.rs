@@ -1,29 +1,29 @@
-//! Update rules on flat vectors, norms without rounding, clipping. This crate knows no ranks: it does not know that its
-//! vector is a shard.
+//! Update rules on flat vectors, norms without rounding, clipping. This crate knows no ranks: a vector may be a shard, which makes no
+//! difference here.
 //!
-//! | item | what it is |
+//! | item | purpose |
 //! |---|---|
 //! | [`AdamW`], [`Adam`], [`Sgd`], [`RmsProp`], [`Adagrad`] | rules, with PyTorch's meaning and defaults |
 //! | [`Lion`], [`Adopt`], [`QhAdopt`], [`QhAdamW`] | rules of papers, with their authors' defaults |
-//! | [`UncorrectedAdam`] | Adam as proofs about local updates write it |
+//! | [`UncorrectedAdam`] | Adam as in proofs about local updates |
 //! | [`Lamb`], [`Lars`], [`Muon`] | rules that see more than an element: sums over a tensor ([`TensorSums`]), a whole matrix |
-//! | [`Decay`], [`Momentum`], [`Moments`] | where weight decay goes; SGD's forms of momentum; several slow moments |
+//! | [`Decay`], [`Momentum`], [`Moments`] | forms of weight decay; SGD's forms of momentum; several slow moments |
 //! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
-//! | [`Segment`], [`Scalars`] | what is updated, at which `t`; learning rate, gradient scale, gradient reset |
-//! | [`Strided`] | which elements of a tensor a part of it has |
-//! | [`Norm`], [`NormAccumulator`], [`NormSum`], [`ExactSum`] | norms whose bits no order, split or merge changes |
+//! | [`Segment`], [`Scalars`] | elements to update and their `t`; learning rate, gradient scale, gradient reset |
+//! | [`Strided`] | elements of a tensor held by a part of it |
+//! | [`Norm`], [`NormAccumulator`], [`NormSum`], [`ExactSum`] | norms with bits that do not depend on order, splits or merges |
 //! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
 //! | [`Lbfgs`], [`LbfgsState`] | L-BFGS over a closure, on a vector or on shards of one |
-//! | [`Reduce`], [`Alone`] | sums and maxima over shards: asked for here, given by whoever has the shards |
-//! | [`accumulate`], [`scale`], [`cast`] | weighted addition of gradients; vectors scaled and cast where they are |
-//! | [`Merge`], [`OuterStep`], [`pack`], [`mix_zeros`] | the mean of several copies of a vector, merged into one of them |
+//! | [`Reduce`], [`Alone`] | sums and maxima over shards: declared here, implemented by the owner of the shards |
+//! | [`accumulate`], [`scale`], [`cast`] | weighted addition of gradients; scaling and casting vectors in place |
+//! | [`Merge`], [`OuterStep`], [`pack`], [`mix_zeros`] | mean of several copies of a vector, merged into one of them |
 //! | [`LossScale`], [`LossScaleState`] | static and dynamic loss scaling |
-//! | [`schedule`] | the learning rate as a function of the step, Hugging Face's and PyTorch's |
-//! | [`cuda`] | what the rules' CUDA kernels are told; the launch is the caller's |
-//! | [`Isa`] | the instructions in use; they change the speed of a result, never its bits |
+//! | [`schedule`] | learning rate as a function of the step, with Hugging Face's and PyTorch's schedules |
+//! | [`cuda`] | arguments of the rules' CUDA kernels; the caller launches them |
+//! | [`Isa`] | instruction set in use; it affects speed, never bits |
 //!
-//! A rule holds hyperparameters; memory, state and step counts are the caller's. One pass scales the gradient, updates,
-//! writes a low-precision copy and resets the gradient.
+//! A rule holds hyperparameters; the caller owns memory, state and step counts. One pass scales the gradient, updates, writes a
+//! low-precision copy and resets the gradient.
 //!
 //! ```
 //! use meshstep_optim::{AdamW, Flat, Norm, NormAccumulator, Rule, Scalars, Segment, clip_coef};
@@ -59,24 +59,24 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # One answer everywhere
+//! # Same bits everywhere
 //!
-//! Each rule is one IEEE sequence per element, written out in its module, with every fused multiply-add marked. The slow
-//! reference, the baseline, AVX2 and AVX-512 give the same bits at every length and offset, however the vector is cut
-//! (any NaN equals any NaN). Exempt: [`Norm::P`] is not exact, though alike everywhere.
+//! Each rule is one IEEE sequence per element, written out in its module, with every fused multiply-add marked. The slow reference, the
+//! baseline, AVX2 and AVX-512 give the same bits at every length and offset, for any cut of the vector (any NaN equals any NaN). The
+//! exception is [`Norm::P`], which is not exact, but gives the same bits everywhere.
 //!
 //! # Features
 //!
-//! - `cuda`: vectors in memory of NVIDIA GPUs. Kernels come as PTX, which the driver compiles when a kernel is first used.
-//! - `cubins`: machine code for sm_80, sm_90 and sm_100 is embedded too, for drivers that cannot compile PTX. `cargo xtask kernels
-//!   --cubins FOLDER` assembles it; `MESHSTEP_CUBINS`, the folder's absolute path, tells the build where it is.
+//! - `cuda`: vectors in memory of NVIDIA GPUs. Kernels are embedded as PTX, which the driver compiles on first use.
+//! - `cubins`: also embeds machine code for sm_80, sm_90 and sm_100, for drivers that cannot compile PTX. `cargo xtask kernels --cubins
+//!   FOLDER` assembles it; set `MESHSTEP_CUBINS` to the folder's absolute path for the build.
 //!
 //! # Limits
 //!
 //! - Parameters are f32, f64 or bf16; f16 parameters are the `copy` of an f32 master.
-//! - Muon's matrix products are a library's: their last bits may differ between machines.
-//! - Vector bodies are for x86-64; elsewhere the baseline is what the compiler makes of the same loop. An x86-64 machine
-//!   without FMA computes each fused multiply-add in software: slow, the same bits.
+//! - Muon's matrix products come from a library: their last bits may differ between machines.
+//! - Vectorised loops are for x86-64; other platforms use the compiler's code for the same loops. An x86-64 machine without FMA computes
+//!   each fused multiply-add in software: slow, with the same bits.
 //! - Floating-point state (rounding mode, flush-to-zero) must be the default one.
 
 mod accumulate;

@@ -1,11 +1,11 @@
-//! Loss scaling: what a loss is multiplied by, so that 16-bit gradients do not vanish, and how that follows overflows.
+//! Loss scaling: a factor on the loss that keeps 16-bit gradients from vanishing, and its reaction to overflows.
 //!
-//! A step's loss is multiplied by the scale, its gradients are divided by *the same* scale, and only then the scale
-//! changes for the next step: halved after an overflow, doubled after enough steps without one. [`LossScale`] is the rule,
-//! [`LossScaleState`] the state, which is plain data to save and restore.
+//! A step multiplies its loss by the scale and divides its gradients by *the same* scale. Only then the scale changes for the next step:
+//! halved after an overflow, doubled after enough steps without one. [`LossScale`] is the rule, [`LossScaleState`] the state, which is
+//! plain data to save and restore.
 //!
-//! The scales of eighteen steps whose overflows follow the pattern 110001000001110000, with `growth_interval: 2` and
-//! otherwise the defaults, for two values of `hysteresis`; the last row is what the nineteenth step would have:
+//! The table has the scales of eighteen steps with overflows in the pattern 110001000001110000, with `growth_interval: 2` and otherwise
+//! the defaults, for two values of `hysteresis`. The last row is the scale of the nineteenth step:
 //!
 //! | step | overflow | hysteresis 1 | hysteresis 2 |
 //! |---:|---:|---:|---:|
@@ -29,18 +29,18 @@
 //! | 18 | 0 | 16384 | 131072 |
 //! | 19 |   | 32768 | 262144 |
 //!
-//! With `hysteresis: 1` this is PyTorch's `GradScaler`, which has no minimum; with more, Megatron's `DynamicGradScaler`: once
-//! the overflows are used up every further one lowers the scale, until a growth renews them. PyTorch multiplies in f32, we
-//! in f64: the same for powers of two.
+//! With `hysteresis: 1` this is PyTorch's `GradScaler`, which has no minimum; with more, Megatron's `DynamicGradScaler`: once the
+//! tolerated overflows are used up, every further one lowers the scale, until a growth renews them. PyTorch multiplies in f32, this crate
+//! in f64: the results are equal for powers of two.
 
 use crate::Error;
 use crate::check::Check;
 use std::ops::RangeInclusive;
 
-/// Scales whose inverse f32 holds with room for clipping and weights.
+/// Valid scales: f32 holds their inverses with room for clipping and weights.
 const SCALES: RangeInclusive<f64> = 1e-24..=1e24;
 
-/// How the loss is scaled: a value, checked by [`check`](Self::check).
+/// Rule of the loss scale, checked by [`check`](Self::check).
 ///
 /// ```
 /// use meshstep_optim::{DynamicLossScale, LossScale};
@@ -56,43 +56,43 @@ const SCALES: RangeInclusive<f64> = 1e-24..=1e24;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossScale {
-    /// Always this.
+    /// Constant scale.
     Static(f64),
-    /// Follows the overflows.
+    /// Scale that reacts to overflows.
     Dynamic(DynamicLossScale),
 }
 
-/// A scale that grows while nothing overflows.
+/// Scale that grows while nothing overflows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DynamicLossScale {
-    /// The first step's scale.
+    /// Scale of the first step.
     pub init_scale: f64,
-    /// What the scale is multiplied by after `growth_interval` steps without an overflow; above 1.
+    /// Factor on the scale after `growth_interval` steps without an overflow; above 1.
     pub growth_factor: f64,
-    /// What it is multiplied by after an overflow; above 0, below 1.
+    /// Factor on the scale after an overflow; above 0, below 1.
     pub backoff_factor: f64,
-    /// Steps in a row without an overflow before the scale grows; at least 1. It does not grow beyond 1e24.
+    /// Number of consecutive steps without an overflow before the scale grows; at least 1. The scale never exceeds 1e24.
     pub growth_interval: u64,
-    /// The overflow, counted since the scale last grew, from which on the scale is lowered; at least 1.
+    /// Number of overflows since the last growth from which on each one lowers the scale; at least 1.
     pub hysteresis: u64,
-    /// The scale is never lower; at most `init_scale`.
+    /// Minimum scale; at most `init_scale`.
     pub min_scale: f64,
 }
 
-/// What changes from step to step.
+/// State of the loss scale, which changes from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaleState {
-    /// The next step's scale.
+    /// Scale of the next step.
     pub scale: f64,
-    /// Steps in a row without an overflow, since the scale last grew.
+    /// Consecutive steps without an overflow since the scale last grew.
     pub growth_tracker: u64,
-    /// Overflows left before the scale is lowered.
+    /// Overflows left before one lowers the scale.
     pub hysteresis_tracker: u64,
 }
 
 impl Default for DynamicLossScale {
-    /// PyTorch's: from 65536, doubled after 2000 steps, halved at every overflow. Not below 1, Megatron's minimum: gradients
-    /// that overflow unscaled overflow for another reason.
+    /// PyTorch's defaults: start at 65536, double after 2000 steps, halve at every overflow. The minimum is Megatron's, 1: gradients that
+    /// overflow unscaled overflow for another reason.
     fn default() -> Self {
         DynamicLossScale {
             init_scale: 65536.0,
@@ -106,7 +106,7 @@ impl Default for DynamicLossScale {
 }
 
 impl LossScale {
-    /// Whether the parameters are in range.
+    /// Checks that the parameters are in range.
     pub fn check(&self) -> Result<(), Error> {
         match self {
             LossScale::Static(scale) => in_range("scale", *scale),
@@ -114,7 +114,7 @@ impl LossScale {
         }
     }
 
-    /// The state before the first step.
+    /// Returns the state before the first step.
     pub fn start(&self) -> LossScaleState {
         match *self {
             LossScale::Static(scale) => LossScaleState { scale, growth_tracker: 0, hysteresis_tracker: 0 },
@@ -124,7 +124,7 @@ impl LossScale {
         }
     }
 
-    /// Whether a saved state is one that this rule can go on from; a static scale goes on from its own alone.
+    /// Checks that this rule can continue from a saved state. A static rule accepts only its own scale.
     pub fn check_state(&self, state: &LossScaleState) -> Result<(), Error> {
         in_range("scale", state.scale)?;
         let (good, works) = match self {
@@ -138,7 +138,7 @@ impl LossScale {
         CHECK.range("hysteresis_tracker", left as f64, good, "a count not above hysteresis")
     }
 
-    /// Takes in whether the step that used `state.scale` overflowed.
+    /// Updates the state after the step that used `state.scale`.
     pub fn update(&self, state: &mut LossScaleState, overflow: bool) {
         let LossScale::Dynamic(dynamic) = self else { return };
         if overflow {
@@ -148,7 +148,7 @@ impl LossScale {
         }
     }
 
-    /// Whether an overflow may lead to a lower scale: not where the scale is static or at its minimum.
+    /// Returns true if an overflow may lower the scale: false if it is static or at its minimum.
     pub fn can_fall(&self, state: &LossScaleState) -> bool {
         matches!(self, LossScale::Dynamic(dynamic) if state.scale > dynamic.min_scale)
     }
@@ -190,7 +190,7 @@ impl DynamicLossScale {
 
     fn grow(&self, state: &mut LossScaleState) {
         state.growth_tracker = state.growth_tracker.saturating_add(1);
-        // At least, not exactly: the state may be of a run with a longer interval.
+        // Not an exact match: the state may come from a run with a longer interval.
         if state.growth_tracker < self.growth_interval {
             return;
         }

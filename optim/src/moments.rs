@@ -1,16 +1,15 @@
-//! Several slow moments of a gradient, each with its decay and its weight in a step.
+//! Several slow moments of a gradient, each with a decay and a weight in the step.
 
 use crate::check::Check;
 use crate::frame::Common;
 use crate::number::Real;
 use crate::{Error, cuda};
 
-/// One to four slow moments: pairs of a decay `beta` and a weight `w`, so that a step mixes `(1 - sum w) g + sum w_j u_j`
-/// of the gradient `g` and the moments `u_j`.
+/// One to four slow moments: pairs of a decay `beta` and a weight `w`. A step mixes `(1 - sum w) g + sum w_j u_j` of the gradient `g` and
+/// the moments `u_j`.
 ///
-/// One pair is the quasi-hyperbolic momentum of Ma and Yarats, *Quasi-hyperbolic momentum and Adam for deep learning*
-/// (2019), whose nu is the weight; several at different speeds are those of MT-DAO, multi-timescale distributed adaptive
-/// optimizers.
+/// One pair is the quasi-hyperbolic momentum of Ma and Yarats, *Quasi-hyperbolic momentum and Adam for deep learning* (2019), with the
+/// weight as nu. Several pairs are those of MT-DAO, multi-timescale distributed adaptive optimizers.
 ///
 /// ```
 /// use meshstep_optim::{Moments, QhAdamW, Rule};
@@ -28,16 +27,16 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// How many there may be.
+    /// Maximum number of moments.
     pub const MAX: usize = 4;
 
-    /// One moment.
+    /// Creates a single moment.
     pub const fn one(beta: f64, weight: f64) -> Self {
         Moments { pairs: [(beta, weight), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)], len: 1 }
     }
 
-    /// Moments of these pairs of `(beta, weight)`; an error unless there are 1 to 4. A rule's `check` looks at the values:
-    /// each beta in `[0, 1)`, weights of at least 0 and together at most 1.
+    /// Creates moments from 1 to 4 pairs of `(beta, weight)`. A rule's `check` validates the values: each beta in `[0, 1)`, weights of at
+    /// least 0 and together at most 1.
     pub fn new(given: &[(f64, f64)]) -> Result<Self, Error> {
         let check = Check { rule: "moments" };
         let good = (1..=Self::MAX).contains(&given.len());
@@ -47,12 +46,12 @@ impl Moments {
         Ok(Moments { pairs, len: given.len() })
     }
 
-    /// The pairs of `(beta, weight)`.
+    /// Returns the pairs of `(beta, weight)`.
     pub fn pairs(&self) -> &[(f64, f64)] {
         &self.pairs[..self.len]
     }
 
-    /// State of a rule that keeps these moments and `v`.
+    /// Returns the state names of a rule with these moments and `v`.
     pub(crate) fn state(&self) -> &'static [&'static str] {
         match self.len {
             1 => &["m", "v"],
@@ -71,14 +70,13 @@ impl Moments {
         check.range("the sum of weights", sum, sum <= 1.0, "weights of at most 1 together")
     }
 
-    /// The weight of all moments together; what is missing to 1 is the gradient's. Decimal fractions that make 1 may come
-    /// out an ulp beside it.
+    /// Returns the sum of the weights; the gradient has the rest up to 1. A sum within rounding error of 1 counts as 1.
     fn sum(&self) -> f64 {
         let sum = self.pairs().iter().map(|(_, weight)| weight).sum::<f64>();
         if (sum - 1.0).abs() < 1e-12 { 1.0 } else { sum }
     }
 
-    /// Tells them as hyperparameters.
+    /// Calls `each` with the pairs as hyperparameters.
     pub(crate) fn tell(&self, each: &mut dyn FnMut(&'static str, f64)) {
         const NAMES: [(&str, &str); Moments::MAX] = [
             ("beta1", "weight"),
@@ -92,8 +90,8 @@ impl Moments {
         }
     }
 
-    /// The one of four families of kernels that is for so many moments, and what it is told: betas and weights, what is left
-    /// for the gradient, and the rule's `own`.
+    /// Returns the kernel family for this number of moments, with its arguments: betas, weights, the gradient's weight, and the rule's
+    /// `own`.
     pub(crate) fn on_device(
         &self,
         families: [&'static str; Self::MAX],
@@ -105,7 +103,7 @@ impl Moments {
         cuda::Hyper::new(families[self.len - 1], common, &given)
     }
 
-    /// The constants of a step in which moment `j` counts for `weight / correction(beta)`.
+    /// Returns the constants of a step in which moment `j` counts for `weight / correction(beta)`.
     pub(crate) fn mix<T: Real>(&self, correction: impl Fn(f64) -> f64) -> Mix<T> {
         Mix {
             w: self.pairs.map(|(beta, _)| T::from_f64(1.0 - beta)),
@@ -115,7 +113,7 @@ impl Moments {
     }
 }
 
-/// For one element:
+/// Constants of this sequence for one element:
 ///
 /// ```text
 /// m_j = fma(w_j, x - m_j, m_j)     w_j = 1 - beta_j
@@ -130,7 +128,7 @@ pub(crate) struct Mix<T> {
 }
 
 impl<T: Real> Mix<T> {
-    /// Moves the moments, all but the last of `s`, towards `x`, and mixes them.
+    /// Moves the moments, all of `s` but the last, towards `x`, and mixes them.
     #[inline(always)]
     pub(crate) fn step<const S: usize>(&self, x: T, s: &mut [T; S]) -> T {
         let mut u = self.q0 * x;

@@ -1,11 +1,11 @@
-//! The numbers a rule computes with, and the ones it reads and writes in memory.
+//! Number types of a rule's computation, and element types in memory.
 //!
-//! Conversions come twice: `tensor`'s, which vectorise, and the `half` crate's, which the reference uses.
+//! Conversions exist twice: `tensor`'s, which vectorise, and the `half` crate's, which the reference uses.
 
 use meshstep_tensor::{Element, bf16, f16, narrow};
 use std::ops::{Add, Div, Mul, Sub};
 
-/// What a rule computes with: f32, or f64 throughout.
+/// Type of a rule's computation: f32, or f64 throughout.
 pub(crate) trait Real:
     Element
     + PartialOrd
@@ -15,28 +15,28 @@ pub(crate) trait Real:
     + Div<Output = Self>
     + Divide
 {
-    /// The type's name in errors about values that do not fit it.
+    /// Description of the type's values, for errors about values outside them.
     const FITS: &'static str;
 
-    /// Rounds to nearest even.
+    /// Converts, rounding to nearest even.
     fn from_f64(x: f64) -> Self;
-    /// The same number.
+    /// Converts exactly.
     fn from_f32(x: f32) -> Self;
-    /// Rounds to nearest even.
+    /// Converts, rounding to nearest even.
     fn to_f32(self) -> f32;
-    /// Whether it is neither infinite nor NaN.
+    /// Returns true if the number is neither infinite nor NaN.
     fn finite(self) -> bool;
-    /// `self * a + b`, rounded once.
+    /// Returns `self * a + b`, rounded once.
     fn fma(self, a: Self, b: Self) -> Self;
-    /// The square root, rounded to nearest even.
+    /// Returns the square root, rounded to nearest even.
     fn root(self) -> Self;
 }
 
-/// Division of many numbers by one.
+/// Division of many numbers by the same divisor.
 pub(crate) trait Divide: Sized {
-    /// What `div_by` takes for the divisor `d`.
+    /// Prepares the divisor `d` for `div_by`.
     fn divisor(d: Self) -> f64;
-    /// `self / d` rounded to nearest even: the bits of a division, where the quotient is not subnormal.
+    /// Returns `self / d` rounded to nearest even: the bits of a division, unless the quotient is subnormal.
     fn div_by(self, divisor: f64) -> Self;
 }
 
@@ -100,15 +100,15 @@ impl Divide for f64 {
     }
 }
 
-/// An element in memory that a rule reads as `T`.
+/// Element in memory that a rule reads as `T`.
 pub(crate) trait Stored<T: Real>: Element {
-    /// The same number as `T`, in a form that vectorises.
+    /// Returns the same number as `T`, in a form that vectorises.
     fn widen(self) -> T;
-    /// The same number as `T`, obviously.
+    /// Returns the same number as `T`, by the obvious way.
     fn widen_plainly(self) -> T;
-    /// The nearest of this type, ties to even, in a form that vectorises. NaN stays NaN.
+    /// Returns the nearest number of this type, ties to even, in a form that vectorises. NaN stays NaN.
     fn narrow(x: T) -> Self;
-    /// The nearest of this type, ties to even, obviously. NaN stays NaN.
+    /// Returns the nearest number of this type, ties to even, by the obvious way. NaN stays NaN.
     fn narrow_plainly(x: T) -> Self;
 }
 
@@ -158,7 +158,7 @@ macro_rules! sixteen_bits {
 sixteen_bits!(bf16, from_bf16, to_bf16);
 sixteen_bits!(f16, from_f16, to_f16);
 
-/// `base^n` by repeated squaring with plain multiplications, so that it rounds the same everywhere.
+/// Returns `base^n` by repeated squaring with plain multiplications, so that it rounds the same everywhere.
 pub fn power(base: f64, n: u64) -> f64 {
     let (mut result, mut square, mut left) = (1.0, base, n);
     while left > 0 {
@@ -188,7 +188,7 @@ mod tests {
         };
         let rounds = meshstep_cases::cases(1 << 20, 1 << 26);
         for _ in 0..rounds {
-            // Divisors of bias corrections, dividends of square roots; all ones in a significand are the hardest.
+            // Divisors as in bias corrections, dividends as in square roots; significands of all ones are the hardest case.
             let b = f32::from_bits(0x3280_0000 + random() % 0x0d00_0001) * 1.0;
             let a = f32::from_bits(0x1a00_0000 + random() % 0x4600_0000);
             let b = if random() % 8 == 0 { f32::from_bits(b.to_bits() | 0x007f_ffff) } else { b };

@@ -1,4 +1,4 @@
-//! From untyped memory to one typed sweep: everything is checked here, before anything is written.
+//! From untyped memory to one typed sweep: all checks are done here, before anything is written.
 
 use crate::check::check_isa;
 use crate::number::Real;
@@ -9,12 +9,12 @@ use crate::view::View;
 use crate::{Error, Flat, Isa, Rounding, Rule, Scalars, Segment};
 use meshstep_tensor::{DType, Slice, SliceMut};
 
-/// A rule with `S` state vectors, as a pass sees it.
+/// Rule with `S` state vectors, as seen by a pass.
 pub(crate) trait Kind<const S: usize>: Sync {
-    /// What one element goes through, with the constants of one segment.
+    /// Update of one element, with the constants of one segment.
     type Step<T: Real>: Step<T, S>;
 
-    /// Host scalars in f64, cast once.
+    /// Returns the constants of a segment: host scalars in f64, cast once.
     fn constants<T: Real>(&self, scalars: &Scalars, segment: &Segment) -> Self::Step<T>;
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn check(
     }
 }
 
-/// Checks what `flat` has: how many vectors, their lengths and types.
+/// Checks the vectors of `flat`: their number, lengths and types.
 pub(crate) fn check_memory(rule: &dyn Rule, flat: &Flat<'_, '_>, rounding: Rounding) -> Result<(), Error> {
     if flat.state.len() != rule.state().len() {
         return Err(Error::StateCount { rule: rule.name(), given: flat.state.len(), expected: rule.state() });
@@ -63,7 +63,7 @@ pub(crate) fn check_memory(rule: &dyn Rule, flat: &Flat<'_, '_>, rounding: Round
     check_types(rule, flat, rounding)
 }
 
-/// What the rule makes of the learning rate is a number too.
+/// Checks that the numbers which the rule derives from the learning rate fit the type.
 fn check_reach(rule: &dyn Rule, segments: &[Segment], lr: f64, fits: fn(f64) -> bool) -> Result<(), Error> {
     let works = "a rate that fits the type also times the weight decay, or adjusted to the matrix";
     let all = segments.iter().all(|segment| fits(rule.reach(lr, segment.matrix)));
@@ -79,7 +79,7 @@ fn check_lens(flat: &Flat<'_, '_>, expected: usize) -> Result<(), Error> {
     wrong.map_or(Ok(()), |(what, given)| Err(Error::Len { what, given, expected }))
 }
 
-/// Segments ascend within `len` elements, without overlap; their counts and ratios are in range.
+/// Checks that segments ascend within `len` elements without overlap, with counts and ratios in range.
 pub(crate) fn check_segments(
     segments: &[Segment],
     len: usize,
@@ -123,7 +123,7 @@ fn check_scalars<T: Real>(scalars: &Scalars) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a sweep needs besides memory.
+/// Arguments of a sweep besides memory.
 struct Run<'a, K> {
     kind: &'a K,
     isa: Isa,
@@ -144,7 +144,7 @@ impl<K> Run<'_, K> {
     }
 }
 
-/// Memory that was checked, typed.
+/// Converts checked memory to typed streams.
 pub(crate) fn streams<'s, T: Real, const S: usize>(flat: Flat<'_, 's>) -> Result<Streams<'s, T, S>, Error> {
     let mut state: [Stream<'_, T>; S] = std::array::from_fn(|_| Stream::Same(&mut []));
     for (typed, slot) in state.iter_mut().zip(flat.state) {
@@ -167,7 +167,7 @@ fn stream<'a, T: Real>(
     })
 }
 
-/// The same to read.
+/// Same for reading.
 pub(crate) fn view<'a, T: Real>(
     memory: Slice<'a>,
     remainder: Option<Slice<'a>>,

@@ -1,8 +1,7 @@
-//! Random bits as a function of their place: Philox4x32-10 of Salmon et al., *Parallel random numbers: as easy as 1, 2, 3*
-//! (2011).
+//! Random bits as a function of position: Philox4x32-10 of Salmon et al., *Parallel random numbers: as easy as 1, 2, 3* (2011).
 //!
-//! No generator is carried along: the bits of an element depend on the tensor's key, the step, which vector they are for and
-//! the element's index in the whole tensor, so that they are the same however tensors are cut, spread or visited.
+//! There is no generator state: the bits of an element depend on the tensor's key, the step, the vector and the element's index in the
+//! whole tensor, so they do not depend on cuts, shards or order.
 
 use meshstep_tensor::simd::{Body, Isa};
 
@@ -10,33 +9,34 @@ const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
-/// Counters that are worked on side by side.
+/// Number of counters computed side by side.
 const LANES: usize = 16;
 
-/// Words that a counter becomes, each of which has bits for two elements.
+/// Words of a counter's output, each with bits for two elements.
 const WORDS: usize = 4;
 
-/// Elements that share a row of counters.
+/// Number of elements that share a row of counters.
 pub(crate) const GROUP: usize = 2 * WORDS * LANES;
 
 /// Sixteen random bits for each element of a tensor, for one vector of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bits {
     key: [u32; 2],
-    /// The upper half of every counter.
+    /// Upper half of every counter.
     place: [u32; 2],
 }
 
 impl Bits {
-    /// Those of the tensor with this `key` in step `t`, of which 48 bits count; `stream` tells vectors apart: 0 for parameters, k + 1 for state k.
+    /// Creates the bits of the tensor with this `key` in step `t`, of which 48 bits count. `stream` distinguishes vectors: 0 for
+    /// parameters, k + 1 for state k.
     pub(crate) fn new(key: u64, t: u64, stream: u16) -> Self {
         Bits { key: halves(key), place: [t as u32, ((t >> 32) as u32) << 16 | u32::from(stream)] }
     }
 
-    /// The bits of element `index`, obviously.
+    /// Returns the bits of element `index`, by the obvious way.
     ///
-    /// Elements `32 w + 2 l + h` of a group of 128 have half `h` of word `w` of counter `l`: the words of sixteen neighbouring
-    /// counters are kept as they are, and no vector instruction has to take one apart.
+    /// Elements `32 w + 2 l + h` of a group of 128 have half `h` of word `w` of counter `l`: the words of sixteen consecutive counters
+    /// are stored as they are, so no vector instruction has to split one.
     pub(crate) fn plainly(&self, index: u64) -> u16 {
         let (group, within) = (index / GROUP as u64, index as usize % GROUP);
         let (word, lane, half) = (within / (2 * LANES), within / 2 % LANES, within % 2);
@@ -45,7 +45,7 @@ impl Bits {
         (words[word] >> (16 * half)) as u16
     }
 
-    /// The bits of the elements from `first` on, which begins a group.
+    /// Writes the bits of the elements from `first` on, the start of a group.
     pub(crate) fn fill(&self, isa: Isa, first: u64, bits: &mut [u16]) {
         debug_assert!(first.is_multiple_of(GROUP as u64), "whole groups");
         isa.run(Fill { bits: *self, first, into: bits });
@@ -56,7 +56,7 @@ fn halves(x: u64) -> [u32; 2] {
     [x as u32, (x >> 32) as u32]
 }
 
-/// The definition, as published.
+/// Computes the definition, as published.
 fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let ([mut c0, mut c1, mut c2, mut c3], [mut k0, mut k1]) = (counter, key);
     for _ in 0..ROUNDS {
@@ -68,7 +68,7 @@ fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [c0, c1, c2, c3]
 }
 
-/// The fast loop.
+/// Fast loop.
 struct Fill<'a> {
     bits: Bits,
     first: u64,
@@ -93,8 +93,8 @@ impl Body for Fill<'_> {
     }
 }
 
-/// Sixteen counters from `counter` on, a multiple of 16, so that they have one upper half. One lane at a time and without an
-/// inner loop, as the compiler likes it: lanes become the elements of vectors.
+/// Computes sixteen counters from `counter` on, a multiple of 16, so that they share one upper half. One lane at a time and without an
+/// inner loop, so that the compiler turns lanes into vector elements.
 #[inline(always)]
 fn row(bits: &Bits, counter: u64) -> [[u32; LANES]; WORDS] {
     let mut row = [[0; LANES]; WORDS];
@@ -116,7 +116,7 @@ fn row(bits: &Bits, counter: u64) -> [[u32; LANES]; WORDS] {
     row
 }
 
-/// One round. A word is the low half of 64 bits, since that is where products are; what the high half holds does not matter.
+/// Computes one round. A word is the low half of 64 bits, where the products are; the high half is ignored.
 #[inline(always)]
 fn round([c0, c1, c2, c3]: [u64; 4], k0: u32, k1: u32) -> [u64; 4] {
     const LOW: u64 = 0xFFFF_FFFF;
@@ -129,7 +129,7 @@ fn round([c0, c1, c2, c3]: [u64; 4], k0: u32, k1: u32) -> [u64; 4] {
 mod tests {
     use super::*;
 
-    /// The vectors published with the generator (Random123, kat_vectors).
+    /// Vectors published with the generator (Random123, kat_vectors).
     #[test]
     fn the_published_answers() {
         let ones = u32::MAX;

@@ -1,4 +1,4 @@
-//! Which types go together in one update, and how they are rounded; what does not go together is refused with the reason.
+//! Valid combinations of types in one update, and their rounding. Invalid ones are refused with the reason.
 
 use crate::{Error, Flat, NEAREST_RETENTION, Rounding, Rule};
 use meshstep_tensor::DType;

@@ -1,20 +1,20 @@
-//! Sums and maxima over all shards of a vector, which this crate asks for and does not know how to get.
+//! Sums and maxima over all shards of a vector. This crate declares the trait; other crates implement it.
 
 use std::error::Error;
 
-/// Brings what the shards of one vector know together: one exchange of two small vectors.
+/// Reduction over the shards of one vector: one exchange of two small vectors.
 ///
-/// Every shard calls it equally often with vectors of the same lengths, and all end with the same words.
+/// Every shard calls it equally often with vectors of the same lengths, and all shards get the same words.
 pub trait Reduce {
-    /// Every word of `sums` becomes its sum over all shards, wrapping: counts, and [`ExactSum`](crate::ExactSum)s laid end to
-    /// end. Every word of `maxima` becomes the largest of all shards: see [`ordered`].
+    /// Replaces every word of `sums` by its wrapping sum over all shards: counts, and [`ExactSum`](crate::ExactSum)s laid end to end.
+    /// Replaces every word of `maxima` by its maximum over all shards: see [`ordered`].
     fn fold(&self, sums: &mut [u64], maxima: &mut [u64]) -> Result<(), ReduceError>;
 
-    /// Which shard this is, from 0, to be named in errors.
+    /// Returns the index of this shard, from 0, for errors.
     fn part(&self) -> usize;
 }
 
-/// The reduction over the only shard: nothing to do.
+/// Reduction over a single shard: does nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone;
 
@@ -28,25 +28,25 @@ impl Reduce for Alone {
     }
 }
 
-/// Why the shards could not be brought together: whatever carries them says it.
+/// Error of a reduction, from its implementation.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct ReduceError(Box<dyn Error + Send + Sync>);
 
 impl ReduceError {
-    /// What went wrong.
+    /// Wraps an error of the implementation.
     pub fn new(source: impl Error + Send + Sync + 'static) -> Self {
         ReduceError(Box::new(source))
     }
 
-    /// The error that was given, where it is an `E`.
+    /// Returns the wrapped error if it is an `E`.
     pub fn downcast<E: Error + Send + Sync + 'static>(self) -> Result<E, ReduceError> {
         self.0.downcast().map(|source| *source).map_err(ReduceError)
     }
 }
 
-/// `x` as a word: larger numbers are larger words, -0 is below 0, NaN beyond the infinities, and 0 is below every number, so
-/// that it says nothing.
+/// Returns `x` as a word that orders like the number: -0 is below 0, and NaN above infinity. The word 0 is below every number, so it can
+/// mean "no number".
 ///
 /// ```
 /// use meshstep_optim::{ordered, unordered};
@@ -59,7 +59,7 @@ pub fn ordered(x: f64) -> u64 {
     if bits >> 63 == 1 { !bits } else { bits | 1 << 63 }
 }
 
-/// The number that [`ordered`] made a word of.
+/// Returns the number of a word made by [`ordered`].
 pub fn unordered(word: u64) -> f64 {
     f64::from_bits(if word >> 63 == 1 { word & !(1 << 63) } else { !word })
 }

@@ -1,4 +1,4 @@
-//! An f32 number in two halves of 16 bits: a bf16 number that a model computes with, and what it is off by.
+//! An f32 number in two halves of 16 bits: a bf16 number for the model, and the remainder.
 //!
 //! ```text
 //! high      = the nearest bf16, ties to even
@@ -6,30 +6,30 @@
 //! bits      = high * 2^16 + remainder
 //! ```
 //!
-//! A master costs two bytes in this way instead of four, and the model's bf16 number is exactly what it would be beside an
-//! f32 master. Of all 2^32 patterns,
+//! This way a master costs two bytes instead of four, and the model's bf16 number equals the one beside an f32 master. Among all 2^32
+//! bit patterns,
 //!
-//! - 65,278 move by one ulp: those half-way between two finite bf16 numbers, towards the one they round to, so that a joined
-//!   number is nearest to its bf16 half however ties are broken. There are 2 * 255 * 128 finite bf16 numbers, each with a tie
-//!   above it in magnitude; the ties above the two largest round to infinity instead.
-//! - 65,536 saturate: the 2 * 32,768 finite numbers whose nearest bf16 is infinite become infinite.
-//! - NaN stays some NaN. All others come back as they were, and what came back once comes back the same ever after.
+//! - 65,278 move by one ulp: those half-way between two finite bf16 numbers, towards the one they round to, so that a joined number is
+//!   nearest to its bf16 half under any tie rule. There are 2 * 255 * 128 finite bf16 numbers, each with a tie above it in magnitude; the
+//!   ties above the two largest round to infinity instead.
+//! - 65,536 saturate: the 2 * 32,768 finite numbers with an infinite nearest bf16 become infinite.
+//! - NaN stays some NaN. All others round-trip exactly, and the result of one round trip always round-trips exactly.
 
 use meshstep_tensor::bf16;
 
-/// The lower half of an f32 number half-way between two bf16 numbers, and the largest that is nearer to the one below.
+/// Lower half of an f32 number half-way between two bf16 numbers, and the largest lower half that is nearer to the one below.
 const TIE: u16 = 0x8000;
 const NEAR: u16 = 0x7FFF;
 
-/// Of bf16: infinity, and the bit that keeps a NaN one.
+/// bf16 bits of infinity, and the bit that keeps a NaN a NaN.
 const INFINITE: u16 = 0x7F80;
 const QUIET: u16 = 0x40;
 
-/// The halves of the number whose bits are `upper * 2^16 + lower`, in a form that vectorises: 16-bit lanes are twice as many.
+/// Splits the number with bits `upper * 2^16 + lower` into halves, in a form that vectorises: twice as many lanes fit with 16 bits.
 #[inline(always)]
 pub(crate) fn split(upper: u16, lower: u16) -> (bf16, u16) {
     let odd = upper & 1;
-    // A tie goes up from an odd half, where it is 2^15 too little, and stays at an even one, 2^15 too much: one less each.
+    // A tie goes up from an odd half, which leaves -2^15, and stays at an even one, which leaves 2^15; both shrink by one in magnitude.
     let rounded = upper.wrapping_add(u16::from(lower > TIE - odd));
     let near = if lower == TIE { NEAR + 2 * odd } else { lower };
     let magnitude = upper & 0x7FFF;
@@ -38,14 +38,14 @@ pub(crate) fn split(upper: u16, lower: u16) -> (bf16, u16) {
     (bf16::from_bits(high), if high & INFINITE == INFINITE { 0 } else { near })
 }
 
-/// The number from its halves.
+/// Joins the halves of a number.
 #[inline(always)]
 pub(crate) fn join(high: bf16, remainder: u16) -> f32 {
     let off = i32::from(remainder as i16) as u32;
     f32::from_bits((u32::from(high.to_bits()) << 16).wrapping_add(off))
 }
 
-/// The halves of `x`, obviously.
+/// Splits `x` into halves, by the obvious way.
 pub(crate) fn split_plainly(x: f32) -> (bf16, u16) {
     let high = bf16::from_f32(x);
     if !high.is_finite() {
@@ -60,7 +60,7 @@ pub(crate) fn split_plainly(x: f32) -> (bf16, u16) {
     (high, near as i16 as u16)
 }
 
-/// The number from its halves, obviously.
+/// Joins the halves of a number, by the obvious way.
 pub(crate) fn join_plainly(high: bf16, remainder: u16) -> f32 {
     let bits = (i64::from(high.to_bits()) << 16) + i64::from(remainder as i16);
     f32::from_bits(bits as u32)
@@ -70,7 +70,7 @@ pub(crate) fn join_plainly(high: bf16, remainder: u16) -> f32 {
 mod tests {
     use super::*;
 
-    /// How many numbers moved by one ulp and how many became infinite.
+    /// Counts of numbers that moved by one ulp or became infinite.
     #[derive(Debug, Default, PartialEq)]
     struct Moved {
         by_one: u64,
@@ -108,8 +108,8 @@ mod tests {
         a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
     }
 
-    /// Every pattern that is not exact is among these: all lower halves beside the largest numbers, all upper halves
-    /// with a lower half near a tie. The long run sees all patterns.
+    /// Includes every pattern that is not exact: all lower halves beside the largest numbers, all upper halves with a lower half near a
+    /// tie. The long run tests all patterns.
     #[test]
     fn exactly_ties_move_and_what_is_too_large_saturates() {
         let mut moved = Moved::default();

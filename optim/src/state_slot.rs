@@ -1,33 +1,33 @@
-//! What an update does to a state vector, for code that does not know the rule.
+//! Effect of an update on a state vector, for code that does not know the rule.
 
 use crate::power;
 
-/// A state vector of a rule: how its elements go on from update to update, and whether they are squares.
+/// Description of a state vector: the recurrence of its elements, and whether they are squares.
 ///
 /// ```
 /// use meshstep_optim::{AdamW, Rule};
 ///
 /// let v = AdamW { beta2: 0.5, ..AdamW::default() }.slot(1);
 /// assert!(v.squares);
-/// // Three updates leave an eighth of what it was.
+/// // Three updates leave an eighth of the element.
 /// assert_eq!(v.left(4, 7), Some(0.125));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StateSlot {
-    /// How an element goes on.
+    /// Recurrence of an element.
     pub carry: Carry,
-    /// Whether it averages, sums or compares squares of gradients: the rule takes its root, so it is never negative.
+    /// True if the vector averages, sums or compares squares of gradients: the rule takes its root, so it is never negative.
     pub squares: bool,
 }
 
-/// How an element of a state vector goes on in an update.
+/// Recurrence of an element of a state vector over updates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Carry {
     /// `s = keeps s + a`, where `a` does not depend on `s`.
     Linear {
-        /// The factor: an average's beta, 1 of a sum.
+        /// Factor: beta of an average, 1 of a sum.
         keeps: f64,
-        /// The factor of the update with t = 1, where that is another.
+        /// Factor of the update with t = 1, if it differs.
         first: Option<f64>,
     },
     /// `s = max(s, a)`.
@@ -35,22 +35,22 @@ pub enum Carry {
 }
 
 impl StateSlot {
-    /// An average of gradients, or a sum of them that decays: an update keeps `beta` of it.
+    /// Describes an average of gradients, or a decaying sum: an update keeps the fraction `beta`.
     pub const fn average(beta: f64) -> Self {
         StateSlot { carry: Carry::Linear { keeps: beta, first: None }, squares: false }
     }
 
-    /// The largest so far.
+    /// Describes a running maximum.
     pub const fn maximum() -> Self {
         StateSlot { carry: Carry::Maximum, squares: false }
     }
 
-    /// The same of squares.
+    /// Marks the vector as holding squares.
     pub const fn of_squares(self) -> Self {
         StateSlot { squares: true, ..self }
     }
 
-    /// The same where the update with t = 1 keeps another share.
+    /// Sets a different factor for the update with t = 1.
     pub const fn at_first(self, first: f64) -> Self {
         match self.carry {
             Carry::Linear { keeps, .. } => {
@@ -60,8 +60,8 @@ impl StateSlot {
         }
     }
 
-    /// The share of what an element was after update `then` that is in it after update `now`, all of it where that is no later;
-    /// `None` of a maximum, which has no shares.
+    /// Returns the fraction of an element's value after update `then` that remains after update `now`: 1 if `now` is not later, and
+    /// `None` for a maximum.
     pub fn left(&self, then: u64, now: u64) -> Option<f64> {
         match self.carry {
             Carry::Linear { keeps, first: Some(first) } if then == 0 && now > 0 => {

@@ -1,19 +1,19 @@
-//! Rounding f32 to bf16 up or down at random, so that small changes count on average.
+//! Stochastic rounding of f32 to bf16, so that small changes count on average.
 //!
 //! ```text
 //! bits = the upper half of (bits + random)      random of 16 bits: up with probability (lower half) / 2^16
 //! ```
 //!
-//! The expected value is the number itself (Gupta et al., *Deep learning with limited numerical precision*, 2015). bf16
-//! numbers, zeros and infinities stay what they are, NaN stays some NaN, and finite numbers stay finite: beyond the largest
-//! bf16 number, rounding is towards it.
+//! The expected value is the number itself (Gupta et al., *Deep learning with limited numerical precision*, 2015). bf16 numbers, zeros
+//! and infinities stay unchanged, NaN stays some NaN, and finite numbers stay finite: beyond the largest bf16 number, rounding is towards
+//! it.
 
 use meshstep_tensor::bf16;
 
-/// Bits of the largest bf16 number: from here on nothing goes up.
+/// Bits of the largest bf16 number: from here on nothing is rounded up.
 const LARGEST: u32 = 0x7F7F_0000;
 
-/// `x` rounded with these random bits, in a form that vectorises.
+/// Rounds `x` with these random bits, in a form that vectorises.
 #[inline(always)]
 pub(crate) fn round(x: f32, random: u16) -> bf16 {
     let bits = x.to_bits();
@@ -22,7 +22,7 @@ pub(crate) fn round(x: f32, random: u16) -> bf16 {
     bf16::from_bits(if x.is_nan() { rounded | 0x40 } else { rounded } as u16)
 }
 
-/// The same, obviously.
+/// Rounds `x` with these random bits, by the obvious way.
 pub(crate) fn round_plainly(x: f32, random: u16) -> bf16 {
     if !x.is_finite() {
         return bf16::from_f32(x);
@@ -53,7 +53,7 @@ mod tests {
         }
     }
 
-    /// Over all random bits the mean is exact: as many go up as the lower half says.
+    /// Over all random bits the mean is exact: the lower half determines how many are rounded up.
     #[test]
     fn the_expected_value_is_the_number() {
         for x in [1.0 + 2f32.powi(-10), -std::f32::consts::PI, 1e-40, 3.0e38] {

@@ -1,4 +1,4 @@
-//! The vectors an update sweeps together, each in its own type.
+//! Vectors that an update sweeps together, each in its own type.
 
 use crate::number::Real;
 use crate::philox::{self, Bits};
@@ -8,45 +8,45 @@ use meshstep_tensor::simd::{Body, Isa};
 use meshstep_tensor::{bf16, f16, narrow};
 use std::ops::Range;
 
-/// A vector that is read and written as `T`, whatever it is in memory.
+/// Vector that is read and written as `T`, for any type in memory.
 #[derive(Debug)]
 pub(crate) enum Stream<'a, T> {
-    /// As it is.
+    /// Memory of type `T`, used without conversion.
     Same(&'a mut [T]),
     BF16(&'a mut [bf16]),
     F16(&'a mut [f16]),
-    /// The upper halves of f32 numbers, and the remainders.
+    /// Upper halves of f32 numbers, and the remainders.
     Halves(&'a mut [bf16], &'a mut [u16]),
 }
 
-/// Vectors of one length that are swept together.
+/// Vectors of one length that an update sweeps together.
 #[derive(Debug)]
 pub(crate) struct Streams<'a, T, const S: usize> {
     pub(crate) params: Stream<'a, T>,
     pub(crate) grads: Stream<'a, T>,
     pub(crate) state: [Stream<'a, T>; S],
-    /// Where the updated parameters go in low precision.
+    /// Low-precision copy of the updated parameters.
     pub(crate) copy: Option<Stream<'a, T>>,
 }
 
-/// Random bits by which numbers are fitted into bf16 memory: those of these elements of a tensor.
+/// Random bits for rounding to bf16: those of these elements of a tensor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Draw {
     pub(crate) bits: Bits,
     pub(crate) strided: Strided,
-    /// The first element's place among those.
+    /// Position of the first element in `strided`.
     pub(crate) first: u64,
 }
 
 impl Draw {
-    /// The index in the tensor of element `i`.
+    /// Returns the index in the tensor of element `i`.
     pub(crate) fn index(&self, i: usize) -> u64 {
         self.strided.index(self.first.wrapping_add(i as u64))
     }
 }
 
 impl<T: Real> Stream<'_, T> {
-    /// What there is to read.
+    /// Returns a view for reading.
     pub(crate) fn view(&self) -> View<'_, T> {
         match self {
             Stream::Same(x) => View::Same(x),
@@ -56,12 +56,12 @@ impl<T: Real> Stream<'_, T> {
         }
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
         self.view().len()
     }
 
-    /// Elements `range`, for a shorter time.
+    /// Reborrows elements `range`.
     pub(crate) fn part(&mut self, range: Range<usize>) -> Stream<'_, T> {
         match self {
             Stream::Same(x) => Stream::Same(&mut x[range]),
@@ -71,7 +71,7 @@ impl<T: Real> Stream<'_, T> {
         }
     }
 
-    /// Elements `..at` and `at..`.
+    /// Splits into elements `..at` and `at..`.
     fn split_at(self, at: usize) -> (Self, Self) {
         match self {
             Stream::Same(x) => both(x.split_at_mut(at), Stream::Same),
@@ -84,7 +84,7 @@ impl<T: Real> Stream<'_, T> {
         }
     }
 
-    /// Sets element `i`, obviously.
+    /// Sets element `i`, by the obvious way.
     pub(crate) fn set_plainly(&mut self, i: usize, value: T, draw: Option<Draw>) {
         match (self, draw) {
             (Stream::Same(x), _) => x[i] = value,
@@ -99,7 +99,7 @@ impl<T: Real> Stream<'_, T> {
         }
     }
 
-    /// The numbers to change: where they are, or converted into `room`, from where [`store`](Self::store) takes them back.
+    /// Returns the numbers for updating: in place, or converted into `room` for [`store`](Self::store) to write back.
     pub(crate) fn load<'r>(&'r mut self, isa: Isa, room: &'r mut [T]) -> &'r mut [T] {
         if let Stream::Same(x) = self {
             return x;
@@ -109,7 +109,7 @@ impl<T: Real> Stream<'_, T> {
         room
     }
 
-    /// Takes the numbers back from `room`, where they were converted. `random` is room for bits, a group more than numbers.
+    /// Writes the numbers back from `room` if they were converted. `random` has space for the random bits, a group more than numbers.
     pub(crate) fn store(&mut self, isa: Isa, room: &[T], draw: Option<Draw>, random: &mut [u16]) {
         match (self, draw) {
             (Stream::Same(_), _) => {}
@@ -125,7 +125,7 @@ impl<T: Real> Stream<'_, T> {
         }
     }
 
-    /// Writes `values`, as many as there are elements, each to nearest.
+    /// Writes `values`, one for each element, rounded to nearest.
     pub(crate) fn write(&mut self, isa: Isa, values: &[T]) {
         match self {
             Stream::Same(x) => x.copy_from_slice(values),
@@ -154,13 +154,13 @@ fn both<X, Y>((left, right): (X, X), make: impl Fn(X) -> Y) -> (Y, Y) {
 }
 
 impl<T: Real, const S: usize> Streams<'_, T, S> {
-    /// Whether all that an update computes with lies in memory as it is.
+    /// Returns true if all vectors of the computation are used without conversion.
     pub(crate) fn are_same(&self) -> bool {
         let mut all = [&self.params, &self.grads].into_iter().chain(&self.state);
         all.all(|stream| stream.view().is_same())
     }
 
-    /// Elements `range`, for a shorter time.
+    /// Reborrows elements `range`.
     pub(crate) fn part(&mut self, range: Range<usize>) -> Streams<'_, T, S> {
         Streams {
             params: self.params.part(range.clone()),
@@ -170,7 +170,7 @@ impl<T: Real, const S: usize> Streams<'_, T, S> {
         }
     }
 
-    /// Elements `..at` and `at..`.
+    /// Splits into elements `..at` and `at..`.
     pub(crate) fn split_at(self, at: usize) -> (Self, Self) {
         let (params, params_right) = self.params.split_at(at);
         let (grads, grads_right) = self.grads.split_at(at);
@@ -194,9 +194,9 @@ impl<T: Real> Body for Split<'_, T> {
 
     #[inline(always)]
     fn run(self) {
-        // As they lie in memory, the halves of f32 numbers come apart in one shuffle.
+        // The halves of f32 numbers in memory separate in one shuffle.
         let halves: &[[u16; 2]] = bytemuck::cast_slice(self.from);
-        assert_eq!(halves.len(), self.high.len(), "what has a remainder is computed with in f32");
+        assert_eq!(halves.len(), self.high.len(), "parameters with a remainder are computed in f32");
         for ((halves, high), low) in halves.iter().zip(self.high).zip(self.low) {
             let [lower, upper] =
                 if cfg!(target_endian = "little") { *halves } else { [halves[1], halves[0]] };

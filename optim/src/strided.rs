@@ -1,9 +1,9 @@
-//! Which elements of a tensor a part of it has: runs, equally far apart.
+//! Elements of a tensor held by a part of it: runs at equal distances.
 
 use std::ops::Range;
 
-/// Elements of a tensor, by row-major index: `run` of them from `first` on, as many from `first + stride` on, and so forth. A
-/// matrix that is cut by columns leaves such a part: a run is a row's, the stride the whole row's length.
+/// Elements of a tensor by row-major index: `run` of them from `first` on, as many from `first + stride` on, and so on. A matrix cut by
+/// columns has such parts: a run for each row, with the whole row's length as stride.
 ///
 /// ```
 /// use meshstep_optim::Strided;
@@ -14,21 +14,21 @@ use std::ops::Range;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Strided {
-    /// The first element's index.
+    /// Index of the first element.
     pub first: u64,
-    /// Elements that lie together; at least 1.
+    /// Number of contiguous elements in a run; at least 1.
     pub run: u64,
-    /// From where one run begins to where the next does.
+    /// Distance from the start of one run to the start of the next.
     pub stride: u64,
 }
 
 impl Strided {
-    /// Every element of a tensor.
+    /// All elements of a tensor.
     pub const WHOLE: Strided = Strided { first: 0, run: 1 << 63, stride: 0 };
 
-    /// The index in the tensor of the element at `place` here.
+    /// Returns the index in the tensor of the element at position `place` of this part.
     pub fn index(&self, place: u64) -> u64 {
-        // A tensor that is whole costs no division.
+        // A whole tensor needs no division.
         let along = if place < self.run {
             place
         } else {
@@ -37,18 +37,18 @@ impl Strided {
         self.first.wrapping_add(along)
     }
 
-    /// Elements left of a run, from the one at `place` on.
+    /// Returns the number of elements left in a run, from position `place` on.
     fn left(self, place: u64) -> u64 {
         self.run - if place < self.run { place } else { place % self.run }
     }
 
-    /// Where `len` elements from the one at `place` on lie together, the first one's index.
+    /// Returns the index of the first of `len` elements from position `place` on, if they are contiguous.
     pub(crate) fn together(self, place: u64, len: u64) -> Option<u64> {
         (len <= self.left(place)).then(|| self.index(place))
     }
 
-    /// Cuts `len` elements, from the one at `place` on, where runs end: which of them, counted from that one, and the first
-    /// one's index in the tensor.
+    /// Splits `len` elements from position `place` on at the ends of runs. Returns for each piece its range, relative to `place`, and the
+    /// index of its first element in the tensor.
     pub(crate) fn runs(self, place: u64, len: usize) -> impl Iterator<Item = (Range<usize>, u64)> {
         let mut start = 0;
         std::iter::from_fn(move || {

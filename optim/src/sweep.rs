@@ -1,7 +1,7 @@
-//! One pass over typed memory: blocks that stay in cache, spread over the cores. The arithmetic is a rule's `Step`.
+//! One pass over typed memory, in blocks that stay in cache, distributed over the cores. The arithmetic is a rule's `Step`.
 //!
-//! What lies in memory in another form than it is computed with is converted block by block, by loops that no rule is part
-//! of: every rule is compiled for f32 and f64 alone, and the recipes are compiled once.
+//! Memory in another type than that of the computation is converted block by block, in loops independent of the rule: every rule is
+//! compiled for f32 and f64 only, and the conversions are compiled once.
 
 use crate::number::Real;
 use crate::philox::{self, Bits};
@@ -11,47 +11,47 @@ use crate::{Rounding, Segment};
 use meshstep_tensor::fetch::{LINE, fetch, fetch_line};
 use meshstep_tensor::simd::{Body, Isa};
 
-/// What one element of a rule with `S` state state goes through; the constants of one segment.
+/// Update of one element by a rule with `S` state vectors; holds the constants of one segment.
 pub(crate) trait Step<T: Real, const S: usize>: Copy + Send + Sync {
-    /// The element's new parameter and state. `#[inline(always)]`, without calls.
+    /// Returns the element's new parameter and state. `#[inline(always)]`, without calls.
     fn step(&self, p: T, g: T, s: [T; S]) -> (T, [T; S]);
 
-    /// The same, slow and obvious: the definition `step` must equal.
+    /// Slow and obvious: the definition that `step` must equal.
     fn reference(&self, p: T, g: T, s: [T; S]) -> (T, [T; S]);
 }
 
 /// Above this many elements work is split in two; below, starting a second thread costs more than it saves.
 const SPLIT_FROM: usize = 64 << 10;
 
-/// Parts that each thread finds of what is long: enough for balance. Memory is slow at the beginning of each. Measured: AdamW on
-/// 64 Mi takes 0.88 of the time that it takes in parts of `SPLIT_FROM`.
+/// Number of parts per thread for long ranges: enough for balance. Memory is slow at the beginning of each part. Measured: AdamW on 64 Mi
+/// takes 0.88 of the time with parts of `SPLIT_FROM`.
 const PARTS: usize = 8;
 
-/// Elements converted, updated, copied out and reset in turn: few enough that memory, which only the update asks for, does not
-/// stand still during the other loops. Measured: with a remainder AdamW runs at 82% of a copy's speed with twice as many.
+/// Elements converted, updated, copied out and reset in turn: few enough that the memory, which only the update prefetches, is not idle
+/// during the other loops. Measured: with a remainder AdamW runs at 82% of a copy's speed with twice as many.
 const BLOCK: usize = 1 << 9;
 
-/// Elements between two requests for memory ahead, and how far ahead: a block and further where blocks are converted first. Measured: with
-/// a root and two divisions per element AdamW runs at 82% of a copy's speed without them and at 97% with them; twice as far ahead
-/// it takes 1.03 to 1.08 of the time, and Adagrad 1.15.
+/// Elements between two prefetches, and their distance: a block and more if blocks are converted first. Measured: with a root and two
+/// divisions per element AdamW runs at 82% of a copy's speed without prefetches and at 97% with them; at twice the distance it takes 1.03
+/// to 1.08 of the time, and Adagrad 1.15.
 const GROUP: usize = 32;
 const AHEAD: usize = 256;
 const FAR_AHEAD: usize = 2 * BLOCK;
 
-/// Gradients brought near at a time where there is no state: so little arithmetic waits for two state that they come faster
-/// in turns than side by side. Measured: SGD at 97% of a copy's speed, at 72% side by side.
+/// Gradients read ahead at a time for rules without state: with so little arithmetic, reading two streams in turns is faster than side by
+/// side. Measured: SGD at 97% of a copy's speed, at 72% side by side.
 const TURN: usize = 256;
 
-/// One pass: how its elements are updated.
+/// Settings of one pass.
 pub(crate) struct Sweep<F> {
-    /// A segment's constants.
+    /// Function that returns a segment's constants.
     pub(crate) constants: F,
     pub(crate) isa: Isa,
     pub(crate) zero_grads: bool,
     pub(crate) rounding: Rounding,
 }
 
-/// Where blocks are converted; empty where none is.
+/// Buffers for converted blocks; empty if nothing is converted.
 struct Room<'r, T, const S: usize> {
     params: &'r mut [T],
     grads: &'r mut [T],
@@ -77,7 +77,7 @@ impl<F> Sweep<F> {
         }
     }
 
-    /// Halves a range that begins at `from` until it is no longer than `part`, the halves side by side.
+    /// Splits a range that begins at `from` into halves that run in parallel, until it is no longer than `part`.
     fn fork<T, C, const S: usize>(
         &self,
         from: usize,
@@ -105,7 +105,7 @@ impl<F> Sweep<F> {
         );
     }
 
-    /// Updates what of `segments` lies in a range that begins at `from`.
+    /// Updates the parts of `segments` within a range that begins at `from`.
     fn leaf<T, C, const S: usize>(&self, from: usize, streams: Streams<'_, T, S>, segments: &[Segment])
     where
         T: Real,
@@ -155,19 +155,19 @@ impl<F> Sweep<F> {
     }
 }
 
-/// One segment's elements.
+/// Update of one segment's elements.
 struct Pass<'a, C> {
     step: C,
     isa: Isa,
     zero_grads: bool,
     segment: &'a Segment,
     rounding: Rounding,
-    /// The first element, counted from the segment's.
+    /// First element, relative to the segment's start.
     offset: usize,
 }
 
 impl Segment {
-    /// Random bits for one of the state, 0 for parameters and k + 1 for state k, where rounding is by random bits.
+    /// Returns the random bits for one vector, 0 for parameters and k + 1 for state k, if rounding is stochastic.
     pub(crate) fn draw(&self, rounding: Rounding, stream: u16) -> Option<Draw> {
         let bits = Bits::new(self.key, self.t, stream);
         (rounding == Rounding::Stochastic).then_some(Draw { bits, strided: self.strided, first: self.first })
@@ -175,13 +175,13 @@ impl Segment {
 }
 
 impl<C> Pass<'_, C> {
-    /// Random bits for one of the state, from element `start` on.
+    /// Returns the random bits for one vector, from element `start` on.
     fn draw(&self, stream: usize, start: usize) -> Option<Draw> {
         let draw = self.segment.draw(self.rounding, stream as u16)?;
         Some(Draw { first: draw.first.wrapping_add((self.offset + start) as u64), ..draw })
     }
 
-    /// The definition.
+    /// Updates element by element: the definition.
     fn run_plainly<T: Real, const S: usize>(&self, mut streams: Streams<'_, T, S>)
     where
         C: Step<T, S>,
@@ -203,22 +203,22 @@ impl<C> Pass<'_, C> {
         }
     }
 
-    /// The fast loop.
+    /// Fast loop.
     fn run<T: Real, const S: usize>(&self, mut streams: Streams<'_, T, S>, room: &mut Room<'_, T, S>)
     where
         C: Step<T, S>,
     {
         let len = streams.params.len();
-        // What lies in memory as it is can be asked for without a list.
+        // Unconverted vectors can be prefetched without a list.
         let listed = !streams.are_same() || streams.copy.is_some();
         let ahead = listed.then(|| Ahead::of(&streams));
         if !listed && !self.zero_grads {
-            // One loop does it all: nothing to keep in a cache for another.
+            // A single loop does everything, so no block must stay in cache for another.
             return self.block(0, streams, room, None);
         }
         let mut start = 0;
         while start < len {
-            // Blocks end where groups of random bits do, so that none is made twice.
+            // Blocks end at the ends of groups of random bits, so that none is computed twice.
             let skip = self.draw(0, start).map_or(0, |draw| draw.index(0) % philox::GROUP as u64);
             let end = len.min(start + BLOCK - skip as usize);
             self.block(start, streams.part(start..end), room, ahead.as_ref());
@@ -257,15 +257,15 @@ impl<C> Pass<'_, C> {
     }
 }
 
-/// What will be needed some time after the first group of a pass, cache line by cache line: for other groups, so many bytes
-/// further for each element before them.
+/// Cache lines to prefetch for the first group of a pass. For later groups, each address advances by the given bytes for each element
+/// before them.
 struct Ahead {
     lines: [(*const u8, usize); Ahead::MOST],
     count: usize,
 }
 
 impl Ahead {
-    /// Lines a group asks for; a request is a hint, and more would come too late.
+    /// Maximum number of lines of a group; prefetches are hints, and more would come too late.
     const MOST: usize = 24;
 
     fn of<T: Real, const S: usize>(streams: &Streams<'_, T, S>) -> Self {
@@ -287,7 +287,7 @@ impl Ahead {
         }
     }
 
-    /// Asks for what lies as far ahead of the group at element `start`.
+    /// Prefetches the lines for the group at element `start`.
     #[inline(always)]
     fn fetch(&self, start: usize) {
         self.lines[..self.count]
@@ -296,13 +296,13 @@ impl Ahead {
     }
 }
 
-/// The elements of a block.
+/// Elements of a block.
 struct Each<'a, T, C, const S: usize> {
     step: &'a C,
     params: &'a mut [T],
     grads: &'a [T],
     state: [&'a mut [T]; S],
-    /// What to ask for, and which element of the pass is the block's first. None: the very state of the block, further on.
+    /// Lines to prefetch, and the index of the block's first element in the pass. None: prefetch the block's own vectors further on.
     ahead: Option<(&'a Ahead, usize)>,
 }
 
@@ -312,15 +312,15 @@ impl<T: Real, C: Step<T, S>, const S: usize> Body for Each<'_, T, C, S> {
     #[inline(always)]
     fn run(self) {
         let Each { step, params, grads, mut state, ahead } = self;
-        // A copy that nothing else can reach, so that it stays in registers.
+        // A local copy without other references, so that it stays in registers.
         let step = *step;
         let len = params.len();
         assert!(grads.len() == len && state.iter().all(|s| s.len() == len), "streams of one length");
         let (params, grads) = (params.as_mut_ptr(), grads.as_ptr());
         let state = state.each_mut().map(|s| s.as_mut_ptr());
-        // Pointers, because a bounds check that the compiler cannot prove away costs the loop its state.
+        // Pointers, because a bounds check that the compiler cannot remove would prevent vectorisation.
         let one = |i: usize| {
-            // SAFETY: callers below pass `i < len`, the length of every slice; they are borrowed exclusively meanwhile.
+            // SAFETY: the callers below pass `i < len`, the length of every slice, and all slices are borrowed exclusively.
             unsafe {
                 let (p, s) = step.step(*params.add(i), *grads.add(i), state.map(|s| *s.add(i)));
                 *params.add(i) = p;
@@ -333,7 +333,7 @@ impl<T: Real, C: Step<T, S>, const S: usize> Body for Each<'_, T, C, S> {
             for start in (0..len).step_by(TURN) {
                 let end = len.min(start + TURN);
                 for line in (start..end).step_by(LINE / size_of::<T>()) {
-                    // SAFETY: as above; volatile, so that it is read though nobody uses it.
+                    // SAFETY: as above; volatile, so that the compiler keeps the unused read.
                     unsafe { grads.add(line).read_volatile() };
                     fetch_line(params.wrapping_add(line + TURN).cast());
                 }

@@ -1,4 +1,4 @@
-//! Two norms of each tensor, summed over its parts: what layer-wise rules scale their steps by.
+//! Two norms of each tensor, summed over its parts, by which layer-wise rules scale their steps.
 
 use crate::norm::{self, Adder, Ahead, Extent, Source, Wide};
 use crate::number::Real;
@@ -11,8 +11,8 @@ use meshstep_tensor::simd::Body;
 use meshstep_tensor::{DType, SliceMut};
 use std::ops::Range;
 
-/// The norms of a tensor's parameters and of the direction its step would take, on their way: integers, so that adding the
-/// parts of a tensor in any order, on any number of ranks, gives the same bits.
+/// Norms in progress of a tensor's parameters and of its step's direction: integers, so the bits do not depend on the order of its parts
+/// or the number of ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorSums {
     params: NormAccumulator,
@@ -20,29 +20,29 @@ pub struct TensorSums {
 }
 
 impl TensorSums {
-    /// u64 words of one pair.
+    /// Number of u64 words of one pair.
     pub const WORDS: usize = 2 * (ExactSum::WORDS + 1);
 
-    /// The sums of nothing.
+    /// Creates the sums of no elements.
     pub fn new() -> Self {
         let zero = NormAccumulator::new(Norm::L2);
         TensorSums { params: zero.clone(), direction: zero }
     }
 
-    /// Forgets what was added.
+    /// Resets the sums.
     pub fn reset(&mut self) {
         self.params.reset();
         self.direction.reset();
     }
 
-    /// The norms of the parameters and of the direction; infinite where an element was not finite.
+    /// Returns the norms of the parameters and of the direction; infinite if an element was not finite.
     pub fn norms(&self) -> (f64, f64) {
         let finish =
             |norm: &NormAccumulator| if norm.non_finite() > 0 { f64::INFINITY } else { norm.finish() };
         (finish(&self.params), finish(&self.direction))
     }
 
-    /// Writes the pair as words; those of several ranks, added with wrapping, are the words of the whole tensor's.
+    /// Writes the pair as words. Words of several ranks, added with wrapping, are the words of the whole tensor.
     ///
     /// # Panics
     /// If there are not [`WORDS`](Self::WORDS) words.
@@ -55,7 +55,7 @@ impl TensorSums {
         }
     }
 
-    /// The pair that words stand for.
+    /// Reads a pair from its words.
     ///
     /// # Panics
     /// If there are not [`WORDS`](Self::WORDS) words.
@@ -69,8 +69,7 @@ impl TensorSums {
         TensorSums { params: norm(params), direction: norm(direction) }
     }
 
-    /// Brings the parts of all shards together, each tensor's pair with its like, in one fold. `words` is room that the
-    /// caller keeps.
+    /// Sums the parts of all shards, each tensor's pair separately, in one fold. `words` is a buffer that the caller keeps.
     ///
     /// # Panics
     /// If there are not [`WORDS`](Self::WORDS) words for each pair.
@@ -96,36 +95,36 @@ impl Default for TensorSums {
     }
 }
 
-/// The largest ratio that is used: beyond it a direction has vanished but for rounding, and f32 may overflow.
+/// Largest ratio in use: beyond it a direction has vanished except for rounding, and f32 may overflow.
 const MOST: f64 = 1e30;
 
-/// `over / under`, or 1 where that says nothing.
+/// Returns `over / under`, or 1 if the ratio is meaningless.
 pub(crate) fn usable_ratio(over: f64, under: f64) -> f64 {
     let ratio = over / under;
     if over > 0.0 && under > 0.0 && under.is_finite() && ratio <= MOST { ratio } else { 1.0 }
 }
 
-/// A step whose direction has a norm that matters.
+/// Step with a direction to take a norm of.
 pub(crate) trait Direction<T: Real, const S: usize>: Step<T, S> {
-    /// Whether the direction depends on the state, so that it is worth asking for.
+    /// True if the direction depends on the state, so that the state must be read.
     const OF_STATE: bool;
 
-    /// Where one element would go, before the learning rate. `#[inline(always)]`, without calls.
+    /// Returns the direction of one element, before the learning rate. `#[inline(always)]`, without calls.
     fn direction(&self, p: T, g: T, s: [T; S]) -> T;
 }
 
-/// Elements whose directions are computed before their norm is taken: few enough to stay in the first-level cache meanwhile.
+/// Elements with directions computed before their norm is taken: few enough to stay in the L1 cache.
 const BLOCK: usize = norm::BLOCK_LEN / 2;
 
-/// Elements between two requests for the next block, of one stream and of several: too many at once fill the processor's queue, and
-/// shorter loops leave it idle at their ends.
+/// Elements between two prefetches of the next block, for one vector and for several: too many prefetches at once fill the processor's
+/// queue, and shorter loops leave it idle at their ends.
 const GROUP: usize = 256;
 const GROUP_OF_SEVERAL: usize = 128;
 
-/// Above this many elements work is split in two; adding up two halves takes as long as measuring some thousand elements.
+/// Above this number of elements work is split in two; merging two halves takes as long as measuring some thousand elements.
 const SPLIT_FROM: usize = 1 << 20;
 
-/// Adds each segment's part to its `sums`; writes nothing else.
+/// Adds each segment's part to its pair of `sums`; only `sums` is written.
 pub(crate) fn measure<K, const S: usize>(
     kind: &K,
     rule: &dyn Rule,
@@ -172,7 +171,7 @@ where
     Ok(())
 }
 
-/// What is measured together.
+/// Vectors measured together.
 #[derive(Clone, Copy)]
 struct Views<'a, T, C, const S: usize> {
     step: C,
@@ -197,7 +196,7 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> View
         }
     }
 
-    /// The definition.
+    /// Adds element by element: the definition.
     fn add_plainly(self, sums: &mut TensorSums) {
         for i in 0..self.params.len() {
             let (p, g) = (self.params.get_plainly(i), self.grads.get_plainly(i));
@@ -207,7 +206,7 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> View
         }
     }
 
-    /// All at once where the numbers are what lies in memory, else block by converted block.
+    /// Processes all elements at once if the vectors need no conversion, else block by converted block.
     fn add_fast(self, isa: Isa, sums: &mut TensorSums) {
         let len = self.params.len();
         let same = self.params.is_same() && self.grads.is_same() && self.state.iter().all(|s| s.is_same());
@@ -222,7 +221,7 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> View
                 grads: views.grads.load(isa, &mut grads),
                 state: [&zero[..]; S],
             };
-            // A direction that does not depend on the state is not shown it.
+            // State is converted only if the direction depends on it.
             if C::OF_STATE {
                 for ((numbers, view), room) in part.state.iter_mut().zip(views.state).zip(&mut state) {
                     *numbers = view.load(isa, room);
@@ -242,7 +241,7 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> View
     }
 }
 
-/// Numbers that are measured together.
+/// Numbers measured together.
 struct Part<'a, T, C, const S: usize> {
     step: C,
     params: &'a [T],
@@ -250,7 +249,7 @@ struct Part<'a, T, C, const S: usize> {
     state: [&'a [T]; S],
 }
 
-/// The fast loop.
+/// Fast loop.
 struct Blockwise<'a, 'o, T, C, const S: usize>(Part<'a, T, C, S>, &'o mut TensorSums);
 
 impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Body
@@ -278,8 +277,8 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Body
 }
 
 impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Part<'_, T, C, S> {
-    /// Computes the directions of the elements in `range`, and how large parameters and directions are. Meanwhile asks for
-    /// the next block but its parameters.
+    /// Computes the directions of the elements in `range`, and the extents of parameters and directions. Prefetches the next block except
+    /// for its parameters.
     #[inline(always)]
     fn directions(&self, range: Range<usize>, into: &mut [T]) -> (Extent<T>, Extent<T>) {
         let len = into.len();
@@ -295,8 +294,8 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Part
                 state.iter().for_each(|s| fetch(s.wrapping_add(BLOCK + start), group));
             }
             for i in start..len.min(start + group) {
-                // SAFETY: `i < len`, the length of `range` and of `into`, which nothing else can reach. Where the state is not
-                // sliced its first element is read, of vectors of `BLOCK`.
+                // SAFETY: `i < len`, the length of `range` and of `into`, which nothing else can reach. State that is not used is read at
+                // its first element only, and its vectors have `BLOCK` elements.
                 unsafe {
                     let p = *params.add(i);
                     let direction = step.direction(

@@ -1,4 +1,4 @@
-//! Reading a vector as the numbers an update computes with.
+//! Read access to a vector as the numbers of an update.
 
 use crate::number::Real;
 use crate::remainder;
@@ -6,18 +6,18 @@ use meshstep_tensor::simd::{Body, Isa};
 use meshstep_tensor::{bf16, f16, narrow};
 use std::ops::Range;
 
-/// A vector that is read as `T`, whatever it is in memory.
+/// Vector that is read as `T`, for any type in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum View<'a, T> {
-    /// As it is.
+    /// Memory of type `T`, used without conversion.
     Same(&'a [T]),
     BF16(&'a [bf16]),
     F16(&'a [f16]),
-    /// The upper halves of f32 numbers, and the remainders.
+    /// Upper halves of f32 numbers, and the remainders.
     Halves(&'a [bf16], &'a [u16]),
 }
 
-/// Memory that will be needed: its address, and the bytes of an element.
+/// Memory to prefetch: its address, and the bytes of an element.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) first: *const u8,
@@ -25,7 +25,7 @@ pub(crate) struct Place {
 }
 
 impl<'a, T: Real> View<'a, T> {
-    /// Elements.
+    /// Returns the number of elements.
     pub(crate) fn len(self) -> usize {
         match self {
             View::Same(x) => x.len(),
@@ -34,12 +34,12 @@ impl<'a, T: Real> View<'a, T> {
         }
     }
 
-    /// Whether it lies in memory as it is computed with.
+    /// Returns true if the memory is used without conversion.
     pub(crate) fn is_same(self) -> bool {
         matches!(self, View::Same(_))
     }
 
-    /// Elements `range`.
+    /// Returns elements `range`.
     pub(crate) fn part(self, range: Range<usize>) -> Self {
         match self {
             View::Same(x) => View::Same(&x[range]),
@@ -49,7 +49,7 @@ impl<'a, T: Real> View<'a, T> {
         }
     }
 
-    /// Where element `i` lies, which may be past the end, once for each vector this is made of.
+    /// Returns the address of element `i`, which may be past the end, in each vector of this view.
     pub(crate) fn places(self, i: usize) -> [Option<Place>; 2] {
         match self {
             View::Same(x) => [Place::new(x, i), None],
@@ -59,7 +59,7 @@ impl<'a, T: Real> View<'a, T> {
         }
     }
 
-    /// Element `i`, obviously.
+    /// Returns element `i`, by the obvious way.
     pub(crate) fn get_plainly(self, i: usize) -> T {
         match self {
             View::Same(x) => x[i],
@@ -79,7 +79,7 @@ impl<'a, T: Real> View<'a, T> {
         }
     }
 
-    /// The numbers: where they are, or converted into `room`, which is long enough then.
+    /// Returns the numbers: in place, or converted into `room`, which must then be long enough.
     pub(crate) fn load<'r>(self, isa: Isa, room: &'r mut [T]) -> &'r [T]
     where
         'a: 'r,

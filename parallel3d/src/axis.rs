@@ -1,31 +1,31 @@
-//! The axes ranks are arranged along, by name.
+//! Named axes along which ranks are arranged.
 
 use std::fmt;
 use std::ops::BitOr;
 use std::str::FromStr;
 
-/// A direction of a mesh, and what its ranks share among them.
+/// Axis of a mesh: one kind of parallelism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Axis {
-    /// Pipeline stages: each has parameters of its own.
+    /// Pipeline stages: each rank has its own parameters.
     Pp,
-    /// Data: each has samples of its own. Where a mesh has `dp_replicate` and `dp_shard`, both of them.
+    /// Data: each rank has its own samples. In a mesh with `dp_replicate` and `dp_shard`, both of them together.
     Dp,
     /// Data, between groups that hold the same shards (HSDP).
     DpReplicate,
     /// Data, within a group that divides parameters or state.
     DpShard,
-    /// Context: each has a part of every sequence.
+    /// Context: each rank has a part of every sequence.
     Cp,
-    /// Tensors: each has a part of every large matrix.
+    /// Tensors: each rank has a part of every large matrix.
     Tp,
 }
 
 impl Axis {
-    /// All of them, in the order Megatron and torchtitan nest them: outermost first.
+    /// All axes in the nesting order of Megatron and torchtitan, outermost first.
     pub const ALL: [Axis; 6] = [Axis::Pp, Axis::Dp, Axis::DpReplicate, Axis::DpShard, Axis::Cp, Axis::Tp];
 
-    /// How it is written.
+    /// Returns the name of the axis in text form.
     pub fn name(self) -> &'static str {
         match self {
             Axis::Pp => "pp",
@@ -44,11 +44,11 @@ impl fmt::Display for Axis {
     }
 }
 
-/// A name that no axis has.
+/// Error for a name that no axis has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no axis is called {name:?}; there are pp, dp, dp_replicate, dp_shard, cp and tp")]
 pub struct UnknownAxis {
-    /// What was asked for.
+    /// Name that was given.
     pub name: String,
 }
 
@@ -61,30 +61,30 @@ impl FromStr for Axis {
     }
 }
 
-/// Some axes: `Axis::Dp | Axis::Cp`.
+/// Set of axes, such as `Axis::Dp | Axis::Cp`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Axes(u8);
 
 impl Axes {
-    /// No axis.
+    /// Empty set.
     pub const NONE: Axes = Axes(0);
 
-    /// Whether `axis` is one of them.
+    /// Returns true if the set contains `axis`.
     pub fn contains(self, axis: Axis) -> bool {
         self.0 & (1 << axis as u8) != 0
     }
 
-    /// Whether there are none.
+    /// Returns true if the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Each of them, in the order of [`Axis::ALL`].
+    /// Iterates over the axes in the order of [`Axis::ALL`].
     pub fn iter(self) -> impl Iterator<Item = Axis> {
         Axis::ALL.into_iter().filter(move |&axis| self.contains(axis))
     }
 
-    /// These without `others`.
+    /// Returns the set without `others`.
     pub fn without(self, others: impl Into<Axes>) -> Axes {
         Axes(self.0 & !others.into().0)
     }

@@ -1,4 +1,4 @@
-//! Checkpoints of an optimizer on a mesh: what ranks hold as boxes of whole parameters, so that any other mesh can load them.
+//! Checkpoints of an optimizer on a mesh: each rank saves boxes of whole parameters, so that any other mesh can load them.
 
 use crate::site::Site;
 use crate::{Coordinate, LocalOptimizer, Mesh, Model, Optimizer, Parameter, Piece, ShardedLbfgs};
@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl Optimizer {
-    /// [`meshstep_shard::Optimizer::save`], by all ranks of the mesh together: each element of each parameter once, whatever ranks
-    /// hold it, under the parameter's own name.
+    /// [`meshstep_shard::Optimizer::save`], by all ranks of the mesh together. Each element of each parameter is saved once, under the
+    /// parameter's own name, independent of its placement.
     ///
     /// ```
     /// # use meshstep_optim::AdamW;
@@ -56,14 +56,14 @@ impl Optimizer {
         self.inner.release_snapshot();
     }
 
-    /// [`meshstep_shard::Optimizer::load`], by all ranks of the mesh together, from any other mesh. A parameter is found under the
-    /// names that are tied to it too, here or where it was saved.
+    /// [`meshstep_shard::Optimizer::load`], by all ranks of the mesh together, from a checkpoint of any other mesh. Names of tied
+    /// parameters also match, those of this model and those of the saved one.
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
         let placing = self.placing();
         self.inner.load_placed(store, load, &placing)
     }
 
-    /// [`meshstep_shard::Optimizer::consolidate`], by all ranks of the mesh together: whole parameters, whatever they were cut into.
+    /// [`meshstep_shard::Optimizer::consolidate`], by all ranks of the mesh together: writes whole parameters, independent of their cuts.
     pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
         let placing = self.placing();
         self.inner.consolidate_placed(to, sink, &placing)
@@ -75,8 +75,7 @@ impl Optimizer {
         self.inner.export_pytorch_placed(file, to, &placing)
     }
 
-    /// [`meshstep_shard::Optimizer::import_pytorch`], by all ranks of the mesh together. A parameter is found under the names that
-    /// are tied to it too.
+    /// [`meshstep_shard::Optimizer::import_pytorch`], by all ranks of the mesh together. Names of tied parameters also match.
     pub fn import_pytorch(&mut self, file: &PyTorchFile, import: Import) -> Result<Imported, Error> {
         let placing = self.placing();
         self.inner.import_pytorch_placed(file, import, &placing)
@@ -99,7 +98,7 @@ impl Optimizer {
     }
 }
 
-/// Whole parameters and the vectors of their history, by all ranks of the mesh together, for any other mesh.
+/// Checkpoints of whole parameters and of their history vectors, by all ranks of the mesh together; any other mesh can load them.
 impl ShardedLbfgs {
     /// [`meshstep_shard::ShardedLbfgs::save`].
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
@@ -139,13 +138,14 @@ impl Site {
 }
 
 impl LocalOptimizer {
-    /// [`meshstep_shard::local::LocalOptimizer::save`], of workers on meshes: whole parameters of each, whatever its ranks hold.
+    /// [`meshstep_shard::local::LocalOptimizer::save`] for workers on meshes: saves whole parameters of each worker, independent of their
+    /// cuts.
     pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, LocalError> {
         let placing = self.placing();
         self.inner.save_placed(store, save, &placing)
     }
 
-    /// [`meshstep_shard::local::LocalOptimizer::save_async`] of the same.
+    /// [`meshstep_shard::local::LocalOptimizer::save_async`] for workers on meshes.
     pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, LocalError> {
         let placing = self.placing();
         self.inner.save_async_placed(store, save, &placing)
@@ -162,7 +162,7 @@ impl LocalOptimizer {
         self.inner.consolidate_placed(to, sink, &placing)
     }
 
-    /// [`meshstep_shard::local::LocalOptimizer::load`], of any number of workers on any other mesh.
+    /// [`meshstep_shard::local::LocalOptimizer::load`], into any number of workers on any other mesh.
     pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, LocalError> {
         let placing = self.placing();
         self.inner.load_placed(store, load, &placing)
@@ -173,7 +173,7 @@ impl LocalOptimizer {
     }
 }
 
-/// [`meshstep_shard::checkpoint::reshard`], from an optimizer on one mesh to one on another, of the same model.
+/// [`meshstep_shard::checkpoint::reshard`], from an optimizer on one mesh to an optimizer of the same model on another.
 pub fn reshard(
     via: &Arc<dyn Communicator>,
     from: Option<&mut Optimizer>,
@@ -185,7 +185,7 @@ pub fn reshard(
     reshard_placed(via, from, to)
 }
 
-/// A rank's place in a model on a mesh.
+/// Placement of a model on one rank of a mesh.
 struct Placed {
     mesh: Mesh,
     model: Model,

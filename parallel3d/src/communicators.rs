@@ -1,11 +1,11 @@
-//! A communicator for each set of axes along which ranks have something to tell each other.
+//! Communicators of a mesh: one for each set of axes along which ranks exchange data.
 
 use crate::{Axes, Error, Mesh, MeshError};
 use meshstep_comm::Communicator;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The world's communicator, and those of this rank's groups along sets of axes.
+/// World communicator, and the communicators of this rank's groups along sets of axes.
 #[derive(Clone, Debug)]
 pub struct Communicators {
     mesh: Mesh,
@@ -14,9 +14,10 @@ pub struct Communicators {
 }
 
 impl Communicators {
-    /// Splits `world` along each of `sets`, in one order whatever theirs is; sets that the mesh makes the same are one.
-    /// Collective: every rank gives the same mesh and sets. A set that spans the world is the world's communicator itself. A rank
-    /// that cannot split aborts `world`, as the others go on to their next split.
+    /// Splits `world` along each of `sets`, in an order that does not depend on the order of `sets`. Sets that span the same ranks of the
+    /// mesh share one communicator; a set that spans all ranks uses `world` itself.
+    /// Collective: every rank passes the same mesh and sets. A rank with a failed split aborts `world`, because the other ranks go on to
+    /// their next split.
     pub fn new(
         world: Arc<dyn Communicator>,
         mesh: Mesh,
@@ -37,22 +38,23 @@ impl Communicators {
         Ok(Communicators { mesh, world, along })
     }
 
-    /// The mesh they are of.
+    /// Returns the mesh.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
 
-    /// All ranks.
+    /// Returns the communicator of all ranks.
     pub fn world(&self) -> &Arc<dyn Communicator> {
         &self.world
     }
 
-    /// Those along the sets, some of which may be all ranks.
+    /// Iterates over the communicators of all sets; some may be `world`.
     pub(crate) fn all_along(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
         self.along.values()
     }
 
-    /// The ranks that share this one's coordinates but those along `axes`, which were asked for at the start.
+    /// Returns the communicator of the ranks that differ from this rank along `axes` only. [`new`](Self::new) must have been given that
+    /// set.
     pub fn along(&self, axes: impl Into<Axes>) -> Result<&Arc<dyn Communicator>, Error> {
         let axes = self.mesh.resolve(axes);
         self.along.get(&self.mesh.several(axes)).ok_or(Error::NotAlong { axes })

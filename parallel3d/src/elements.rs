@@ -1,9 +1,10 @@
-//! Which elements of a parameter a rank holds. Arithmetic only.
+//! Elements of a parameter held by a rank. Arithmetic only.
 
 use crate::Piece;
 use std::ops::Range;
 
-/// For each element a rank holds of a parameter of this shape, in the order it holds them, its row-major index in the parameter.
+/// Returns, for each element that a rank holds of a parameter of this shape, its row-major index in the parameter, in the rank's storage
+/// order.
 ///
 /// ```
 /// use meshstep_parallel3d::{Axis, Mesh, Placement, elements};
@@ -25,7 +26,7 @@ pub fn elements(shape: &[usize], pieces: &[Piece]) -> Vec<usize> {
     held
 }
 
-/// The row-major indices, in a tensor of `shape`, of what lies in a range of each dimension.
+/// Returns the row-major indices, in a tensor of `shape`, of the elements within one range per dimension.
 fn indices(shape: &[usize], ranges: &[Range<usize>]) -> Vec<usize> {
     shape.iter().zip(ranges).fold(vec![0], |outer, (extent, range)| {
         outer.iter().flat_map(|row| range.clone().map(move |i| row * extent + i)).collect()
@@ -37,7 +38,7 @@ mod tests {
     use super::*;
     use crate::{Axis, Mesh, Placement};
 
-    /// What every rank holds of a parameter of this shape.
+    /// Returns the elements that every rank holds of a parameter of this shape.
     fn held(placement: &Placement, shape: &[usize], mesh: &str) -> Vec<Vec<usize>> {
         let mesh: Mesh = mesh.parse().unwrap();
         let pieces =

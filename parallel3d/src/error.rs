@@ -1,125 +1,125 @@
-//! What can be wrong with a mesh, and with what is placed on it.
+//! Errors of meshes and of models placed on them.
 
 use crate::axis::UnknownAxis;
 use crate::{Axes, Axis, Coordinate, Mesh};
 
-/// What is wrong with a mesh, or with what is placed on it: the values, and what would work.
+/// Error of a mesh or of a placement on it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeshError {
-    /// A name that no axis has.
+    /// Name that no axis has.
     #[error(transparent)]
     UnknownAxis(#[from] UnknownAxis),
-    /// An axis without ranks.
+    /// Axis with zero ranks.
     #[error("axis {axis} has 0 ranks; leave it out, or give it 1")]
     NoRanks {
         /// The axis.
         axis: Axis,
     },
-    /// An axis is given twice.
+    /// Axis that is given twice.
     #[error("axis {axis} is given twice")]
     AxisTwice {
         /// The axis.
         axis: Axis,
     },
-    /// `dp` is given beside a part of it.
+    /// `dp` given together with one of its parts.
     #[error("axis dp is given beside {part}, which is a part of it; give dp, or dp_replicate and dp_shard")]
     DpTwice {
         /// The part.
         part: Axis,
     },
-    /// A degree for an axis that the order does not name.
+    /// Degree for an axis that the order does not name.
     #[error(
         "axis {axis} has {degree} ranks and is not in the order {order:?}; add it, as in \"tp-cp-dp-pp\""
     )]
     NotInOrder {
         /// The axis.
         axis: Axis,
-        /// Its ranks.
+        /// Degree of the axis.
         degree: usize,
         /// The order.
         order: String,
     },
-    /// Not an axis with a degree.
+    /// Text that is not an axis with a degree.
     #[error("{part:?} is no axis with its degree, such as tp=2")]
     Unreadable {
-        /// What stands there.
+        /// Text that could not be parsed.
         part: String,
     },
-    /// The degrees multiply to more than can be counted.
+    /// Product of the degrees that overflows.
     #[error("the degrees multiply to more ranks than can be counted")]
     TooManyRanks,
-    /// The degrees do not multiply to the world.
+    /// Product of the degrees that differs from the world size.
     #[error(
         "mesh {mesh} has {ranks} ranks, the world {world_size}; the degrees must multiply to {world_size}"
     )]
     WorldSize {
         /// The mesh.
         mesh: Mesh,
-        /// Its ranks.
+        /// Ranks of the mesh.
         ranks: usize,
-        /// The world's.
+        /// Ranks of the world.
         world_size: usize,
     },
-    /// A rank outside the mesh.
+    /// Rank outside the mesh.
     #[error("rank {rank} of a mesh of {world_size}")]
     NoSuchRank {
         /// The rank.
         rank: usize,
-        /// The mesh's ranks.
+        /// Ranks of the mesh.
         world_size: usize,
     },
-    /// A parameter is cut in a dimension it does not have.
+    /// Cut in a dimension that the parameter does not have.
     #[error("{name:?} is cut along {axis} in dimension {dim}, but its shape is {shape:?}")]
     NoSuchDim {
         /// The parameter.
         name: String,
-        /// Along which axis.
+        /// Axis of the cut.
         axis: Axis,
-        /// In which dimension.
+        /// Dimension of the cut.
         dim: usize,
-        /// Its shape.
+        /// Shape of the parameter.
         shape: Vec<usize>,
     },
-    /// Blocks that do not fill their dimension.
+    /// Blocks that do not add up to their dimension.
     #[error("the blocks {blocks:?} of {name:?} do not add up to dimension {dim}, which has {extent}")]
     Blocks {
         /// The parameter.
         name: String,
-        /// In which dimension.
+        /// Dimension of the blocks.
         dim: usize,
-        /// Its extent.
+        /// Extent of the dimension.
         extent: usize,
         /// The blocks.
         blocks: Vec<usize>,
     },
-    /// A dimension that does not divide.
+    /// Dimension that does not divide among the ranks.
     #[error("{extent} indices of {name:?}, dimension {dim}, do not divide among {degree} ranks along {axis}; pad to {}", extent.next_multiple_of(*degree))]
     Uneven {
         /// The parameter.
         name: String,
-        /// Along which axis.
+        /// Axis of the cut.
         axis: Axis,
-        /// Its ranks.
+        /// Ranks along the axis.
         degree: usize,
-        /// In which dimension.
+        /// Dimension of the cut.
         dim: usize,
-        /// Its extent, or that of the block that does not divide.
+        /// Extent of the dimension, or of the block that does not divide.
         extent: usize,
     },
-    /// An axis or a dimension that is cut twice.
+    /// Axis or dimension that is cut twice.
     #[error(
         "{name:?} is cut along {axis} in dimension {dim}, and one of these is cut already; an axis cuts one dimension, a dimension is cut once"
     )]
     CutTwice {
         /// The parameter.
         name: String,
-        /// Along which axis.
+        /// Axis of the second cut.
         axis: Axis,
-        /// In which dimension.
+        /// Dimension of the second cut.
         dim: usize,
     },
-    /// A gradient that is reduced along an axis on which each rank has another part of the parameter.
+    /// Gradient that is reduced along an axis on which each rank holds a different part of the parameter.
     #[error(
         "{name:?} is cut along {axis} and its gradient reduced along it; leave {axis} out of `reduced_over`"
     )]
@@ -129,7 +129,7 @@ pub enum MeshError {
         /// The axis.
         axis: Axis,
     },
-    /// A gradient of which each rank along `tp` has a part, and that is reduced along it as if each had other data.
+    /// Partial gradient along `tp` that is also reduced along `tp`, as if its ranks had different data.
     #[error(
         "{name:?} has a part of its gradient on each rank along tp and is reduced along it; leave tp out of `reduced_over`"
     )]
@@ -137,7 +137,7 @@ pub enum MeshError {
         /// The parameter.
         name: String,
     },
-    /// A parameter cut or reduced along `pp`.
+    /// Parameter that is cut or reduced along `pp`.
     #[error(
         "{name:?} is cut or reduced along pp, along which ranks have other parameters; name its stage instead"
     )]
@@ -145,75 +145,75 @@ pub enum MeshError {
         /// The parameter.
         name: String,
     },
-    /// A pipeline stage that the mesh does not have.
+    /// Pipeline stage that the mesh does not have.
     #[error("{name:?} is on pipeline stage {stage}, of {stages} along pp")]
     NoSuchStage {
         /// The parameter.
         name: String,
         /// The stage.
         stage: usize,
-        /// The mesh's.
+        /// Number of stages of the mesh.
         stages: usize,
     },
-    /// Two parameters of one name.
+    /// Two parameters with the same name.
     #[error("two parameters are called {name:?}")]
     NameTwice {
         /// The name.
         name: String,
     },
-    /// A parameter tied to one that there is not.
+    /// Parameter tied to an unknown name.
     #[error("{name:?} is tied to {to:?}, which is no parameter; add that one first")]
     TiedToNothing {
-        /// The name.
+        /// The parameter.
         name: String,
-        /// What it is tied to.
+        /// Name it is tied to.
         to: String,
     },
-    /// A parameter tied to one of another shape.
+    /// Parameter tied to one of a different shape.
     #[error("{name:?} with shape {shape:?} is tied to {to:?} with shape {of:?}; tied parameters are one")]
     TiedShapes {
-        /// The name.
+        /// The parameter.
         name: String,
-        /// Its shape.
+        /// Shape of the parameter.
         shape: Vec<usize>,
-        /// What it is tied to.
+        /// Name it is tied to.
         to: String,
-        /// The shape of that.
+        /// Shape of the parameter with that name.
         of: Vec<usize>,
     },
-    /// What a rank holds cannot be laid out.
+    /// Layout error of the parameters that a rank holds.
     #[error(transparent)]
     Layout(#[from] meshstep_tensor::Error),
 }
 
-/// What went wrong on a mesh.
+/// Error of an optimizer or a plan on a mesh.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A mesh, or what is placed on it.
+    /// Error of the mesh, or of a placement on it.
     #[error(transparent)]
     Mesh(#[from] MeshError),
-    /// No communicator was asked for along these axes.
+    /// Axes without a communicator.
     #[error("there is no communicator along {axes}; name them when the communicators are made")]
     NotAlong {
         /// The axes.
         axes: Axes,
     },
-    /// Ranks could not be split into groups.
-    #[error("splitting the ranks along {axes}")]
+    /// Failed split of the ranks into groups.
+    #[error("cannot split the ranks along {axes}")]
     Split {
         /// The axes.
         axes: Axes,
-        /// Why.
+        /// Cause of the failure.
         source: meshstep_comm::Error,
     },
-    /// A rule for a parameter that the model does not have.
+    /// Rule for a parameter that the model does not have.
     #[error("a rule names {name:?}, which is no parameter of the model")]
     UnknownParam {
         /// The name.
         name: String,
     },
-    /// A step over several pipeline stages.
+    /// Step over several pipeline stages.
     #[error(
         "the mesh has {stages} ranks along pp; a step spans one pipeline stage: make the optimizer on the ranks of each"
     )]
@@ -221,7 +221,7 @@ pub enum Error {
         /// Ranks along `pp`.
         stages: usize,
     },
-    /// Ranks that do not divide among a model's pipeline stages.
+    /// Ranks that do not divide among the model's pipeline stages.
     #[error(
         "{ranks} ranks do not divide among the {stages} pipeline stages of the model; a multiple of {stages} does"
     )]
@@ -231,61 +231,61 @@ pub enum Error {
         /// The stages.
         stages: usize,
     },
-    /// Means or weights over different ranks.
+    /// Means or weights over different sets of ranks.
     #[error(
-        "some gradients are reduced over {axes} ({ranks} ranks), others over dp x cp ({data}): neither their means nor their weights go together; use Combine::Sum"
+        "some gradients are reduced over {axes} ({ranks} ranks), others over dp x cp ({data} ranks): their means or weights cannot be combined; use Combine::Sum"
     )]
     Unequal {
         /// The axes.
         axes: Axes,
-        /// Ranks along these.
+        /// Ranks along `axes`.
         ranks: usize,
         /// Ranks along `dp` and `cp`.
         data: usize,
     },
-    /// Ranks were given different models.
+    /// Different models on different ranks.
     #[error(
         "ranks disagree on {what} along {axes}: rank 0 has {rank0}, rank {rank} ({at}) has {theirs}; give every rank the same model"
     )]
     Models {
-        /// Which parameter, by its place in the model.
+        /// The parameter, by its position in the model.
         what: String,
-        /// Rank 0's: name, shape, type and placement.
+        /// Value on rank 0: name, shape, type and placement.
         rank0: String,
-        /// The first rank with another one.
+        /// First rank with a different value.
         rank: usize,
-        /// Where it sits.
+        /// Coordinate of that rank.
         at: Coordinate,
-        /// Along which axes it is away from rank 0.
+        /// Axes along which that rank differs from rank 0.
         axes: Axes,
-        /// What it has.
+        /// Value on that rank.
         theirs: String,
     },
-    /// Ranks that share a micro-batch have given it different weights; no rank has taken the step.
+    /// Different weights for one micro-batch on the ranks that share it; no rank has taken the step.
     #[error(
-        "ranks {} and {} compute the same micro-batches, as they differ along {axes} alone, and have weighed them \
+        "ranks {} and {} compute the same micro-batches, as they differ along {axes} alone, but weighed them \
          differently, {} and {} in all; give the same weight along every axis but dp and cp", ranks[0], ranks[1], weights[0], weights[1]
     )]
     Weights {
-        /// The two lowest that differ.
+        /// The two lowest ranks that differ.
         ranks: [usize; 2],
-        /// Along which axes.
+        /// Axes along which the two ranks differ.
         axes: Axes,
-        /// The sums of their weights.
+        /// Sums of their weights.
         weights: [u64; 2],
     },
-    /// Ranks that should hold the same do not, or a rank no longer holds what it wrote.
+    /// Different bits on ranks that should hold the same, or a rank with bits that changed since it wrote them.
     #[error(transparent)]
     Differs(Box<crate::Differs>),
-    /// A difference that cannot be repaired: no majority of at least three ranks holds one thing.
+    /// Difference that cannot be repaired: no majority of at least three ranks holds the same bits.
     #[error(
-        "{0}; what three ranks or more hold, and more than half of them alike, can be repaired; nothing was changed"
+        "{0}; repair needs at least three ranks, more than half of them with the same bits; nothing was changed"
     )]
     NoMajority(Box<crate::Differs>),
-    /// Memory could not be had or viewed.
+    /// Failed allocation or view of memory.
     #[error(transparent)]
     Tensor(#[from] meshstep_tensor::Error),
-    /// The optimizer on one group.
+    /// Error of the optimizer on one group.
     #[error(transparent)]
     Shard(#[from] meshstep_shard::Error),
 }

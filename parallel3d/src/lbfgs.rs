@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
-/// [`Lbfgs`] on the parameters of a model on a mesh: each rank holds the history of what it owns of the parts that it has.
+/// [`Lbfgs`] for a model on a mesh: each rank holds the history of the elements that it owns.
 ///
-/// Gradients become whole as those of an [`Optimizer`] do. Every product counts each element of the whole parameters once, wherever it
-/// is held, so that all meshes and stages take the same steps where their gradients are the same. Of ranks that compute the same
-/// micro-batch (those that differ along `tp` alone) the first one's loss counts.
+/// Gradients are reduced as in an [`Optimizer`]. Every dot product counts each element of the whole parameters once, independent of its
+/// placement, so all meshes and stages take the same steps if their gradients are the same. Ranks that differ along `tp` only compute the
+/// same micro-batch; the loss of the first of them counts.
 ///
 /// ```
 /// use meshstep_optim::{Lbfgs, LineSearch};
@@ -22,7 +22,7 @@ type Failed = Box<dyn std::error::Error + Send + Sync>;
 /// use meshstep_shard::Options;
 /// use meshstep_tensor::{DType, Slice, SliceMut};
 ///
-/// // Four elements, two on each rank along tp; the ranks along dp pull towards 0 and 2, so that their mean is least at 1.
+/// // Four elements, two on each rank along tp. The ranks along dp pull towards 0 and 2, so their mean has its minimum at 1.
 /// let model = Model::builder().param("w", &[4], DType::F64, Placement::whole().cut(Axis::Tp, 0)).build()?;
 /// let ends = meshstep_comm::loopback::spawn(4, |world| -> Result<Vec<f64>, Error> {
 ///     let rule = Lbfgs { line_search: LineSearch::StrongWolfe, ..Lbfgs::default() };
@@ -32,7 +32,7 @@ type Failed = Box<dyn std::error::Error + Send + Sync>;
 ///     opt.minimize(|mb| {
 ///         let w = mb.param("w")?.typed::<f64>()?;
 ///         mb.grad("w", &w.iter().map(|w| w - target).collect::<Vec<_>>()[..])?;
-///         // Ranks along tp have the same loss, of all elements; both halves of these are alike.
+/// // Ranks along tp must return the same loss, over all elements; here both halves have equal losses.
 ///         Ok::<_, meshstep_shard::Error>(w.iter().map(|w| (w - target).powi(2)).sum())
 ///     })?;
 ///     Ok(opt.param("w")?.typed::<f64>()?.to_vec())
@@ -48,8 +48,8 @@ pub struct ShardedLbfgs {
 }
 
 impl ShardedLbfgs {
-    /// An optimizer for `model` on `mesh`, which `world` is arranged as. Collective: every rank passes the same. `initial` is asked as
-    /// by [`Optimizer::new`]; options are those of [`meshstep_shard::ShardedLbfgs::new`].
+    /// Creates an optimizer for `model` on `mesh`, the arrangement of `world`. Collective: every rank passes the same arguments.
+    /// `initial` works as in [`Optimizer::new`]; options are those of [`meshstep_shard::ShardedLbfgs::new`].
     pub fn new(
         world: Arc<dyn Communicator>,
         mesh: Mesh,
@@ -89,47 +89,47 @@ impl ShardedLbfgs {
         self.inner.step_watched(closure, each).map_err(|error| self.site.located(error))
     }
 
-    /// [`meshstep_shard::ShardedLbfgs::verify`], which tells a difference as [`Optimizer::verify`] does.
+    /// [`meshstep_shard::ShardedLbfgs::verify`], which reports a difference as [`Optimizer::verify`] does.
     pub fn verify(&mut self) -> Result<Verified, Error> {
         self.inner.verify().map_err(|error| self.site.located(error))
     }
 
-    /// What this rank has of a parameter.
+    /// Returns this rank's part of a parameter.
     pub fn param(&self, name: &str) -> Result<Slice<'_>, meshstep_shard::Error> {
         self.inner.param(name)
     }
 
-    /// [`meshstep_shard::Optimizer::gather`], where parameters are sharded.
+    /// [`meshstep_shard::Optimizer::gather`], for sharded parameters.
     pub fn gather(&self, unit: &str) -> Result<Gathered<'_>, meshstep_shard::Error> {
         self.inner.gather(unit)
     }
 
-    /// What this rank has of all parameters.
+    /// Iterates over this rank's parts of all parameters.
     pub fn params(&self) -> impl Iterator<Item = &Param> {
         self.inner.params()
     }
 
-    /// History and progress.
+    /// Returns the history and the progress.
     pub fn state(&self) -> &LbfgsState {
         self.inner.state()
     }
 
-    /// The optimizer that evaluations go through, to be read.
+    /// Returns the optimizer that carries out the evaluations, for reading.
     pub fn optimizer(&self) -> &meshstep_shard::Optimizer {
         self.inner.optimizer()
     }
 
-    /// What every rank holds and sends in a step of a rule without state; the history comes on top.
+    /// Returns the plan of a step with a rule without state; the history comes on top.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     pub fn mesh(&self) -> &Mesh {
         self.site.mesh()
     }
 
-    /// Where this rank sits on it.
+    /// Returns this rank's coordinate.
     pub fn coordinate(&self) -> &Coordinate {
         &self.site.coordinate
     }

@@ -1,19 +1,19 @@
-//! Meshes of tensor-, context- and data-parallel ranks, and what of a model and its optimizer lives where on them.
+//! Meshes of tensor-, context- and data-parallel ranks, the placement of a model on them, and the sharded optimizer step.
 //!
-//! | type | what it is |
+//! | type | purpose |
 //! |---|---|
-//! | [`Mesh`] | ranks along named axes: coordinates, groups of any set of axes |
-//! | [`Placement`] | where a parameter lies: cut along axes or whole, and how its gradient becomes whole |
-//! | [`Model`] | parameters and their placements; what of them a rank holds, by [`Family`] |
-//! | [`Plan`] | who stores, updates and sends what, in bytes, before there is a rank; [`Plan::search`] finds the ones that fit |
-//! | [`Optimizer`] | the sharded step on a mesh, decided by all its ranks together |
+//! | [`Mesh`] | ranks along named axes: coordinates, groups along any set of axes |
+//! | [`Placement`] | placement of a parameter: its cuts along axes, and the reduction of its gradient |
+//! | [`Model`] | parameters and their placements; the part held by each rank, by [`Family`] |
+//! | [`Plan`] | storage, updates and traffic of every rank in bytes, before any rank starts; [`Plan::search`] finds plans that fit |
+//! | [`Optimizer`] | sharded step on a mesh, decided by all its ranks together |
 //! | [`ShardedLbfgs`] | L-BFGS on a mesh |
-//! | [`LocalOptimizer`], [`replicas`] | replicas of a mesh that step alone and meet seldom |
-//! | [`Verified`], [`Differs`] | what a verification came to: replicas compared by bits |
-//! | [`Communicators`] | one communicator for each set of axes that is needed |
-//! | [`elements`] | which elements of a parameter a rank holds |
-//! | `reshard` (of the feature `checkpoint`) | from one mesh to another without a file |
-//! | `candle` (a feature) | layers of a network that is spread over a mesh |
+//! | [`LocalOptimizer`], [`replicas`] | replicas of a mesh that step alone and exchange seldom |
+//! | [`Verified`], [`Differs`] | result of a verification: replicas compared by bits |
+//! | [`Communicators`] | one communicator for each set of axes in use |
+//! | [`elements`] | elements of a parameter held by a rank |
+//! | `reshard` (feature `checkpoint`) | moves state from one mesh to another without a file |
+//! | `candle` (feature) | layers of a network that is distributed over a mesh |
 
 mod axis;
 #[cfg(feature = "candle")]

@@ -1,4 +1,4 @@
-//! Replicas of a mesh that step alone and meet seldom: each a worker, whose ranks divide what it holds.
+//! Replicas of a mesh that step alone and exchange seldom. Each replica is a worker; its ranks divide the parameters.
 
 use crate::site::Site;
 use crate::{Axis, Coordinate, Error, Mesh, Model, Optimizer, RankPlan};
@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 type Inner = meshstep_shard::local::LocalOptimizer;
 
-/// The workers of a mesh: its places along `dp_replicate`.
+/// Splits `world` into workers, one for each index along `dp_replicate`.
 ///
-/// Ranks with one place there are a worker, arranged as the rest of the mesh. They get its communicator, that rest, and whom they
-/// exchange with: the ranks that differ along `dp_replicate` alone. Collective over `world`; every error is every rank's.
+/// Returns to each rank the communicator of its worker, the worker's mesh (`mesh` without `dp_replicate`), and its exchange group: the
+/// ranks that differ along `dp_replicate` only. Collective over `world`; every rank gets the same error.
 pub fn replicas(
     world: Arc<dyn Communicator>,
     mesh: &Mesh,
@@ -31,11 +31,11 @@ pub fn replicas(
     Ok((inside, mesh.replica(), workers))
 }
 
-/// A worker on a mesh of its own that exchanges with others by a plan: [`meshstep_shard::local::LocalOptimizer`], of an
+/// Worker on a mesh of its own that exchanges with other workers by a plan: [`meshstep_shard::local::LocalOptimizer`] over an
 /// [`Optimizer`].
 ///
-/// What a plan chooses is of the model: a part of its elements is of the same parameters however they are cut. Each rank exchanges
-/// what it owns with the ranks at its place in other workers; what ranks along `tp` hold alike stays alike.
+/// A plan selects elements of the model, so a selection covers the same parameters independent of their cuts. Each rank exchanges its
+/// owned elements with the ranks at the same coordinate in other workers; values that are equal on all ranks along `tp` stay equal.
 ///
 /// ```
 /// use meshstep_optim::AdamW;
@@ -69,13 +69,13 @@ pub struct LocalOptimizer {
 }
 
 impl LocalOptimizer {
-    /// [`meshstep_shard::local::LocalOptimizer::new`] of an optimizer on the worker's ranks. Collective over all ranks of all workers.
+    /// [`meshstep_shard::local::LocalOptimizer::new`] over an optimizer on the worker's ranks. Collective over all ranks of all workers.
     pub fn new(inner: Optimizer, workers: Workers, plan: LocalPlan) -> Result<Self, LocalError> {
         let plan = first_names(&plan, &inner.site.model);
         Self::of(inner, |inner| Inner::new(inner, workers, plan))
     }
 
-    /// [`meshstep_shard::local::LocalOptimizer::join`], on rank 0 of a worker that comes and goes.
+    /// [`meshstep_shard::local::LocalOptimizer::join`], called by rank 0 of a worker of an elastic run.
     pub fn join(
         inner: Optimizer,
         plan: LocalPlan,
@@ -86,7 +86,7 @@ impl LocalOptimizer {
         Self::of(inner, |inner| Inner::join(inner, plan, member, connect))
     }
 
-    /// [`meshstep_shard::local::LocalOptimizer::join_through_rank0`], on the worker's other ranks.
+    /// [`meshstep_shard::local::LocalOptimizer::join_through_rank0`], called by the worker's other ranks.
     pub fn join_through_rank0(
         inner: Optimizer,
         plan: LocalPlan,
@@ -104,17 +104,17 @@ impl LocalOptimizer {
         Ok(LocalOptimizer { inner: make(inner)?, site })
     }
 
-    /// The worker's mesh.
+    /// Returns the worker's mesh.
     pub fn mesh(&self) -> &Mesh {
         self.site.mesh()
     }
 
-    /// Where this rank sits on it.
+    /// Returns this rank's coordinate in the worker's mesh.
     pub fn coordinate(&self) -> &Coordinate {
         &self.site.coordinate
     }
 
-    /// The parameters.
+    /// Returns the model.
     pub fn model(&self) -> &Model {
         &self.site.model
     }
@@ -173,7 +173,7 @@ impl LocalOptimizer {
     }
 }
 
-/// The plan with the first names of parameters that are tied.
+/// Returns the plan with each tied name replaced by the parameter's first name.
 fn first_names(plan: &LocalPlan, model: &Model) -> LocalPlan {
     let first = |name: &mut String| {
         if let Some(parameter) = model.get(name) {
@@ -187,7 +187,7 @@ fn first_names(plan: &LocalPlan, model: &Model) -> LocalPlan {
     })
 }
 
-/// What there is to read. What changes it is among the methods here.
+/// Read access to the inner optimizer. Mutating methods are on this type.
 impl Deref for LocalOptimizer {
     type Target = Inner;
 
@@ -197,15 +197,16 @@ impl Deref for LocalOptimizer {
 }
 
 impl Optimizer {
-    /// What a worker with this optimizer says of itself when it joins ([`LocalPlan::digest`]).
+    /// Returns the digest that a worker with this optimizer presents when it joins ([`LocalPlan::digest`]).
     pub fn digest(&self, plan: &LocalPlan) -> Digest {
         first_names(plan, &self.site.model).digest(&self.inner)
     }
 }
 
 impl RankPlan<'_> {
-    /// What this rank of a worker sends to others by `plan` in `steps`: as rank `across` of those at its place, one of each worker,
-    /// and rank `world` of all ranks of all workers. Exactly what its communicators count.
+    /// Returns the bytes that this rank of a worker sends to other workers by `plan` in `steps`. `across` is its position among the ranks
+    /// at its coordinate, one of each worker; `world` its position among all ranks of all workers. The result equals the counts of its
+    /// communicators.
     pub fn local_traffic(
         &self,
         plan: &LocalPlan,

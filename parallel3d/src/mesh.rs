@@ -1,10 +1,10 @@
-//! Which rank sits where: ranks to coordinates and back, and the ranks that share all coordinates but some. Arithmetic only.
+//! Mesh arithmetic: rank to coordinate and back, and groups of ranks that share all other coordinates.
 
 use crate::{Axes, Axis, MeshError};
 use std::fmt;
 use std::str::FromStr;
 
-/// Ranks arranged along named axes, in row-major order: the last axis is the one along which ranks are neighbours.
+/// Ranks arranged along named axes, in row-major order: ranks are neighbours along the last axis.
 ///
 /// ```
 /// use meshstep_parallel3d::{Axis, Mesh};
@@ -18,25 +18,25 @@ use std::str::FromStr;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {
-    /// Outermost first, none twice, no degree 0.
+    /// Axes, outermost first; no axis twice, no degree 0.
     axes: Vec<(Axis, usize)>,
 }
 
-/// Where a rank sits along each axis of its mesh.
+/// Position of a rank along each axis of its mesh.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Coordinate(Vec<(Axis, usize)>);
 
-/// Ranks that share all coordinates but those along some axes, ascending.
+/// Ranks that differ only along some axes, ascending.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// The rank whose free coordinates are all 0.
+    /// Rank with all free coordinates 0.
     first: usize,
     /// Degree and stride of each free axis, outermost first.
     free: Vec<(usize, usize)>,
 }
 
 impl Mesh {
-    /// The axes with their degrees, outermost first, as PyTorch's `init_device_mesh` has them.
+    /// Creates a mesh from axes with their degrees, outermost first, as in PyTorch's `init_device_mesh`.
     pub fn new(axes: impl IntoIterator<Item = (Axis, usize)>) -> Result<Mesh, MeshError> {
         let mesh = Mesh { axes: axes.into_iter().collect() };
         let mut world_size = 1usize;
@@ -56,8 +56,8 @@ impl Mesh {
         }
     }
 
-    /// The axes in Megatron's order, the one along which ranks are neighbours first: `"tp-cp-dp-pp"`. An axis without a degree
-    /// has 1; one with another degree must be in the order.
+    /// Creates a mesh with axes in Megatron's order, innermost first: `"tp-cp-dp-pp"`. An axis without a degree has degree 1; an axis
+    /// with a degree above 1 must be in the order.
     pub fn megatron(
         order: &str,
         degrees: impl IntoIterator<Item = (Axis, usize)>,
@@ -78,7 +78,7 @@ impl Mesh {
         Mesh::new(axes)
     }
 
-    /// The mesh, if it has `world_size` ranks.
+    /// Returns the mesh if it has `world_size` ranks.
     pub fn of(self, world_size: usize) -> Result<Mesh, MeshError> {
         match self.world_size() {
             ranks if ranks == world_size => Ok(self),
@@ -86,29 +86,29 @@ impl Mesh {
         }
     }
 
-    /// The axes with their degrees, outermost first.
+    /// Returns the axes with their degrees, outermost first.
     pub fn axes(&self) -> &[(Axis, usize)] {
         &self.axes
     }
 
-    /// All ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.axes.iter().map(|(_, degree)| degree).product()
     }
 
-    /// The mesh of one replica: what `dp_replicate` repeats.
+    /// Returns the mesh of one replica: all axes except `dp_replicate`.
     pub fn replica(&self) -> Mesh {
         let axes = self.axes.iter().filter(|(axis, _)| *axis != Axis::DpReplicate);
         Mesh { axes: axes.copied().collect() }
     }
 
-    /// Ranks along `axes` together; 1 along an axis the mesh does not have.
+    /// Returns the number of ranks along `axes` together. An axis that the mesh does not have counts as 1.
     pub fn degree(&self, axes: impl Into<Axes>) -> usize {
         let axes = self.resolve(axes);
         self.axes.iter().filter(|(axis, _)| axes.contains(*axis)).map(|(_, degree)| degree).product()
     }
 
-    /// Those of `axes` that the mesh has; for `dp`, both of its parts where it is in two.
+    /// Returns the subset of `axes` that the mesh has. `dp` resolves to both of its parts if the mesh has them.
     pub fn resolve(&self, axes: impl Into<Axes>) -> Axes {
         let axes = axes.into();
         let parts = if axes.contains(Axis::Dp) { Axis::DpReplicate | Axis::DpShard } else { Axes::NONE };
@@ -116,31 +116,31 @@ impl Mesh {
         self.axes.iter().map(|&(axis, _)| axis).filter(|&axis| wanted.contains(axis)).collect()
     }
 
-    /// All axes.
+    /// Returns all axes.
     pub(crate) fn all(&self) -> Axes {
         self.axes.iter().map(|&(axis, _)| axis).collect()
     }
 
-    /// Those of `axes` along which there are several ranks: the others make no difference.
+    /// Returns the subset of `axes` with more than one rank; axes of one rank do not affect a group.
     pub(crate) fn several(&self, axes: Axes) -> Axes {
         axes.iter().filter(|&axis| self.degree(axis) > 1).collect()
     }
 
-    /// Where `rank` sits.
+    /// Returns the coordinate of `rank`.
     pub fn coordinate(&self, rank: usize) -> Result<Coordinate, MeshError> {
         self.check(rank)?;
         let place = |(axis, degree, stride): (Axis, usize, usize)| (axis, rank / stride % degree);
         Ok(Coordinate(self.strides().map(place).collect()))
     }
 
-    /// Where `coordinate` is along `axis`; for `dp` in two parts, along both together.
+    /// Returns the index of `coordinate` along `axis`. If the mesh splits `dp` into two parts, the index along `dp` spans both.
     pub fn place(&self, coordinate: &Coordinate, axis: Axis) -> usize {
         let axes = self.resolve(axis);
         let parts = self.axes.iter().filter(|(axis, _)| axes.contains(*axis));
         parts.fold(0, |place, &(axis, degree)| place * degree + coordinate.along(axis))
     }
 
-    /// The rank that sits there. Coordinates along axes the mesh does not have do not count, missing ones are 0.
+    /// Returns the rank at `coordinate`. Coordinates along axes that the mesh does not have are ignored; missing ones are 0.
     ///
     /// # Panics
     /// If a coordinate is not below the axis' degree.
@@ -153,7 +153,7 @@ impl Mesh {
         self.strides().map(part).sum()
     }
 
-    /// The ranks that share `rank`'s coordinates but those along `axes`, itself among them.
+    /// Returns the group of `rank` along `axes`: the ranks that share all its other coordinates, including `rank`.
     pub fn group(&self, rank: usize, axes: impl Into<Axes>) -> Result<Group, MeshError> {
         self.check(rank)?;
         let axes = self.resolve(axes);
@@ -165,13 +165,13 @@ impl Mesh {
         Ok(Group { first, free })
     }
 
-    /// Where `rank` is in its group along `axes`, which the mesh has.
+    /// Returns the index of `rank` in its group along `axes`, which the mesh must have.
     pub(crate) fn seat(&self, rank: usize, axes: Axes) -> usize {
         let along = self.strides().filter(|&(axis, ..)| axes.contains(axis));
         along.fold(0, |seat, (_, degree, stride)| seat * degree + rank / stride % degree)
     }
 
-    /// All groups along `axes`, by their first ranks: every rank is in one.
+    /// Iterates over all groups along `axes`, ordered by their first ranks. Every rank is in exactly one.
     pub fn groups(&self, axes: impl Into<Axes>) -> impl Iterator<Item = Group> {
         let axes = self.resolve(axes);
         let group = move |rank| self.group(rank, axes).ok().filter(|group| group.first == rank);
@@ -187,7 +187,7 @@ impl Mesh {
         if rank < world_size { Ok(()) } else { Err(MeshError::NoSuchRank { rank, world_size }) }
     }
 
-    /// Axis, degree and the distance between neighbours along it, outermost first.
+    /// Iterates over axis, degree and rank distance between neighbours, outermost first.
     fn strides(&self) -> impl Iterator<Item = (Axis, usize, usize)> {
         let mut inner = self.world_size();
         self.axes.iter().map(move |&(axis, degree)| {
@@ -197,7 +197,7 @@ impl Mesh {
     }
 }
 
-/// `tp=2,cp=2,dp=2`: degrees by name, in any order of writing; nested as Megatron does by default, `tp-cp-dp-pp`.
+/// Parses `tp=2,cp=2,dp=2`: degrees by name, written in any order, nested in Megatron's default order `tp-cp-dp-pp`.
 impl FromStr for Mesh {
     type Err = MeshError;
 
@@ -225,13 +225,13 @@ impl fmt::Display for Mesh {
 }
 
 impl Coordinate {
-    /// The place along `axis`: 0 along one that the mesh does not have, as `dp` where it is in two parts, along which
-    /// [`Mesh::place`] tells.
+    /// Returns the index along `axis`, or 0 if the mesh does not have it. `dp` counts as missing in a mesh with its two parts; use
+    /// [`Mesh::place`] there.
     pub fn along(&self, axis: Axis) -> usize {
         self.0.iter().find(|&&(own, _)| own == axis).map_or(0, |&(_, at)| at)
     }
 
-    /// The same with another place along `axis`, one that the mesh has.
+    /// Returns the coordinate with another index along `axis`, which the mesh must have.
     pub fn with(mut self, axis: Axis, at: usize) -> Coordinate {
         match self.0.iter_mut().find(|(own, _)| *own == axis) {
             Some((_, place)) => *place = at,
@@ -240,7 +240,7 @@ impl Coordinate {
         self
     }
 
-    /// Whether it is 0 along all of `axes`: the one of its group that stands for all.
+    /// Returns true if the index is 0 along all of `axes`: the rank that represents its group.
     pub fn is_first(&self, axes: impl Into<Axes>) -> bool {
         let axes = axes.into();
         let parts = if axes.contains(Axis::Dp) { Axis::DpReplicate | Axis::DpShard } else { Axes::NONE };
@@ -256,18 +256,18 @@ impl fmt::Display for Coordinate {
 }
 
 impl Group {
-    /// Ranks in it.
+    /// Returns the number of ranks in the group.
     #[allow(clippy::len_without_is_empty, reason = "a group has its own rank at least")]
     pub fn len(&self) -> usize {
         self.free.iter().map(|(degree, _)| degree).product()
     }
 
-    /// Its ranks, ascending.
+    /// Iterates over the ranks of the group, ascending.
     pub fn ranks(&self) -> impl Iterator<Item = usize> {
         (0..self.len()).map(|place| self.rank(place))
     }
 
-    /// The rank at `place`.
+    /// Returns the rank at index `place`.
     ///
     /// # Panics
     /// If `place` is not below [`len`](Self::len).
@@ -282,7 +282,7 @@ impl Group {
         self.first + parts.sum::<usize>()
     }
 
-    /// Where `rank` is in it, if it is.
+    /// Returns the index of `rank` in the group, or `None` if it is not a member.
     pub fn place(&self, rank: usize) -> Option<usize> {
         let place = self.free.iter().fold(0, |place, &(degree, stride)| {
             place * degree + rank.saturating_sub(self.first) / stride % degree

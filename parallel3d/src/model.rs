@@ -1,34 +1,34 @@
-//! The parameters of a model and where they lie, and what of it one rank holds. Arithmetic only.
+//! Parameters of a model with their placements, and the part held by one rank. Arithmetic only.
 
 use crate::{Axis, Coordinate, Mesh, MeshError, Placement, Sharing};
 use meshstep_tensor::{DType, Layout, LayoutBuilder};
 use std::collections::HashMap;
 
-/// A parameter of a model.
+/// Parameter of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// The name gradients and checkpoints find it by.
+    /// Name in gradients and checkpoints.
     pub name: String,
-    /// Its dimensions on a single device.
+    /// Shape on a single device.
     pub shape: Vec<usize>,
-    /// Its element type.
+    /// Element type.
     pub dtype: DType,
-    /// Where it lies.
+    /// Placement on the mesh.
     pub placement: Placement,
-    /// Its pipeline stage.
+    /// Pipeline stage.
     pub stage: usize,
-    /// What it is gathered with, where parameters are sharded.
+    /// Unit in which the parameter is gathered if parameters are sharded.
     pub unit: Option<String>,
 }
 
-/// Parameters in the order a forward pass uses them, each once whatever it is called.
+/// Parameters in the order of the forward pass. A tied parameter appears once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
     parameters: Vec<Parameter>,
     names: HashMap<String, usize>,
 }
 
-/// Collects parameters for a [`Model`]; what is wrong is said by [`build`](Self::build).
+/// Builder of a [`Model`]; [`build`](Self::build) reports errors.
 #[derive(Clone, Debug, Default)]
 pub struct ModelBuilder {
     parameters: Vec<Parameter>,
@@ -37,34 +37,34 @@ pub struct ModelBuilder {
     unit: Option<String>,
 }
 
-/// Parameters that the same ranks share in the same way, and so travel together.
+/// Parameters with the same sharing, which therefore travel together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Family {
-    /// Which ranks share them.
+    /// Sharing of the parameters.
     pub sharing: Sharing,
-    /// What each rank holds.
+    /// Layout of the parts that each rank holds.
     pub layout: Layout,
-    /// Where these parameters stand among the model's.
+    /// Positions of these parameters in the model.
     pub positions: Vec<usize>,
 }
 
 impl Model {
-    /// A model without parameters, to add to.
+    /// Returns the builder of an empty model.
     pub fn builder() -> ModelBuilder {
         ModelBuilder::default()
     }
 
-    /// Its parameters, in the order they were given.
+    /// Returns the parameters in the order they were added.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
 
-    /// The parameter of this name, or tied to it.
+    /// Returns the parameter with this name, or with a name tied to it.
     pub fn get(&self, name: &str) -> Option<&Parameter> {
         self.names.get(name).map(|&i| &self.parameters[i])
     }
 
-    /// The other names of tied parameters, each with the first, in the order of the alphabet.
+    /// Returns the other names of tied parameters, each with the first name, in alphabetical order.
     pub fn tied(&self) -> Vec<(&str, &str)> {
         let names = self.names.iter().map(|(name, &i)| (name.as_str(), self.parameters[i].name.as_str()));
         let mut tied: Vec<_> = names.filter(|(name, first)| name != first).collect();
@@ -72,8 +72,8 @@ impl Model {
         tied
     }
 
-    /// Another name of a parameter before the first unit that is also a unit's: where parameters are sharded, it would be that
-    /// of two.
+    /// Returns an alias of a parameter outside all units that is also the name of a unit. With sharded parameters such a name would
+    /// denote two things to gather.
     pub(crate) fn gathered_twice(&self) -> Option<&str> {
         let mut tied = self.tied().into_iter().filter_map(|(alias, name)| Some((alias, self.get(name)?)));
         let unit = |alias: &str, stage| {
@@ -82,18 +82,18 @@ impl Model {
         tied.find(|(alias, p)| p.unit.is_none() && unit(alias, p.stage)).map(|(alias, _)| alias)
     }
 
-    /// Elements of all parameters together, as far as 64 bits count; what is tied counts once.
+    /// Returns the number of elements of all parameters together, saturating at 64 bits. Tied parameters count once.
     pub fn len(&self) -> u64 {
         let elements = |p: &Parameter| p.shape.iter().fold(1u64, |all, &n| all.saturating_mul(n as u64));
         self.parameters.iter().fold(0, |all: u64, p| all.saturating_add(elements(p)))
     }
 
-    /// Whether there are no elements.
+    /// Returns true if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What the rank at `coordinate` holds, by the ways ranks share it. It depends on the pipeline stage alone.
+    /// Returns the part held by the rank at `coordinate`, grouped by sharing. It depends only on the pipeline stage.
     pub fn families(&self, mesh: &Mesh, coordinate: &Coordinate) -> Result<Vec<Family>, MeshError> {
         let stages = mesh.degree(Axis::Pp);
         let mut families: Vec<(Sharing, LayoutBuilder, Vec<usize>)> = Vec::new();
@@ -110,7 +110,7 @@ impl Model {
             let sharing = placement.sharing(mesh);
             if let Some(unit) = unit.as_ref().filter(|unit| units.last() != Some(unit)) {
                 units.push(unit);
-                // So that all layouts have the units in the model's order.
+                // All layouts list the units in the model's order.
                 families.iter_mut().for_each(|(_, layout, _)| *layout = std::mem::take(layout).unit(unit));
             }
             let known = families.iter().position(|(other, ..)| *other == sharing);
@@ -131,7 +131,7 @@ impl Model {
 }
 
 impl ModelBuilder {
-    /// Adds a parameter, to the pipeline stage of the one before it.
+    /// Adds a parameter to the current pipeline stage.
     pub fn param(
         mut self,
         name: impl Into<String>,
@@ -144,24 +144,25 @@ impl ModelBuilder {
         self
     }
 
-    /// What follows is on pipeline stage `stage`.
+    /// Sets the pipeline stage of the parameters that follow.
     pub fn stage(self, stage: usize) -> Self {
         ModelBuilder { stage, ..self }
     }
 
-    /// What follows is gathered together where parameters are sharded, up to the next unit: a block of the model.
+    /// Begins a unit: the parameters up to the next unit, typically a block of the model, are gathered together if parameters are
+    /// sharded.
     pub fn unit(self, name: impl Into<String>) -> Self {
         ModelBuilder { unit: Some(name.into()), ..self }
     }
 
-    /// Another name for a parameter that was added: it is held, counted, decayed, updated and saved once, under its first name.
-    /// Rules, gradients and whatever asks an optimizer for a parameter may use either; a micro-batch takes one gradient of both.
+    /// Adds another name for a parameter added before. The parameter is held, counted, decayed, updated and saved once, under its first
+    /// name. Rules, gradients and lookups may use either name; a micro-batch takes one gradient for both.
     pub fn tied(mut self, name: impl Into<String>, to: impl Into<String>, shape: &[usize]) -> Self {
         self.tied.push((name.into(), to.into(), shape.to_vec()));
         self
     }
 
-    /// The model, or the first thing wrong with it.
+    /// Returns the model, or the first error.
     pub fn build(self) -> Result<Model, MeshError> {
         let mut names = HashMap::new();
         for (i, parameter) in self.parameters.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Well-known models as lists of parameters, named and shaped as Hugging Face's, placed as Megatron and torchtitan place them:
-//! what follows a norm is cut by its outputs, what returns to the residual stream by its inputs, embeddings by the vocabulary. A
+//! Well-known models as lists of parameters, with names and shapes as in Hugging Face and placements as in Megatron and torchtitan:
+//! layers after a norm are cut by their outputs, layers before the residual stream by their inputs, embeddings by the vocabulary. Each
 //! block is a unit.
 
 use crate::{Axis, Gradient, Model, ModelBuilder, Placement};
@@ -8,28 +8,28 @@ use meshstep_tensor::DType;
 /// Sizes of a GPT-2 (Radford et al., 2019).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gpt2 {
-    /// Entries of the vocabulary; to be padded where `tp` does not divide them.
+    /// Vocabulary entries; pad them if `tp` does not divide them.
     pub vocab: usize,
-    /// Tokens of the longest sequence.
+    /// Maximum sequence length in tokens.
     pub context: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub layers: usize,
 }
 
 /// Sizes of a Llama 3 (Grattafiori et al., *The Llama 3 herd of models*, 2024).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Llama3 {
-    /// Entries of the vocabulary.
+    /// Vocabulary entries.
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Width of the gated layer.
     pub intermediate: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub layers: usize,
-    /// Width of all keys of a token together, and of its values.
+    /// Width of a token's keys over all heads; its values have the same width.
     pub keys: usize,
 }
 
@@ -43,8 +43,8 @@ impl Gpt2 {
     /// 1.56 billion.
     pub const XL: Gpt2 = Gpt2 { hidden: 1600, layers: 48, ..Gpt2::SMALL };
 
-    /// Its parameters, under sequence parallelism: what works on the residual stream has a part of its gradient on each rank
-    /// along `tp`. The output layer is the embedding.
+    /// Returns the parameters under sequence parallelism: norms, output biases and positions act on the residual stream and have a partial
+    /// gradient on each rank along `tp`. The output layer is tied to the embedding.
     pub fn model(self, dtype: DType) -> ModelBuilder {
         let Gpt2 { vocab, context, hidden, layers } = self;
         let (columns, rows) = (Placement::whole().cut(Axis::Tp, 1), Placement::whole().cut(Axis::Tp, 0));
@@ -91,11 +91,10 @@ impl Llama3 {
     /// 405 billion.
     pub const B405: Llama3 = Llama3 { hidden: 16_384, intermediate: 53_248, layers: 126, ..Llama3::B8 };
 
-    /// Its parameters, in `stages` pipeline stages of about equally many blocks, under sequence parallelism as
-    /// [`Gpt2::model`]'s.
+    /// Returns the parameters in `stages` pipeline stages of about equally many blocks, under sequence parallelism as in [`Gpt2::model`].
     ///
     /// # Panics
-    /// If there are no stages.
+    /// If `stages` is 0.
     pub fn model(self, dtype: DType, stages: usize) -> ModelBuilder {
         assert!(stages > 0, "a model has a stage at least");
         let Llama3 { vocab, hidden, intermediate, layers, keys } = self;

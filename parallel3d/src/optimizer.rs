@@ -1,4 +1,4 @@
-//! The sharded step on a mesh: each parameter's gradient made whole along its own axes, all decided together.
+//! Sharded optimizer step on a mesh: each gradient is reduced along its own axes, and all ranks decide the step together.
 
 use crate::site::Site;
 use crate::{
@@ -14,33 +14,34 @@ use std::fmt::Write;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A model's parameters, gradients and optimizer state on one rank of a mesh. Steps are taken as with
-/// [`meshstep_shard::Optimizer`], with the parts of parameters and gradients that this rank holds.
+/// A model's parameters, gradients and optimizer state on one rank of a mesh. Steps work as in [`meshstep_shard::Optimizer`], on this
+/// rank's parts of parameters and gradients.
 ///
-/// | gradients | along |
+/// | gradients | axes |
 /// |---|---|
-/// | become one, and divide the state (and, under `Stage::Zero3`, parameters) | `reduced_over` of the placement (`dp`, `cp`) but `dp_replicate` |
-/// | are reduced once more | `dp_replicate`; `tp`, where each rank has a part of the gradient |
-/// | count in the norm | once, wherever they are held |
+/// | are reduced over the ranks that divide the state (and, under `Stage::Zero3`, parameters) | `reduced_over` of the placement (`dp`,
+/// `cp`) without `dp_replicate` |
+/// | are reduced once more | `dp_replicate`; `tp` if each rank has a partial gradient |
+/// | count in the norm | once, independent of placement |
 ///
-/// Under [`Combine::Mean`] a gradient is the mean over the ranks it is reduced over, which must be the same for all
-/// parameters; [`Combine::Weighted`], by tokens, is the one that does not depend on the mesh,
-/// as long as ranks along `cp` have equally many: attention mixes their gradients before they are weighted. Where they have not,
-/// [`Combine::Sum`] of losses divided by all ranks' tokens does not either.
+/// Under [`Combine::Mean`] a gradient is the mean over the ranks it is reduced over, which must be the same for all parameters.
+/// [`Combine::Weighted`], by tokens, does not depend on the mesh as long as ranks along `cp` have equally many tokens: attention mixes
+/// their gradients before the weights apply. If their token counts differ, use [`Combine::Sum`] of losses divided by all ranks' tokens,
+/// which does not depend on the mesh either.
 #[derive(Debug)]
 pub struct Optimizer {
     pub(crate) inner: meshstep_shard::Optimizer,
     pub(crate) site: Site,
-    /// Along the axes that cut parameters, once they were compared.
+    /// Communicators along the axes that cut parameters; made by the first comparison of cut parts.
     pub(crate) across_cuts: Option<Communicators>,
     pub(crate) plan: Plan,
 }
 
 impl Optimizer {
-    /// An optimizer for `model` on `mesh`, which `world` is arranged as. Collective: every rank passes the same.
+    /// Creates an optimizer for `model` on `mesh`, the arrangement of `world`. Collective: every rank passes the same arguments.
     ///
-    /// `initial` is asked for the first value of what this rank holds of each parameter, on the first rank of those that hold the
-    /// same, or on all of them to compare.
+    /// `initial` sets the first value of this rank's part of each parameter. It is called on the first of the ranks that hold the same
+    /// part, or on all of them to compare their values.
     pub fn new(
         world: Arc<dyn Communicator>,
         mesh: Mesh,
@@ -51,7 +52,7 @@ impl Optimizer {
     ) -> Result<Self, Error> {
         let groups = rules.into();
         let checked = check(&world, &mesh, model, groups, &options);
-        // What options contradict is told once the models are known to be the same.
+        // Errors in the options are reported only after the models are known to be the same.
         let text = match &checked {
             Ok(_) | Err(Error::Shard(_)) => describe(&mesh, model),
             Err(error) => objection(Some(error)),
@@ -93,29 +94,29 @@ impl Optimizer {
         Ok(Optimizer { inner, site, across_cuts: None, plan })
     }
 
-    /// What every rank holds and sends.
+    /// Returns the plan of all ranks.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     pub fn mesh(&self) -> &Mesh {
         self.site.mesh()
     }
 
-    /// Where this rank sits on it.
+    /// Returns this rank's coordinate.
     pub fn coordinate(&self) -> &Coordinate {
         &self.site.coordinate
     }
 
-    /// The communicators along the axes that gradients take.
+    /// Returns the communicators along the axes over which gradients are reduced.
     pub fn communicators(&self) -> &Communicators {
         &self.site.comms
     }
 }
 
-/// What there is to read. What changes it is among the methods here: a parameter added to the inner optimizer would have no
-/// place on the mesh.
+/// Read access to the inner optimizer. Mutating methods are on this type: a parameter added to the inner optimizer would have no
+/// placement on the mesh.
 impl Deref for Optimizer {
     type Target = meshstep_shard::Optimizer;
 
@@ -124,7 +125,7 @@ impl Deref for Optimizer {
     }
 }
 
-/// Ranks at one place along dp and cp compute the same micro-batches.
+/// Returns the rank's data index. Ranks with the same index along dp and cp compute the same micro-batches.
 fn data_place(mesh: &Mesh, coordinate: &Coordinate) -> DataRank {
     let data = mesh.resolve(Axis::Dp | Axis::Cp);
     let others = mesh.all().without(data);
@@ -154,7 +155,8 @@ fn among(
     })
 }
 
-/// Which elements of the parameters of `layout` that are cut this rank holds: their random bits are those of the whole.
+/// Returns this rank's elements of each cut parameter in `layout`, so that its stochastic rounding uses the random bits of the whole
+/// parameter.
 fn parts(
     model: &Model,
     layout: &Layout,
@@ -169,7 +171,7 @@ fn parts(
     .collect()
 }
 
-/// Where this rank sits, and what all of them hold, or what is wrong.
+/// Returns this rank's coordinate and the plan of all ranks, or the first error.
 fn check(
     world: &Arc<dyn Communicator>,
     mesh: &Mesh,
@@ -189,7 +191,7 @@ fn objection(error: Option<&Error>) -> String {
     error.map_or("this call = no objection\n".to_owned(), |error| format!("this call = {error}\n"))
 }
 
-/// What all ranks must have alike.
+/// Describes the mesh and the model; all ranks must have the same text.
 fn describe(mesh: &Mesh, model: &Model) -> String {
     let mut text = format!("mesh = {mesh}\n");
     for (i, p) in model.parameters().iter().enumerate() {
@@ -202,10 +204,10 @@ fn describe(mesh: &Mesh, model: &Model) -> String {
     text
 }
 
-/// A difference of models, with the axes along which ranks have it.
+/// Turns a difference of models into an error with the axes along which the ranks differ.
 fn along(error: meshstep_shard::Error, mesh: &Mesh) -> Error {
     match error {
-        // Of different meshes nobody's coordinates are everyone's.
+        // If the meshes differ, no coordinate is valid on all ranks.
         meshstep_shard::Error::Disagree { what, rank0, rank, theirs } if what != "mesh" => {
             let at = match mesh.coordinate(rank) {
                 Ok(at) => at,

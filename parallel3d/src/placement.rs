@@ -1,28 +1,28 @@
-//! How one parameter lies on a mesh: what of it a rank holds, and how its gradient becomes whole. Arithmetic only.
+//! Placement of one parameter on a mesh: the part held by each rank, and the reduction of the gradient. Arithmetic only.
 
 use crate::{Axes, Axis, Coordinate, Mesh, MeshError};
 use meshstep_optim::Strided;
 use meshstep_shard::Parts;
 use std::ops::Range;
 
-/// How the gradient of a parameter comes that all ranks along `tp` hold.
+/// Relation between the gradients that ranks along `tp` compute for a parameter that all of them hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Gradient {
-    /// Each of them computes the same one.
+    /// Every rank computes the same gradient.
     #[default]
     Same,
-    /// Each of them has a part of it, and they add up: a norm's under sequence parallelism, that of a norm of each head's queries.
+    /// Every rank computes a part; the gradient is their sum. Examples: norms under sequence parallelism, norms of each head's queries.
     PartialSum,
-    /// Each of them has a part of it, and it is their mean.
+    /// Every rank computes a part; the gradient is their mean.
     PartialMean,
 }
 
-/// Where a parameter lies: along each axis of the mesh whole on every rank, or cut into equal parts.
+/// Placement of a parameter: whole on every rank or cut into equal parts, along each axis of the mesh.
 ///
 /// ```
 /// use meshstep_parallel3d::{Axis, Mesh, Placement};
 ///
-/// // Gate and up in one matrix: a rank has the first half of both.
+/// // Gate and up in one matrix: each rank has its half of both.
 /// let gate_up = Placement::whole().cut_in_blocks(Axis::Tp, 0, [8, 8]);
 /// let mesh: Mesh = "tp=2,dp=2".parse()?;
 /// assert_eq!(gate_up.local_shape("gate_up", &[16, 4], &mesh)?, [8, 4]);
@@ -37,32 +37,32 @@ pub struct Placement {
     reduced: Axes,
 }
 
-/// Which ranks of a mesh share a parameter, and its gradient.
+/// Sharing of a parameter and its gradient among the ranks of a mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sharing {
-    /// Along which axes all ranks hold the same values. Pipeline stages have parameters of their own.
+    /// Axes along which all ranks hold the same values. Excludes `pp`: pipeline stages have different parameters.
     pub replicas: Axes,
-    /// Along which axes gradients of different data become one.
+    /// Axes along which gradients of different data are reduced.
     pub reduced: Axes,
-    /// Along which axes each rank has a part of the gradient.
+    /// Axes along which each rank has a partial gradient.
     pub partial: Axes,
-    /// How those parts become one.
+    /// Reduction of the partial gradients.
     pub gradient: Gradient,
 }
 
 impl Sharing {
-    /// Along which axes ranks have the same reduced gradient: the first of them counts in a norm.
+    /// Returns the axes along which ranks have the same reduced gradient: the first of them counts in a norm.
     pub fn repeated(self) -> Axes {
         self.replicas.without(self.reduced)
     }
 
-    /// Along which axes ranks divide the state: gradients are reduced over them, updated parameters gathered from them.
+    /// Returns the axes along which ranks divide the state: gradients are reduced and updated parameters gathered over them.
     pub fn shards(self) -> Axes {
         self.reduced.without(self.replicas())
     }
 
-    /// Along which axes of `mesh` what a rank has of a reduced gradient is reduced further, in turn: over replicas of the state, then
-    /// over parts of the gradient. Axes of one rank make no difference.
+    /// Returns the axes of `mesh` along which a reduced gradient is reduced further, in this order: over replicas of the state, then over
+    /// partial gradients. Axes with one rank are left out.
     pub fn extra_reductions(self, mesh: &Mesh) -> Vec<Axes> {
         [self.replicas(), self.partial].into_iter().filter(|&axes| mesh.degree(axes) > 1).collect()
     }
@@ -72,53 +72,55 @@ impl Sharing {
     }
 }
 
-/// A dimension that is cut along an axis.
+/// Cut of one dimension along an axis.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Cut {
     axis: Axis,
     dim: usize,
-    /// Extents of the runs that are each cut alike; none: the dimension is one.
+    /// Extents of blocks that are each cut into equal parts. Empty: the dimension is a single block.
     blocks: Vec<usize>,
 }
 
-/// Elements that lie together in a parameter and in what a rank holds of it: a range of indices for each dimension.
+/// Box of elements that are contiguous in the parameter and in the rank's part: an index range for each dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Piece {
-    /// Where in the parameter.
+    /// Index ranges in the parameter.
     pub global: Vec<Range<usize>>,
-    /// Where in what the rank holds.
+    /// Index ranges in the rank's part.
     pub local: Vec<Range<usize>>,
 }
 
 impl Placement {
-    /// Whole on every rank, the gradient the same along `tp`, and the mean or sum over `dp` and `cp`.
+    /// Returns the placement of a parameter that is whole on every rank. Its gradient is the same along `tp` and reduced over `dp` and
+    /// `cp`.
     pub fn whole() -> Self {
         Placement { cuts: Vec::new(), gradient: Gradient::Same, reduced: Axis::Dp | Axis::Cp }
     }
 
-    /// Cut into equal parts along `axis`, one for each rank, in dimension `dim`.
+    /// Cuts dimension `dim` into equal parts along `axis`, one for each rank.
     pub fn cut(self, axis: Axis, dim: usize) -> Self {
         self.cut_in_blocks(axis, dim, [])
     }
 
-    /// The same where the dimension is several matrices after each other, such as queries, keys and values or gate and up, `blocks`
-    /// long: each rank has its part of each of them.
+    /// Cuts dimension `dim` that stacks several matrices with extents `blocks`, such as queries, keys and values, or gate and up: each
+    /// rank gets its part of every block.
     pub fn cut_in_blocks(mut self, axis: Axis, dim: usize, blocks: impl IntoIterator<Item = usize>) -> Self {
         self.cuts.push(Cut { axis, dim, blocks: blocks.into_iter().collect() });
         self
     }
 
-    /// How the gradient comes along `tp`, where the parameter is not cut along it: a part of a parameter has a gradient of its own.
+    /// Sets the relation of gradients along `tp`. It applies only if the parameter is not cut along `tp`: a cut part has its own
+    /// gradient.
     pub fn gradient(self, gradient: Gradient) -> Self {
         Placement { gradient, ..self }
     }
 
-    /// Along which axes the ranks have gradients of different data, which become one.
+    /// Sets the axes along which ranks have gradients of different data, which are reduced.
     pub fn reduced_over(self, axes: impl Into<Axes>) -> Self {
         Placement { reduced: axes.into(), ..self }
     }
 
-    /// Which ranks of `mesh` share the parameter.
+    /// Returns the sharing of the parameter among the ranks of `mesh`.
     pub fn sharing(&self, mesh: &Mesh) -> Sharing {
         let cut = self.cut_along(mesh);
         let all: Axes = mesh.axes().iter().map(|&(axis, _)| axis).collect();
@@ -129,7 +131,7 @@ impl Placement {
         Sharing { replicas, reduced: mesh.resolve(self.reduced), partial: tp, gradient }
     }
 
-    /// What a rank of `mesh` holds of a parameter of this shape: the same everywhere.
+    /// Returns the shape of the part that each rank of `mesh` holds of a parameter with shape `shape`.
     pub fn local_shape(&self, name: &str, shape: &[usize], mesh: &Mesh) -> Result<Vec<usize>, MeshError> {
         let mut local = shape.to_vec();
         for (i, cut) in self.cuts.iter().enumerate() {
@@ -155,7 +157,7 @@ impl Placement {
         }
     }
 
-    /// What the rank at `coordinate` holds of a parameter of this shape, in order of what it holds.
+    /// Returns the pieces that the rank at `coordinate` holds of a parameter with shape `shape`, in storage order.
     pub fn pieces(
         &self,
         name: &str,
@@ -173,8 +175,8 @@ impl Placement {
         Ok(pieces)
     }
 
-    /// Which elements of a parameter of this shape the rank at `coordinate` holds, by row-major index: parts of what it holds
-    /// one after another, each of runs that are equally far apart. One part but where blocks of different lengths are cut.
+    /// Returns the elements that the rank at `coordinate` holds of a parameter with shape `shape`, by row-major index: consecutive parts
+    /// of its storage, each made of runs at an equal distance. There is one part unless blocks of different lengths are cut.
     pub fn parts(
         &self,
         name: &str,
@@ -196,7 +198,7 @@ impl Placement {
         Ok(strided(runs))
     }
 
-    /// The indices in dimension `dim` that the rank at `coordinate` holds.
+    /// Returns the index ranges in dimension `dim` that the rank at `coordinate` holds.
     fn held(&self, dim: usize, shape: &[usize], mesh: &Mesh, coordinate: &Coordinate) -> Vec<Range<usize>> {
         let Some(cut) = self.cuts.iter().find(|cut| cut.dim == dim && mesh.degree(cut.axis) > 1) else {
             return std::iter::once(0..shape[dim]).collect();
@@ -216,7 +218,7 @@ impl Placement {
     }
 }
 
-/// Ranges that ascend, those that follow each other as one.
+/// Merges adjacent ranges; the input ascends.
 fn joined(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     let mut joined: Vec<Range<usize>> = Vec::new();
     for range in ranges.filter(|range| !range.is_empty()) {
@@ -228,7 +230,7 @@ fn joined(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     joined
 }
 
-/// Runs, as few parts of them as take all in which they are equally long and equally far apart.
+/// Groups runs into as few parts as possible, each with runs of equal length at equal distances.
 fn strided(runs: Vec<Range<usize>>) -> Parts {
     let (mut parts, mut end, mut last) = (Parts::new(), 0, 0);
     for run in runs {
@@ -245,7 +247,7 @@ fn strided(runs: Vec<Range<usize>>) -> Parts {
 }
 
 impl Cut {
-    /// The runs that are each cut alike.
+    /// Returns the extents of the blocks.
     fn blocks(&self, shape: &[usize]) -> Vec<usize> {
         if self.blocks.is_empty() { vec![shape[self.dim]] } else { self.blocks.clone() }
     }
@@ -267,7 +269,7 @@ impl Cut {
         }
     }
 
-    /// The parts at place `at` of `of` of each block, of a piece that is whole in this dimension.
+    /// Cuts a piece that is whole in this dimension: returns part `at` of `of` of each block.
     fn apply(&self, piece: &Piece, shape: &[usize], at: usize, of: usize) -> Vec<Piece> {
         let (mut global, mut local) = (0, 0);
         let part = |block: usize| {

@@ -1,9 +1,9 @@
-//! A rank's place in a model on a mesh: what errors and checkpoints of the ranks as one group mean there.
+//! A rank's position in a model on a mesh. Translates errors of the ranks as one group into coordinates of the mesh.
 
 use crate::{Axes, Axis, Communicators, Coordinate, Differs, Error, Mesh, Model, Parameter};
 use meshstep_shard::{Difference, VerifyError, WeightError};
 
-/// The mesh's communicators, this rank's seat, and the whole model.
+/// Communicators of the mesh, coordinate of this rank, and the whole model.
 #[derive(Debug)]
 pub(crate) struct Site {
     pub(crate) comms: Communicators,
@@ -16,7 +16,7 @@ impl Site {
         self.comms.mesh()
     }
 
-    /// An error of the ranks as one group, in the mesh's terms.
+    /// Translates an error of the ranks as one group into the mesh's terms.
     pub(crate) fn located(&self, error: meshstep_shard::Error) -> Error {
         match error {
             meshstep_shard::Error::Differs(difference) => Error::Differs(Box::new(self.locate(*difference))),
@@ -30,7 +30,7 @@ impl Site {
         }
     }
 
-    /// The axes along which two ranks are apart.
+    /// Returns the axes along which two ranks differ.
     fn axes_between(&self, ranks: [usize; 2]) -> Axes {
         let mesh = self.mesh();
         mesh.all()
@@ -39,7 +39,7 @@ impl Site {
             .collect()
     }
 
-    /// Where on the mesh a difference is.
+    /// Adds axes, coordinates and whole-parameter indices to a difference.
     pub(crate) fn locate(&self, difference: Difference) -> Differs {
         let odd = difference.odd();
         let all = difference.held.iter().map(|held| held.rank);
@@ -53,7 +53,7 @@ impl Site {
         Differs { axes: self.axes_of(&difference), at, index, element, difference }
     }
 
-    /// The axes along which neighbours hold different things.
+    /// Returns the axes along which ranks of one group hold different hashes.
     fn axes_of(&self, difference: &Difference) -> Axes {
         let mesh = self.mesh();
         let hash = |rank: usize| difference.held.iter().find(|held| held.rank == rank).map(|held| held.hash);
@@ -67,7 +67,7 @@ impl Site {
         mesh.axes().iter().map(|&(axis, _)| axis).filter(|&axis| parts(axis)).collect()
     }
 
-    /// The indices in the whole parameter of an element of what the rank at `at` holds.
+    /// Returns the indices, in the whole parameter, of element `element` of the part held by the rank at `at`.
     fn index(&self, parameter: &Parameter, element: usize, at: &Coordinate) -> Option<Vec<usize>> {
         let Parameter { name, shape, placement, .. } = parameter;
         let local = unravel(element, &placement.local_shape(name, shape, self.mesh()).ok()?);

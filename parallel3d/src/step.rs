@@ -1,5 +1,5 @@
-//! What an optimizer on a mesh does from step to step, as the one on a single group does it. Parameters are the model's, so
-//! none can be added later past the mesh.
+//! Step methods of an optimizer on a mesh, same as those on a single group. The parameters are fixed by the model: none can be added
+//! later.
 
 use crate::Optimizer;
 use meshstep_optim::LossScaleState;
@@ -8,9 +8,10 @@ use meshstep_shard::{Error, Evaluated, MicroBatch, Minimized, Pending, StepArgs,
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 impl Optimizer {
-    /// [`meshstep_shard::Optimizer::micro_batch`], of as many samples or tokens. Ranks that differ along `tp` alone share a
-    /// micro-batch and give the same weight; where [`Combine::Weighted`](meshstep_shard::Combine::Weighted) counts weights, a step
-    /// of ranks that have not is [`crate::Error::Weights`], on a GPU its outcome is [`WeightError::Somewhere`](meshstep_shard::WeightError::Somewhere).
+    /// [`meshstep_shard::Optimizer::micro_batch`], with weight in samples or tokens. Ranks that differ along `tp` only share a
+    /// micro-batch and pass the same weight. If weights count ([`Combine::Weighted`](meshstep_shard::Combine::Weighted)) and differ, the
+    /// step fails with [`crate::Error::Weights`]; on a GPU its outcome is
+    /// [`WeightError::Somewhere`](meshstep_shard::WeightError::Somewhere).
     pub fn micro_batch(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
         self.inner.micro_batch(weight)
     }
@@ -25,13 +26,13 @@ impl Optimizer {
         self.inner.scheduled()
     }
 
-    /// [`meshstep_shard::Optimizer::step`], decided by all ranks of the mesh together; where it verifies, a difference is told as
-    /// [`verify`](Self::verify) tells it.
+    /// [`meshstep_shard::Optimizer::step`], decided by all ranks of the mesh together. A difference found by its verification is reported
+    /// as in [`verify`](Self::verify).
     pub fn step(&mut self, at: StepArgs) -> Result<Pending, crate::Error> {
         self.inner.step(at).map_err(|error| self.located(error))
     }
 
-    /// [`meshstep_shard::Optimizer::step_with`], which tells a difference as [`verify`](Self::verify) does.
+    /// [`meshstep_shard::Optimizer::step_with`], which reports a difference as [`verify`](Self::verify) does.
     pub fn step_with<E: Into<Failed>>(
         &mut self,
         at: StepArgs,
@@ -41,7 +42,7 @@ impl Optimizer {
         self.inner.step_with(at, weight, closure).map_err(|error| self.located(error))
     }
 
-    /// [`meshstep_shard::Optimizer::minimize`], which tells a difference as [`verify`](Self::verify) does.
+    /// [`meshstep_shard::Optimizer::minimize`], which reports a difference as [`verify`](Self::verify) does.
     pub fn minimize<E: Into<Failed>>(
         &mut self,
         until: Until,

@@ -1,4 +1,4 @@
-//! Verification in the mesh's terms: along which axes ranks differ, where they sit, and which element of the whole parameter.
+//! Verification in the mesh's terms: axes along which ranks differ, their coordinates, and the element of the whole parameter.
 
 use crate::{Axes, Axis, Communicators, Coordinate, Error, Optimizer};
 use meshstep_shard::{Difference, Repaired, Stage, gather_words};
@@ -7,39 +7,39 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// What a verification came to that found nothing wrong.
+/// Result of a verification that found no difference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// What was compared, and what that took.
+    /// Compared vectors, with the cost of comparing them.
     pub of: meshstep_shard::Verified,
-    /// Parts of cut parameters that should be different and are not, among the ranks that share them with this one: no error, but
-    /// a sign of parts that began, or were loaded, alike.
+    /// Parts of cut parameters that are equal among the ranks that share them with this rank, although parts normally differ. Not an
+    /// error, but a sign that parts were initialised or loaded identically.
     pub alike: Vec<Alike>,
 }
 
-/// Ranks whose parts of a parameter have the same bits, which are not all one value.
+/// Ranks with equal bits in their parts of a parameter; parts with a single repeated value are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alike {
     /// The parameter.
     pub param: String,
-    /// Along which axes it is cut.
+    /// Axes along which the parameter is cut.
     pub axes: Axes,
     /// The ranks, ascending.
     pub ranks: Vec<usize>,
 }
 
-/// A difference, and where on the mesh it is. The same on every rank.
+/// Difference and its location on the mesh, the same on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Differs {
-    /// What differs, and who holds what.
+    /// Vector that differs, and the values held by each rank.
     pub difference: Difference,
-    /// The axes along which what ranks hold changes; none where one rank stands alone.
+    /// Axes along which the held values change; empty if a single rank no longer matches its own hash.
     pub axes: Axes,
-    /// Where the ranks sit that do not hold what most hold; all of them where there is no majority.
+    /// Coordinates of the ranks that differ from the majority, or of all ranks if there is no majority.
     pub at: Vec<Coordinate>,
-    /// The indices, in the whole parameter, of the first element that differs.
+    /// Indices of the first differing element in the whole parameter.
     pub index: Option<Vec<usize>>,
-    /// That element's row-major index in the whole parameter.
+    /// Row-major index of that element in the whole parameter.
     pub element: Option<usize>,
 }
 
@@ -60,10 +60,10 @@ impl fmt::Display for Differs {
 }
 
 impl Optimizer {
-    /// As [`meshstep_shard::Optimizer::verify`], each vector among the ranks that hold the same: for a parameter all axes but those
-    /// that cut it, for state these without the ones that divide it. A difference is [`Error::Differs`]. Collective.
+    /// [`meshstep_shard::Optimizer::verify`] on a mesh. Ranks that should hold equal values compare them: parameters along the axes that
+    /// do not cut the parameter, state along these axes without the ones that divide it. A difference is [`Error::Differs`]. Collective.
     ///
-    /// Parts of cut parameters that are suspiciously alike are no error: they are listed, and a warning is traced.
+    /// Parts of cut parameters that are suspiciously equal are not an error: the result lists them, and a warning is traced.
     pub fn verify(&mut self) -> Result<Verified, Error> {
         let of = self.inner.verify().map_err(|error| self.located(error))?;
         let alike = self.alike(&of.hashes)?;
@@ -75,17 +75,17 @@ impl Optimizer {
         Ok(self.inner.verify_every(steps)?)
     }
 
-    /// As [`meshstep_shard::Optimizer::verify_gradients`]. A difference is [`Error::Differs`].
+    /// [`meshstep_shard::Optimizer::verify_gradients`]. A difference is [`Error::Differs`].
     pub fn verify_gradients(&mut self) -> Result<meshstep_shard::Verified, Error> {
         self.inner.verify_gradients().map_err(|error| self.located(error))
     }
 
-    /// [`meshstep_shard::Optimizer::repair`]. What no majority holds is [`Error::NoMajority`].
+    /// [`meshstep_shard::Optimizer::repair`]. A difference without a majority is [`Error::NoMajority`].
     pub fn repair(&mut self) -> Result<Vec<Repaired>, Error> {
         self.inner.repair().map_err(|error| self.located(error))
     }
 
-    /// [`meshstep_shard::Optimizer::flip_bit`], of what this rank holds.
+    /// [`meshstep_shard::Optimizer::flip_bit`] on this rank's part.
     pub fn flip_bit(&mut self, name: &str, slot: &str, element: usize, bit: u32) -> Result<(), Error> {
         Ok(self.inner.flip_bit(name, slot, element, bit)?)
     }
@@ -94,12 +94,13 @@ impl Optimizer {
         self.site.located(error)
     }
 
-    /// Where on the mesh a difference is.
+    /// Returns the location of a difference on the mesh.
     pub fn locate(&self, difference: Difference) -> Differs {
         self.site.locate(difference)
     }
 
-    /// Ranks whose parts of a cut parameter are alike. Collective along the axes of the cuts; a rank that fails ends it for all.
+    /// Returns the ranks with equal parts of a cut parameter. Collective along the axes of the cuts; a rank that fails ends the call for
+    /// all.
     fn alike(&mut self, hashes: &[u64]) -> Result<Vec<Alike>, Error> {
         let cuts = self.cuts();
         let (mesh, made) = (self.mesh().clone(), self.across_cuts.take());
@@ -123,7 +124,7 @@ impl Optimizer {
         Ok(alike)
     }
 
-    /// Parameters that are cut, by the axes along which ranks have other parts: each one's place among the hashes, and its name.
+    /// Returns the cut parameters by the axes along which ranks have different parts: each with its index among the hashes, and its name.
     fn cuts(&self) -> BTreeMap<Axes, Vec<(usize, String)>> {
         let mut cuts: BTreeMap<Axes, Vec<(usize, String)>> = BTreeMap::new();
         for (i, param) in self.inner.params().enumerate() {
@@ -138,7 +139,7 @@ impl Optimizer {
     }
 }
 
-/// Ranks along `axes` whose parts of these parameters are alike. Collective along `axes`.
+/// Returns the ranks along `axes` with equal parts of these parameters. Collective along `axes`.
 fn alike_along(
     inner: &meshstep_shard::Optimizer,
     comms: &Communicators,
@@ -165,7 +166,7 @@ fn alike_along(
     Ok(alike)
 }
 
-/// What stopped the ranks along the axes of the mesh's own cuts, as an error of one group.
+/// Converts an error of the groups along the cuts' axes to an error of one group.
 fn of_group(error: Error) -> meshstep_shard::Error {
     match error {
         Error::Split { source, .. } => source.into(),
@@ -174,7 +175,7 @@ fn of_group(error: Error) -> meshstep_shard::Error {
     }
 }
 
-/// Whether all elements of what this rank holds are one value.
+/// Returns true if all elements of this rank's part have the same bytes.
 fn is_constant(inner: &meshstep_shard::Optimizer, name: &str) -> Result<bool, meshstep_shard::Error> {
     let options = inner.options();
     let values = if options.stage == Stage::Zero3 { inner.state(name)?.values } else { inner.param(name)? };
@@ -192,7 +193,7 @@ fn is_constant(inner: &meshstep_shard::Optimizer, name: &str) -> Result<bool, me
     Ok(elements.all(|element| Some(element) == first))
 }
 
-/// Places of equal hash, where there are several that are not constant.
+/// Returns groups of places with equal hashes, without constant ones and without groups of one.
 fn classes(hashes: impl Iterator<Item = (u64, bool)>) -> Vec<Vec<usize>> {
     let mut classes: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     for (place, (hash, constant)) in hashes.enumerate() {

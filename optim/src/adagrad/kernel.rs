@@ -1,4 +1,4 @@
-//! One element of Adagrad, for loops that become vector instructions. Letters: mod.rs. It must equal reference.rs.
+//! One element of Adagrad, in a form that vectorises. Notation: mod.rs. Must equal reference.rs.
 
 use super::Constants;
 use crate::number::Real;

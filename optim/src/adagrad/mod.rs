@@ -6,11 +6,11 @@
 //! ```text
 //! g1  = g * scale                          grad_scale, negated to maximise
 //! g1  = fma(wd, p, g1)                     coupled decay only
-//! sum = fma(g1, g1, sum)                   at t = 1 the sum before is initial_accumulator_value, whatever was stored
+//! sum = fma(g1, g1, sum)                   at t = 1 the sum before is initial_accumulator_value; stored values are ignored
 //! p   = p - fma(lw, p, (clr * g1) / den)   den = sqrt(sum) + eps; clr = lr / (1 + (t - 1) lr_decay)
 //! ```
 //!
-//! A decoupled decay takes its share of `clr`, the rate in force, as the step does.
+//! A decoupled decay scales with `clr`, the rate in force, as the step does.
 
 mod kernel;
 mod reference;
@@ -21,25 +21,25 @@ use crate::number::Real;
 use crate::pass::Kind;
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
-/// Gradients divided by the root of the sum of all their squares.
+/// Adagrad: gradients divided by the root of the sum of all their squares.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adagrad {
-    /// How fast the learning rate falls; at least 0.
+    /// Decay of the learning rate; at least 0.
     pub lr_decay: f64,
-    /// What the sum of squares starts from; at least 0.
+    /// Initial value of the sum of squares; at least 0.
     pub initial_accumulator_value: f64,
     /// Added to the root; at least 0.
     pub eps: f64,
     /// Decay of the parameters; at least 0.
     pub weight_decay: f64,
-    /// Where the decay goes.
+    /// Form of weight decay.
     pub decay: Decay,
-    /// Climbs instead of descending.
+    /// Maximises instead of minimising.
     pub maximize: bool,
 }
 
 impl Default for Adagrad {
-    /// PyTorch's.
+    /// PyTorch's defaults.
     fn default() -> Self {
         Adagrad {
             lr_decay: 0.0,
@@ -79,9 +79,9 @@ impl Rule for Adagrad {
         self.common().tell(&[("lr_decay", lr_decay), initial, ("eps", eps)], each);
     }
 
-    /// The sum only grows.
+    /// The sum never decays.
     fn slot(&self, _: usize) -> StateSlot {
-        // The first update begins at the initial value, whatever was stored.
+        // The first update starts from the initial value and ignores stored values.
         StateSlot::average(1.0).at_first(0.0).of_squares()
     }
 
@@ -93,7 +93,7 @@ impl Rule for Adagrad {
     update_on!(or 1);
 }
 
-/// The letters of the sequence above, for one `t`.
+/// Constants of the sequence above, for one `t`.
 #[derive(Clone, Copy)]
 pub(crate) struct Constants<T> {
     frame: Frame<T>,

@@ -1,9 +1,9 @@
-//! One element of Adagrad, slow and obvious: the definition. Letters and formula: mod.rs.
+//! One element of Adagrad, slow and obvious: the definition. Notation and formula: mod.rs.
 
 use super::Constants;
 use crate::number::Real;
 
-/// One step.
+/// Computes one step.
 pub(super) fn step<T: Real>(c: &Constants<T>, p: T, g: T, [mut sum]: [T; 1]) -> (T, [T; 1]) {
     let mut g1 = g * c.frame.scale;
     if c.frame.coupled {

@@ -1,10 +1,10 @@
-//! One element of Adam, for loops that become vector instructions. Letters: mod.rs. It must equal reference.rs.
+//! One element of Adam, in a form that vectorises. Notation: mod.rs. Must equal reference.rs.
 
 use super::Constants;
 use crate::number::Real;
 use crate::sweep::Step;
 
-/// Two states, m and v; or three, and vmax.
+/// States are m and v, or m, v and vmax.
 impl<T: Real, const S: usize> Step<T, S> for Constants<T> {
     #[inline(always)]
     fn step(&self, p: T, g: T, mut s: [T; S]) -> (T, [T; S]) {
@@ -24,7 +24,7 @@ impl<T: Real, const S: usize> Step<T, S> for Constants<T> {
     }
 }
 
-/// The larger; NaN if one is.
+/// Returns the larger number; NaN if one is NaN.
 #[inline(always)]
 fn larger<T: Real>(x: T, y: T) -> T {
     if y > x {

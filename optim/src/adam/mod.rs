@@ -14,8 +14,8 @@
 //! p    = p - fma(lw, p, (step * m) / den)   lw: the decay's share, 0 if coupled; step = lr / (1 - beta1^t)
 //! ```
 //!
-//! The scalars on the right are computed in f64 and cast once: `1 - 0.999` in f32 is off by 1.3e-5. As PyTorch does, and
-//! unlike the paper, AMSGrad takes the maximum before the correction of the bias.
+//! The scalars on the right are computed in f64 and cast once: `1 - 0.999` in f32 is off by 1.3e-5. As in PyTorch, but unlike the paper,
+//! AMSGrad takes the maximum before the bias correction.
 
 mod kernel;
 mod reference;
@@ -41,9 +41,9 @@ macro_rules! rule {
             pub amsgrad: bool,
             /// Decay of the parameters; at least 0.
             pub weight_decay: f64,
-            /// Where the decay goes.
+            /// Form of weight decay.
             pub decay: Decay,
-            /// Climbs instead of descending.
+            /// Maximises instead of minimising.
             pub maximize: bool,
         }
 
@@ -115,8 +115,8 @@ macro_rules! rule {
 }
 
 rule!(
-    /// Adam with decoupled weight decay: `p` shrinks by `lr * weight_decay * p`, whatever the gradient. The same rule as
-    /// [`Adam`], with other defaults.
+    /// Adam with decoupled weight decay: `p` shrinks by `lr * weight_decay * p`, independent of the gradient. The same rule as [`Adam`],
+    /// with other defaults.
     ///
     /// ```
     /// use meshstep_optim::{AdamW, Flat, Rule, Scalars, Segment};
@@ -138,7 +138,7 @@ rule!(
     Adam, "adam", 0.0, Decay::Coupled
 );
 
-/// The letters of the sequence above, for one `t`.
+/// Constants of the sequence above, for one `t`.
 #[derive(Clone, Copy)]
 pub(crate) struct Constants<T> {
     frame: Frame<T>,

@@ -1,10 +1,10 @@
-//! One element of Adam, slow and obvious: the definition. Letters and formula: mod.rs.
+//! One element of Adam, slow and obvious: the definition. Notation and formula: mod.rs.
 
 use super::Constants;
 use crate::number::Real;
 use std::cmp::Ordering;
 
-/// One step; `s` is m, v and, with AMSGrad, vmax.
+/// Computes one step; `s` is m, v and, with AMSGrad, vmax.
 pub(super) fn step<T: Real, const S: usize>(c: &Constants<T>, p: T, g: T, mut s: [T; S]) -> (T, [T; S]) {
     let mut g1 = g * c.frame.scale;
     if c.frame.coupled {

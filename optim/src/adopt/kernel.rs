@@ -1,10 +1,10 @@
-//! One element of ADOPT, for loops that become vector instructions. Letters: mod.rs. It must equal reference.rs.
+//! One element of ADOPT, in a form that vectorises. Notation: mod.rs. Must equal reference.rs.
 
 use super::Constants;
 use crate::number::Real;
 use crate::sweep::Step;
 
-/// The moments, then v.
+/// States are the moments, then v.
 impl<T: Real, const S: usize> Step<T, S> for Constants<T> {
     #[inline(always)]
     fn step(&self, p: T, g: T, mut s: [T; S]) -> (T, [T; S]) {
@@ -15,7 +15,7 @@ impl<T: Real, const S: usize> Step<T, S> for Constants<T> {
             return (p, s);
         }
         let root = s[S - 1].root();
-        // Comparisons that are false for NaN, so that NaN passes through.
+        // These comparisons are false for NaN, so NaN passes through.
         let den = if root < c.eps { c.eps } else { root };
         let h = g1 / den;
         let h = if h > c.bound { c.bound } else { h };

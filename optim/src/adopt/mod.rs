@@ -6,7 +6,7 @@
 //! ```text
 //! g1  = g * scale                       grad_scale, negated to maximise
 //! g1  = fma(wd, p, g1)                  coupled decay only
-//! at t = 1: v = g1 * g1, and no more: no step, no decay of the parameter
+//! at t = 1: v = g1 * g1, and nothing else: no step, no decay of the parameter
 //! den = max(sqrt(v), eps)               the v of the step before
 //! h   = g1 / den, within -bound..bound  bound = (t - 1)^(1/4): 1 at t = 2
 //! m_j = fma(w_j, h - m_j, m_j)          w_j = 1 - beta1 of moment j
@@ -15,8 +15,8 @@
 //! p   = p - fma(lw, p, lr * u)          lw: the decay's share, 0 if coupled
 //! ```
 //!
-//! The moments need no correction: before the first `h` they are 0 and meant to be. With `eps = 0` a gradient that is 0
-//! from the start makes NaN, as in the authors' program.
+//! The moments need no bias correction: they are meant to be 0 before the first `h`. With `eps = 0`, a gradient that is 0 from the start
+//! yields NaN, as in the authors' program.
 
 mod kernel;
 mod reference;
@@ -28,45 +28,45 @@ use crate::number::Real;
 use crate::pass::Kind;
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
-/// Gradients divided by the root of the *previous* second moment, clamped, then averaged: converges with any `beta2`.
+/// ADOPT: gradients divided by the root of the *previous* second moment, clamped, then averaged. The rule converges with any `beta2`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adopt {
     /// Decay of the average, in `[0, 1)`.
     pub beta1: f64,
     /// Decay of the second moment, in `[0, 1)`.
     pub beta2: f64,
-    /// The least a gradient is divided by; at least 0.
+    /// Minimum divisor of a gradient; at least 0.
     pub eps: f64,
     /// Decay of the parameters; at least 0.
     pub weight_decay: f64,
-    /// Where the decay goes.
+    /// Form of weight decay.
     pub decay: Decay,
-    /// Climbs instead of descending.
+    /// Maximises instead of minimising.
     pub maximize: bool,
 }
 
-/// [`Adopt`] whose steps mix the normalised gradient with one or several slow averages of it.
+/// [`Adopt`] with steps that mix the normalised gradient with one or several slow averages of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QhAdopt {
-    /// The averages: their decays, and their weights in a step.
+    /// Averages: decays, and weights in a step.
     pub moments: Moments,
     /// Decay of the second moment, in `[0, 1)`.
     pub beta2: f64,
-    /// The least a gradient is divided by; at least 0.
+    /// Minimum divisor of a gradient; at least 0.
     pub eps: f64,
     /// Decay of the parameters; at least 0.
     pub weight_decay: f64,
-    /// Where the decay goes.
+    /// Form of weight decay.
     pub decay: Decay,
-    /// Climbs instead of descending.
+    /// Maximises instead of minimising.
     pub maximize: bool,
 }
 
-/// CUDA kernels, by the number of moments.
+/// Families of CUDA kernels, by number of moments.
 const FAMILIES: [&str; Moments::MAX] = ["adopt_1", "adopt_2", "adopt_3", "adopt_4"];
 
 impl Default for Adopt {
-    /// The authors'; decoupled decay once it is set.
+    /// The authors' defaults, with decoupled decay if `weight_decay` is set.
     fn default() -> Self {
         let (weight_decay, decay) = (0.0, Decay::Decoupled);
         Adopt { beta1: 0.9, beta2: 0.9999, eps: 1e-6, weight_decay, decay, maximize: false }
@@ -74,7 +74,7 @@ impl Default for Adopt {
 }
 
 impl Default for QhAdopt {
-    /// ADOPT's, with one moment of 0.999 that weighs 0.9; decoupled decay once it is set.
+    /// ADOPT's defaults, with one moment of decay 0.999 and weight 0.9, and decoupled decay if `weight_decay` is set.
     fn default() -> Self {
         let Adopt { beta2, eps, weight_decay, decay, maximize, .. } = Adopt::default();
         QhAdopt { moments: Moments::one(0.999, 0.9), beta2, eps, weight_decay, decay, maximize }
@@ -111,7 +111,7 @@ impl Rule for Adopt {
     }
 
     fn slot(&self, slot: usize) -> StateSlot {
-        // The first update sets v, and nothing else.
+        // The first update sets v and nothing else.
         match slot {
             0 => StateSlot::average(self.beta1).at_first(1.0),
             _ => StateSlot::average(self.beta2).at_first(0.0).of_squares(),
@@ -162,7 +162,7 @@ impl Rule for QhAdopt {
     update_on!(2 3 4 or 5);
 }
 
-/// The letters of the sequence above, for one `t`.
+/// Constants of the sequence above, for one `t`.
 #[derive(Clone, Copy)]
 pub(crate) struct Constants<T> {
     frame: Frame<T>,
@@ -178,7 +178,7 @@ pub(crate) struct Constants<T> {
 
 impl<T: Real> Constants<T> {
     fn at(common: &Common, moments: Moments, [beta2, eps]: [f64; 2], scalars: &Scalars, t: u64) -> Self {
-        // Two roots: each is rounded correctly everywhere, so no power function is needed.
+        // Two square roots: each is rounded correctly on every platform, so no power function is needed.
         let bound = ((t - 1) as f64).sqrt().sqrt();
         Constants {
             frame: common.at(scalars.lr, scalars),

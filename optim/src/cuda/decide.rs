@@ -1,4 +1,4 @@
-//! What the kernels of a step's decision are told and tell (`norm/decide.cu`): arithmetic on an exchange's two vectors.
+//! Arguments and results of the kernels that decide a step (`norm/decide.cu`): arithmetic on an exchange's two vectors.
 //!
 //! ```text
 //! decide_bring (const Settings*, const Progress*, u64* sum, u64* max, u64 counted)                          before the exchange
@@ -6,45 +6,43 @@
 //! decide_norm  (const Settings*, const Progress*, const u64* sum, const u64* max, Decided*)               after another
 //! ```
 //!
-//! Each is one block. `sum` is what ranks add: elements that are not finite, weight, the words of the norm, then two
-//! parameters a word, how many ranks have a gradient for each, and at last [`Settings::balance`]. `max` is what they take the largest of: bits of the largest
-//! gradient, fault, digest and its complement, then for each of [`Settings::params`] the fault of a rank without its
-//! gradient, and at last the
-//! [`FIELDS`] and their complements. A norm's kernel adds to both first, and its words are carried.
+//! Each kernel runs as one block. Ranks add `sum`: number of non-finite elements, weight, the words of the norm, then for each parameter
+//! the number of ranks with a gradient (two parameters a word), and last [`Settings::balance`]. Ranks take the maximum of `max`: bits of
+//! the largest gradient, fault, digest and its complement, then for each of [`Settings::params`] the fault of a rank without its
+//! gradient, and last the [`FIELDS`] and their complements. A norm's kernel adds to both vectors first, and its words are carried.
 //!
-//! Of `counted` parameters ranks count who has a gradient: a byte for each follows the settings (whether this rank has one; in
-//! whole words, filled with 0), the step and what was decided (whether any rank has, so that the parameter is updated).
+//! For each of `counted` parameters, ranks count the gradients. One byte per parameter follows the settings (nonzero if this rank has a
+//! gradient; padded with 0 to whole words), the step, and the decision (nonzero if any rank has one, so that the parameter is updated).
 
 use crate::{LossScale, LossScaleState, Norm};
 
-/// What a step is taken with, and what it needs to know of the run and of this rank.
+/// Settings of a step, with the data about the run and this rank that the decision needs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Settings {
     /// Learning rate, for [`Step::lr`](super::Step::lr).
     pub lr: f64,
-    /// The largest norm the gradients may have; infinite: any.
+    /// Largest norm that gradients may have; infinite: no limit.
     pub max_norm: f64,
-    /// The caller's factor on every gradient.
+    /// Caller's factor on every gradient.
     pub grad_scale: f64,
-    /// Micro-batches of the step.
+    /// Number of micro-batches in the step.
     pub batches: u64,
-    /// A count of collectives, compared between ranks.
+    /// Number of collectives so far, compared between ranks.
     pub launches: u64,
-    /// A digest of the rules' hyperparameters, compared between ranks.
+    /// Digest of the rules' hyperparameters, compared between ranks.
     pub rules: u64,
-    /// This rank.
+    /// Index of this rank.
     pub rank: u64,
     /// Weight of this rank's micro-batches.
     pub weight: u64,
-    /// A number that adds up to 0 over all ranks, without carry, where those that compute the same micro-batches have weighed them
-    /// alike.
+    /// Word with a wrapping sum of 0 over all ranks if all ranks that compute the same micro-batches gave them the same weight.
     pub balance: u64,
-    /// What this rank lacks, as a word; larger is graver; 0: nothing.
+    /// Fault of this rank as a word: 0 for none, larger is more severe.
     pub fault: u64,
-    /// Ranks.
+    /// Number of ranks.
     pub world_size: u64,
-    /// Parameters that all ranks have a gradient for, or none: as many as are counted; 0: that is not asked.
+    /// Number of parameters that need a gradient on all ranks or on none: all counted ones, or 0 to disable the check.
     pub params: u64,
     /// [`DynamicLossScale::growth_factor`](crate::DynamicLossScale::growth_factor).
     pub growth_factor: f64,
@@ -56,24 +54,24 @@ pub struct Settings {
     pub growth_interval: u64,
     /// [`DynamicLossScale::hysteresis`](crate::DynamicLossScale::hysteresis).
     pub hysteresis: u64,
-    /// Not 0: the loss scale follows overflows.
+    /// Nonzero: the loss scale is dynamic.
     pub dynamic: u32,
-    /// How gradients become one: 0 the mean over micro-batches, 1 the sum, 2 divided by the weights' sum.
+    /// Combination of gradients: 0 mean over micro-batches, 1 sum, 2 sum divided by the sum of weights.
     pub combine: u32,
-    /// [`norm_code`] of the norm that is clipped and reported.
+    /// [`norm_code`] of the norm used for clipping and reporting.
     pub norm: u32,
-    /// Not 0: `max_norm` limits the combined gradient.
+    /// Nonzero: `max_norm` limits the combined gradient.
     pub clips: u32,
-    /// Steps that may be skipped in a row with no hope for a lower loss scale.
+    /// Maximum number of consecutive skipped steps at a loss scale that cannot fall further.
     pub max_skips: u32,
-    /// For [`Step::zero_grads`](super::Step::zero_grads).
+    /// Value for [`Step::zero_grads`](super::Step::zero_grads).
     pub zero_grads: u32,
-    /// Not 0: a step is taken whatever the gradients hold; where not all of them are finite their norm is infinite.
+    /// Nonzero: the step is applied even if gradients are not finite; the norm is then infinite.
     pub propagates: u64,
 }
 
 impl Default for Settings {
-    /// One rank's one micro-batch at the rate 0, any norm, no skip too many, a loss scale that stays.
+    /// One rank with one micro-batch at learning rate 0, any norm, no limit on skipped steps, constant loss scale.
     fn default() -> Self {
         Settings {
             lr: 0.0,
@@ -105,7 +103,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The same with this rule for the loss scale.
+    /// Returns the settings with this loss scale rule.
     #[must_use]
     pub fn with_loss_scale(self, rule: Option<&LossScale>) -> Self {
         let Some(LossScale::Dynamic(rule)) = rule else { return Settings { dynamic: 0, ..self } };
@@ -121,97 +119,96 @@ impl Settings {
     }
 }
 
-/// What goes on from step to step, on the device.
+/// State that continues from step to step, on the device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Progress {
-    /// Steps taken or skipped.
+    /// Number of steps taken or skipped.
     pub steps: u64,
-    /// The loss scale of the coming step; 1 where there is none.
+    /// Loss scale of the next step; 1 without loss scaling.
     pub scale: f64,
     /// [`LossScaleState::growth_tracker`].
     pub growth_tracker: u64,
     /// [`LossScaleState::hysteresis_tracker`].
     pub hysteresis_tracker: u64,
-    /// Steps skipped in a row.
+    /// Number of consecutive skipped steps.
     pub skips: u32,
-    /// Of these, those in a row after which the loss scale could not fall.
+    /// Number of these with a loss scale that could not fall further.
     pub skips_at_min_scale: u32,
 }
 
 impl Progress {
-    /// Before the first step, or after `steps`, with the state of the loss scale.
+    /// Creates the state before the first step or after `steps` steps, with the state of the loss scale.
     pub fn new(steps: u64, loss_scale: Option<LossScaleState>) -> Self {
         let (scale, growth_tracker, hysteresis_tracker) =
             loss_scale.map_or((1.0, 0, 0), |s| (s.scale, s.growth_tracker, s.hysteresis_tracker));
         Progress { steps, scale, growth_tracker, hysteresis_tracker, skips: 0, skips_at_min_scale: 0 }
     }
 
-    /// The state of the loss scale, where there is one.
+    /// Returns the state of the loss scale.
     pub fn loss_scale(&self) -> LossScaleState {
         let Progress { scale, growth_tracker, hysteresis_tracker, .. } = *self;
         LossScaleState { scale, growth_tracker, hysteresis_tracker }
     }
 }
 
-/// Words that must be the same on every rank, in this order: [`Progress::steps`], the bits of [`Settings::lr`], `max_norm`,
+/// Number of words that must be equal on every rank, in this order: [`Progress::steps`], the bits of [`Settings::lr`], `max_norm`,
 /// `grad_scale` and [`Progress::scale`], the loss scale's two trackers, [`Settings::batches`], `launches`, `rules`.
 pub const FIELDS: usize = 10;
 
-/// What a step's exchange led to, the same on every rank.
+/// Decision of a step, the same on every rank except for [`mine`](Self::mine).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Decided {
-    /// The norm of the whole combined gradient, before clipping, where the step was applied.
+    /// Norm of the whole combined gradient before clipping, if the step was applied.
     pub norm: f64,
-    /// What the combined gradient was scaled by to clip it.
+    /// Clipping factor of the combined gradient.
     pub coef: f64,
-    /// Gradient elements that were not finite.
+    /// Number of non-finite gradient elements.
     pub non_finite: u64,
-    /// All ranks' weight.
+    /// Sum of all ranks' weights.
     pub weight: u64,
-    /// The gravest fault of all ranks; where they are [`Verdict::Uneven`], that of the lowest one without the gradient.
+    /// Most severe fault of all ranks; for [`Verdict::Uneven`], the fault of the lowest rank without the gradient.
     pub fault: u64,
-    /// The first parameter that some ranks have a gradient for and some do not; where they are [`Verdict::Parted`], the first of
-    /// [`FIELDS`] that differs.
+    /// First parameter with a gradient on some ranks only; for [`Verdict::Parted`], the first of [`FIELDS`] that differs.
     pub param: u64,
-    /// What this rank has of that field, the one thing here that is not the same on every rank.
+    /// This rank's value of the field that differs; the only value here that differs between ranks.
     pub mine: u64,
-    /// The smallest of all ranks.
+    /// Smallest value of that field over all ranks.
     pub smallest: u64,
-    /// The largest.
+    /// Largest value of that field over all ranks.
     pub largest: u64,
     /// Index in [`Verdict::ALL`].
     pub verdict: u32,
-    /// Steps skipped in a row, this one included, where it was skipped.
+    /// Number of consecutive skipped steps, including this one if it was skipped.
     pub in_a_row: u32,
 }
 
-/// How a step ended. Those from `Faulty` on are errors that every rank has alike.
+/// Outcome of a step. From `Faulty` on, the outcome is an error, the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Parameters and state are one step further.
+    /// Parameters and state have advanced one step.
     Applied,
-    /// Some gradient was not finite.
+    /// Some gradient element was not finite.
     Skipped,
-    /// A rank lacked something: [`Decided::fault`].
+    /// A rank reported a fault: [`Decided::fault`].
     Faulty,
-    /// Ranks were given different things.
+    /// Ranks passed different values: [`Decided::param`].
     Parted,
-    /// Some ranks have a gradient for [`Decided::param`] and some do not.
+    /// Some ranks have a gradient for [`Decided::param`] and some have none.
     Uneven,
     /// Gradients are weighted, and all weights are 0.
     Weightless,
-    /// One step too many was skipped in a row.
+    /// Too many consecutive steps were skipped.
     TooManySkips,
-    /// What would be clipped is no number.
+    /// The norm for clipping is not a number.
     NoNorm,
     /// The sum of [`Settings::balance`] is not 0.
     Unbalanced,
 }
 
 impl Verdict {
-    /// In the order of their numbers.
+    /// All outcomes in the order of their numbers.
     pub const ALL: [Verdict; 9] = [
         Verdict::Applied,
         Verdict::Skipped,
@@ -225,7 +222,7 @@ impl Verdict {
     ];
 }
 
-/// How kernels call a norm; none has [`Norm::P`].
+/// Returns the kernels' code of a norm; [`Norm::P`] has none.
 pub fn norm_code(norm: Norm) -> Option<u32> {
     match norm {
         Norm::L1 => Some(0),

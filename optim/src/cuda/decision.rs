@@ -1,4 +1,4 @@
-//! What a step does, decided on the device: the host sends what it was asked for, and hears later what became of it.
+//! Decision of a step on the device: the host sends the settings, and reads the decision later.
 
 use super::kernels::{Kernel, argument};
 use super::{Decided, FIELDS, Progress, Settings, StepBlock};
@@ -6,18 +6,18 @@ use crate::Error;
 use meshstep_tensor::cuda::{Letter, Mail, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
 
-/// Summed words before the norm's: non-finite count and weight.
+/// Words of `sum` before the norm's: non-finite count and weight.
 const HEAD: usize = 2;
-/// Words of the other vector before those of parameters and [`FIELDS`].
+/// Words of `max` before those of parameters and [`FIELDS`].
 const MAXIMA: usize = 4;
 
-/// The decision of every step of a run, in memory of a device.
+/// Decisions of all steps of a run, in device memory.
 ///
-/// A step is [`set`](Self::set), [`bring`](Self::bring), an exchange of ranks if there are several, and
-/// [`decide`](Self::decide); [`answer`](Self::answer) is for who wants to know. `bring` and `decide` can be part of a CUDA graph,
-/// and with them a whole step: a [`NormSum`](crate::NormSum) that is reset, added to and written, and the updates. Tables that
-/// a norm makes for vectors of a length it has not met cannot: add each vector once before the capture. A launch of the graph
-/// takes what was `set` last, and counts `t`, skips and the loss scale on.
+/// A step consists of [`set`](Self::set), [`bring`](Self::bring), an exchange if there are several ranks, and [`decide`](Self::decide);
+/// [`answer`](Self::answer) sends the decision to the host. `bring` and `decide` can be part of a CUDA graph, and with them a whole step:
+/// resetting, adding to and writing a [`NormSum`](crate::NormSum), and the updates. A norm allocates a table for each new vector length,
+/// which a capture does not allow: add each vector once before the capture. A launch of the graph uses the latest settings and advances
+/// `t`, skip counts and the loss scale.
 #[derive(Debug)]
 pub struct Decision {
     bring: Kernel,
@@ -29,17 +29,16 @@ pub struct Decision {
     progress: Buffer,
     decided: Buffer,
     step: StepBlock,
-    /// Parameters of which ranks count who has a gradient.
+    /// Number of parameters with counted gradients.
     counted: usize,
-    /// Of these, how many must be even.
+    /// Number of these that need a gradient on all ranks or on none.
     even: usize,
-    /// What is sent.
+    /// Staging bytes of a message to the device.
     message: Vec<u8>,
 }
 
 impl Decision {
-    /// Decisions on the queue's device, from `progress` on, where ranks count who has a gradient for each of `counted`
-    /// parameters.
+    /// Creates a decision on the queue's device that starts from `progress`. Ranks count the gradients of `counted` parameters.
     pub fn new(progress: &Progress, counted: usize, queue: &Queue, meter: &Meter) -> Result<Self, Error> {
         let stream = stream(queue)?;
         let words = |bytes: usize| {
@@ -66,14 +65,14 @@ impl Decision {
         Ok(decision)
     }
 
-    /// Goes on from here. Waits for the queue.
+    /// Sets the progress. Waits for the queue.
     pub fn set_progress(&mut self, progress: &Progress, queue: &Queue) -> Result<(), Error> {
         let words: &[u64] = bytemuck::cast_slice(std::slice::from_ref(progress));
         Ok(queue.upload(words.into(), self.progress.as_mut())?)
     }
 
-    /// The coming steps are taken with `settings` and, where parameters are counted, with gradients for those of them that
-    /// `present` says, from the queue's next work on. The host goes on; a step that was captured takes them too.
+    /// Sets `settings` for the steps that follow in the queue; for counted parameters, `present` states which ones have a gradient on
+    /// this rank. The host does not wait. A captured step uses the new settings too.
     pub fn set(
         &mut self,
         settings: &Settings,
@@ -95,7 +94,7 @@ impl Decision {
         Ok(())
     }
 
-    /// Writes into an exchange's vectors what this rank brings besides its norm.
+    /// Writes this rank's contribution, except its norm, into the exchange's vectors.
     pub fn bring(&mut self, sum: SliceMut<'_>, max: SliceMut<'_>, queue: &Queue) -> Result<(), Error> {
         let stream = stream(queue)?;
         self.check(sum.as_slice(), max.as_slice(), queue)?;
@@ -108,12 +107,12 @@ impl Decision {
             argument(max),
             argument(&mut counted),
         ];
-        // SAFETY: the blocks are of the kernel's layouts, with `counted` bytes and the fill behind the settings; both vectors are
-        // as long as it needs, checked above, and all are of the stream's device.
+        // SAFETY: the blocks have the kernel's layouts, with `counted` bytes and padding after the settings. Both vectors are as long as
+        // the kernel needs, checked above, and all memory is on the stream's device.
         unsafe { self.bring.launch(stream, 1, arguments) }
     }
 
-    /// Decides from the vectors, once exchanged: writes [`step`](Self::step) and counts the step.
+    /// Decides from the exchanged vectors: writes [`step`](Self::step) and counts the step.
     pub fn decide(&mut self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<(), Error> {
         let stream = stream(queue)?;
         self.check(sum, max, queue)?;
@@ -128,18 +127,18 @@ impl Decision {
             argument(decided),
             argument(&mut counted),
         ];
-        // SAFETY: as in `bring`; there are as many bytes behind the step and what is decided.
+        // SAFETY: as in `bring`; as many bytes follow the step and the decision.
         unsafe { self.decide.launch(stream, 1, arguments) }
     }
 
-    /// Sends the host what was decided last, after the queue's work so far: by [`decide`](Self::decide), or by a launch of a
-    /// graph that it is part of.
+    /// Sends the latest decision to the host, after the queue's work so far: that of [`decide`](Self::decide), or of a graph launch that
+    /// includes it.
     pub fn answer(&self, queue: &Queue) -> Result<Answer, Error> {
         let letter = self.answers.fetch(stream(queue)?, self.decided.as_slice())?;
         Ok(Answer { letter, counted: self.counted })
     }
 
-    /// Where the run is. Waits for the queue.
+    /// Returns the progress. Waits for the queue.
     pub fn progress(&self, queue: &Queue) -> Result<Progress, Error> {
         let mut progress = Progress::new(0, None);
         let words: &mut [u64] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut progress));
@@ -147,8 +146,8 @@ impl Decision {
         Ok(progress)
     }
 
-    /// Notes the norm of a step that was decided before it was known, from vectors to which it was written and which were
-    /// exchanged again. [`Settings::dynamic`] is 0.
+    /// Records the norm of a step that was decided before its norm was known, from vectors with that norm after a second exchange.
+    /// [`Settings::dynamic`] is 0.
     pub fn norm(&mut self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<(), Error> {
         let stream = stream(queue)?;
         self.check(sum, max, queue)?;
@@ -160,17 +159,17 @@ impl Decision {
         unsafe { self.norm.launch(stream, 1, arguments) }
     }
 
-    /// Where the loss scale of the coming step is, an f64 on the device.
+    /// Returns the device address of the next step's loss scale, an f64.
     pub fn loss_scale_address(&self) -> u64 {
         (self.progress.as_slice().address() + std::mem::offset_of!(Progress, scale)) as u64
     }
 
-    /// What updates go by.
+    /// Returns the step that updates read.
     pub fn step(&self) -> &StepBlock {
         &self.step
     }
 
-    /// Whether the vectors are an exchange's, and there.
+    /// Checks that the vectors have the exchange's type, length and place.
     fn check(&self, sum: Slice<'_>, max: Slice<'_>, queue: &Queue) -> Result<(), Error> {
         let sums = HEAD + crate::ExactSum::WORDS + self.counted.div_ceil(2) + 1;
         for (what, vector, expected) in [("sum", sum, sums), ("max", max, MAXIMA + self.even + 2 * FIELDS)] {
@@ -192,7 +191,7 @@ impl Decision {
     }
 }
 
-/// What was decided, on its way to the host.
+/// Decision on its way to the host.
 #[derive(Debug)]
 pub struct Answer {
     letter: Letter,
@@ -200,20 +199,20 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Whether [`read`](Self::read) does not wait.
+    /// Returns true if [`read`](Self::read) would not wait.
     pub fn has_arrived(&self) -> Result<bool, Error> {
         Ok(self.letter.has_arrived()?)
     }
 
-    /// Waits for what was decided.
+    /// Waits for the decision and returns it.
     pub fn read(&self) -> Result<Decided, Error> {
         let mut decided = Decided::default();
         self.letter.read(bytemuck::bytes_of_mut(&mut decided))?;
         Ok(decided)
     }
 
-    /// Waits, and tells for each parameter that is counted whether some rank has its gradient, so that it was updated if the
-    /// step was applied.
+    /// Waits for the decision. Returns for each counted parameter whether some rank has its gradient, so that it was updated if the step
+    /// was applied.
     pub fn updated(&self) -> Result<Vec<bool>, Error> {
         let mut bytes = vec![0; size_of::<Decided>() + self.counted];
         self.letter.read(&mut bytes)?;

@@ -1,4 +1,4 @@
-//! Kernels: loaded on a device when they are first asked for, and kept as long as the process.
+//! Kernels, loaded on a device on first use and kept until the process ends.
 
 use super::THREADS;
 use super::texts::{Code, codes};
@@ -8,15 +8,15 @@ use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A kernel of ours on one device.
+/// Kernel of this crate on one device.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     function: Function,
-    /// Blocks that keep the device busy.
+    /// Number of blocks that keep the device busy.
     resident: u32,
 }
 
-/// A kernel that is loaded.
+/// Entry of the table of loaded kernels.
 struct Loaded {
     ordinal: usize,
     name: String,
@@ -24,21 +24,21 @@ struct Loaded {
     took: Duration,
 }
 
-/// What is loaded, in the order it was asked for.
+/// Loaded kernels, in load order.
 static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
 
-/// A kernel that this process has loaded on a device.
+/// Kernel that this process has loaded on a device.
 #[derive(Clone, Debug)]
 pub struct LoadedKernel {
-    /// Its name.
+    /// Name of the kernel.
     pub name: String,
-    /// How long loading took: unpacking, and the driver's compiler where it was given PTX it had not kept.
+    /// Load time: unpacking, and the driver's compilation if it was given PTX that it had not cached.
     pub took: Duration,
-    /// The driver's account of it, in blocks of [`THREADS`].
+    /// Resource use reported by the driver, for blocks of [`THREADS`].
     pub footprint: Footprint,
 }
 
-/// The kernels that are loaded on a device so far.
+/// Returns the kernels loaded on a device so far.
 pub fn loaded_kernels(device: &Device) -> Result<Vec<LoadedKernel>, Error> {
     let loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     let here = loaded.iter().filter(|loaded| loaded.ordinal == device.ordinal());
@@ -50,12 +50,12 @@ pub fn loaded_kernels(device: &Device) -> Result<Vec<LoadedKernel>, Error> {
 }
 
 impl Kernel {
-    /// The kernel of this name on `device`; its name begins with that of its file.
+    /// Returns the kernel with this name on `device`; the name begins with that of its file.
     pub(crate) fn find(device: &Device, name: &str) -> Result<Kernel, Error> {
         if let Some(kernel) = Kernel::known(device, name) {
             return Ok(kernel);
         }
-        // Without the lock: a load may wait for the device, and others must launch meanwhile.
+        // The lock is released: a load may wait for the device, and other threads must be able to launch meanwhile.
         let begun = Instant::now();
         let kernel = Kernel::load(device, name)?;
         let took = begun.elapsed();
@@ -76,13 +76,13 @@ impl Kernel {
         here.next().map(|loaded| loaded.kernel.clone())
     }
 
-    /// Machine code comes first; text does where the driver is too old for it, or has none of it.
+    /// Tries machine code first, then PTX if the driver is too old for the machine code or none is embedded.
     fn load(device: &Device, name: &str) -> Result<Kernel, Error> {
         let mut refused = Error::from(cuda::Error::NoKernel { name: name.to_owned() });
         for code in codes(name, device.capability()?) {
             let module = match &code {
                 Code::Ptx(text) => Module::load(device, text),
-                // SAFETY: the build has looked at the file that it embedded, which unpacking gives whole.
+                // SAFETY: the build checked the file that it embedded, and unpacking restores it in full.
                 Code::Machine(cubin) => unsafe { Module::load_cubin(device, cubin) },
             };
             match module {
@@ -96,10 +96,10 @@ impl Kernel {
         Err(refused)
     }
 
-    /// Runs it on `stream`, with enough blocks for `tiles` tiles.
+    /// Runs the kernel on `stream`, with enough blocks for `tiles` tiles.
     ///
     /// # Safety
-    /// As [`Stream::launch`]'s, for blocks of [`THREADS`] threads.
+    /// Same as [`Stream::launch`], for blocks of [`THREADS`] threads.
     pub(crate) unsafe fn launch(
         &self,
         stream: &Stream,
@@ -113,7 +113,7 @@ impl Kernel {
     }
 }
 
-/// A place to point at for a kernel's parameter.
+/// Returns the pointer to a kernel argument.
 pub(crate) fn argument<T>(value: &mut T) -> *mut c_void {
     (&raw mut *value).cast()
 }

@@ -1,19 +1,19 @@
-//! What the kernels of L-BFGS are told (`lbfgs/lbfgs.cu`), each for f32 and f64; the grid may have any size.
+//! Arguments of the kernels of L-BFGS (`lbfgs/lbfgs.cu`), for f32 and f64 each; the grid may have any size.
 //!
 //! ```text
-//! lbfgs_gram_f32      (Products)                         many rows times a vector
-//! lbfgs_dot_f32       (Products)                         few
+//! lbfgs_gram_f32      (Products)                         dot products of many rows with a vector
+//! lbfgs_dot_f32       (Products)                         dot products of few rows with a vector
 //! lbfgs_combine_f32   (Combination)                      the direction
 //! lbfgs_leave_f32     (x, start, d, f64 t, u64 len)      start = x, x = t d + start
 //! lbfgs_walk_f32      (x, start, d, f64 t, u64 len)      x = t d + start
 //! lbfgs_difference_f32(y, g, before, u64 len)            y = g - before
 //! ```
 //!
-//! Norms, largest magnitudes and what is not finite are the kernels of norms'. [`Lbfgs`](crate::Lbfgs) launches them where its
-//! state is on a GPU.
+//! The kernels of norms compute norms, largest magnitudes and counts of non-finite elements. [`Lbfgs`](crate::Lbfgs) launches these
+//! kernels if its state is on a GPU.
 
-/// Dot products of rows with a vector, added to sums as [`ExactSum::add_dot`](crate::ExactSum::add_dot) does: the same words
-/// once carried.
+/// Dot products of rows with a vector, added to sums as in [`ExactSum::add_dot`](crate::ExactSum::add_dot): the words are the same once
+/// carried.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Products {
@@ -21,13 +21,13 @@ pub struct Products {
     pub x: u64,
     /// Address of a table of the rows' addresses.
     pub rows: u64,
-    /// Rows.
+    /// Number of rows.
     pub count: u64,
-    /// Address of the table of ranges that are added up, [`spans`](super::spans).
+    /// Address of the table of ranges to sum over, [`spans`](super::spans).
     pub spans: u64,
-    /// Ranges.
+    /// Number of ranges.
     pub span_count: u64,
-    /// Tiles of all ranges.
+    /// Number of tiles of all ranges.
     pub tiles: u64,
     /// Address of the sums, of [`ExactSum::WORDS`](crate::ExactSum::WORDS) words each.
     pub sums: u64,
@@ -37,19 +37,19 @@ pub struct Products {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Combination {
-    /// Address of what is written.
+    /// Address of the direction, the output.
     pub d: u64,
-    /// Of the gradient.
+    /// Address of the gradient.
     pub g: u64,
-    /// Of a table of the rows' addresses.
+    /// Address of a table of the rows' addresses.
     pub rows: u64,
-    /// Of the rows' coefficients, f64.
+    /// Address of the rows' coefficients, f64.
     pub coefs: u64,
-    /// Rows.
+    /// Number of rows.
     pub count: u64,
-    /// Elements.
+    /// Number of elements.
     pub len: u64,
-    /// The gradient's coefficient.
+    /// Coefficient of the gradient.
     pub coef: f64,
 }
 

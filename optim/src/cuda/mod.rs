@@ -1,20 +1,20 @@
-//! What the launches of a rule's CUDA kernels are told: arithmetic and memory layouts, no CUDA.
+//! Arguments of the CUDA kernels that update parameters: arithmetic and memory layouts, no CUDA.
 //!
-//! A step is two launches, one after the other, in blocks of [`THREADS`] threads; a grid may have any size:
+//! A step is two launches, one after the other, in blocks of [`THREADS`] threads; the grid may have any size:
 //!
 //! ```text
-//! FAMILY_prepare(Row* rows, u64 count, const Step*)                      one more step in every row: its t, its constants
-//! NAME(Streams, const Row* rows, u64 count, u64 tiles, const Step*)      every element of every row
+//! FAMILY_prepare(Row* rows, u64 count, const Step*)                      advances every row: its t, its constants
+//! NAME(Streams, const Row* rows, u64 count, u64 tiles, const Step*)      updates every element of every row
 //! ```
 //!
-//! `FAMILY_prepare` knows nothing of memory, so one launch prepares the rows of all of a step's tables that lie end to end. They
-//! give the bits of [`Isa::Reference`](crate::Isa::Reference). The table of rows, of one or several parameter groups,
-//! stays on the device and counts its own steps. A [`Step`] may be written there too, so nothing here needs the host to know
-//! what was decided: where [`Step::skip`] is set, rows and all memory are as they were. Behind the step is a byte for each
-//! parameter of which ranks count who has a gradient; where it is 0, the rows of that parameter are left alone.
+//! `FAMILY_prepare` does not access vectors, so one launch prepares the rows of all of a step's tables that lie end to end. The results
+//! have the bits of [`Isa::Reference`](crate::Isa::Reference). The table of rows, of one or several parameter groups, stays on the device
+//! and counts its own steps. A [`Step`] may also be written on the device, so the host need not know the decision: if [`Step::skip`] is
+//! set, rows and memory stay unchanged. After the step comes one byte for each parameter with counted gradients; if it is 0, the rows of
+//! that parameter stay unchanged.
 //!
-//! Kernels stand beside their rules (`adam/adam.cu`) and share the numbered files of this folder, put in front in order.
-//! Rules that see sums of tensors or whole matrices have none. Gradients are handed over and converted by
+//! Kernels are in the folders of their rules (`adam/adam.cu`). Each is compiled with the numbered files of this folder in front, in
+//! order. Rules that need sums of tensors or whole matrices have no kernels. Two more kernels accumulate and convert gradients:
 //!
 //! ```text
 //! accumulate_TYPE(void* dst, const void* src, u64 len, f64 weight, u32 first)    accumulate(dst, src, weight, first)
@@ -67,23 +67,23 @@ use meshstep_tensor::DType;
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
-/// A rule's kernels, and what they are told about a parameter group: all that depends neither on `t` nor on the rate.
+/// Kernel family of a rule, and its arguments for a parameter group: all that depends neither on `t` nor on the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyper {
-    /// What the names of its kernels begin with: `adam` of `adam_f32`. Its [`module`] says where they are.
+    /// Prefix of the kernels' names: `adam` of `adam_f32`. [`module`] derives the file from it.
     pub family: &'static str,
-    /// Switches, as the kernels number them.
+    /// Switches, in the kernels' encoding.
     pub flags: u32,
-    /// The rule's `weight_decay`.
+    /// `weight_decay` of the rule.
     pub weight_decay: f64,
-    /// The schedule's largest rate with [`Decay::FullyDecoupled`]; else 0.
+    /// Largest learning rate of the schedule with [`Decay::FullyDecoupled`], else 0.
     pub lr_max: f64,
-    /// Hyperparameters of the rule's own, in its kernels' order.
+    /// Hyperparameters specific to the rule, in its kernels' order.
     pub given: [f64; Hyper::MOST],
 }
 
 impl Hyper {
-    /// Hyperparameters of its own that a rule may have: four moments with their weights, and three more.
+    /// Maximum number of hyperparameters specific to a rule: four moments with their weights, and three more.
     pub const MOST: usize = 11;
 
     const COUPLED: u32 = 1;
@@ -92,7 +92,7 @@ impl Hyper {
     const FULLY_DECOUPLED: u32 = 8;
     const OWN: u32 = 16;
 
-    /// What all rules have in common, and the rule's own.
+    /// Combines the hyperparameters that all rules share with those specific to the rule.
     pub(crate) fn new(family: &'static str, common: &Common, own: &[f64]) -> Self {
         let (decay, lr_max) = match common.decay {
             Decay::Coupled if common.weight_decay == 0.0 => (0, 0.0),
@@ -106,36 +106,36 @@ impl Hyper {
         Hyper { family, flags, weight_decay: common.weight_decay, lr_max, given }
     }
 
-    /// With these switches of the rule's own, in its kernels' order.
+    /// Adds switches specific to the rule, in its kernels' order.
     pub(crate) fn with(mut self, own: &[bool]) -> Self {
         self.flags |= own.iter().enumerate().map(|(i, &on)| u32::from(on) * (Self::OWN << i)).sum::<u32>();
         self
     }
 }
 
-/// One segment, with the hyperparameters of its parameter group, as it stays on the device.
+/// One segment with the hyperparameters of its parameter group, in device layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Row {
-    /// Its first element in the flat memory; behind all memory while a step leaves the row alone.
+    /// First element in the flat memory; beyond all memory while a step leaves the row unchanged.
     pub start: u64,
-    /// The element behind its last.
+    /// One past the last element.
     pub end: u64,
-    /// Tiles of all rows before it.
+    /// Number of tiles of all rows before this one.
     pub tile: u64,
-    /// Key of its tensor's random numbers.
+    /// Key of the tensor's random numbers.
     pub key: u64,
-    /// Place of its first element among those that [`strided`](Self::strided) has.
+    /// Position of the first element in [`strided`](Self::strided).
     pub first: u64,
-    /// Which of the whole tensor's elements these are: first, run and stride of a [`Strided`].
+    /// Elements of the whole tensor: first, run and stride of a [`Strided`].
     pub strided: [u64; 3],
-    /// Steps done. The device counts.
+    /// Number of steps done. The device counts.
     pub t: u64,
     /// [`Hyper::flags`].
     pub flags: u32,
-    /// Its parameter's byte behind the [`Step`]; [`EVERY_STEP`](Self::EVERY_STEP) if there is none.
+    /// Index of the parameter's byte after the [`Step`], or [`EVERY_STEP`](Self::EVERY_STEP).
     pub param: u32,
-    /// Its group's factor on the learning rate.
+    /// The group's factor on the learning rate.
     pub lr_scale: f64,
     /// [`Hyper::weight_decay`].
     pub weight_decay: f64,
@@ -143,62 +143,62 @@ pub struct Row {
     pub lr_max: f64,
     /// [`Hyper::given`].
     pub given: [f64; Hyper::MOST],
-    /// What of a parameter a step takes off. Written on the device.
+    /// Fraction of a parameter that the weight decay of a step removes. Written on the device.
     pub lw: f64,
-    /// The rule's own constants of a step. Written on the device.
+    /// Constants of a step specific to the rule. Written on the device.
     pub constants: [f64; Row::CONSTANTS],
 }
 
 impl Row {
-    /// Constants of its own that a rule may have.
+    /// Maximum number of constants specific to a rule.
     pub const CONSTANTS: usize = 14;
     /// [`param`](Self::param) of a row that every step updates.
     pub const EVERY_STEP: u32 = u32::MAX;
 }
 
-/// What changes from step to step, and may be decided on the device.
+/// Values that change from step to step, possibly decided on the device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Step {
-    /// [`Scalars::lr`](crate::Scalars::lr), in range for every group: kernels check nothing.
+    /// [`Scalars::lr`](crate::Scalars::lr), in range for every group: kernels do not check it.
     pub lr: f64,
-    /// Multiplied into every gradient: [`Scalars::grad_scale`](crate::Scalars::grad_scale).
+    /// Factor on every gradient: [`Scalars::grad_scale`](crate::Scalars::grad_scale).
     pub grad_scale: f64,
-    /// Not 0: nothing is written, and the step does not count.
+    /// Nonzero: nothing is written, and the step does not count.
     pub skip: u32,
-    /// Not 0: gradients are zero afterwards.
+    /// Nonzero: gradients are set to zero afterwards.
     pub zero_grads: u32,
 }
 
-/// The addresses of the vectors, and what the name of the kernel does not say about them.
+/// Addresses of the vectors, and their types unless given by the kernel's name.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Streams {
-    /// Address of the parameters; like all others, that of element 0 of the flat memory, aligned to the element.
+    /// Address of the parameters. As for all vectors here, it is that of element 0 of the flat memory, aligned to the element.
     pub params: u64,
-    /// Of the remainders, where parameters have some.
+    /// Address of the remainders, if parameters have them.
     pub remainder: u64,
-    /// Of the gradients.
+    /// Address of the gradients.
     pub grads: u64,
-    /// Of the copy in low precision; 0: none.
+    /// Address of the copy in low precision; 0 for none.
     pub copy: u64,
-    /// Of the rule's state vectors.
+    /// Addresses of the rule's state vectors.
     pub state: [u64; Streams::STATES],
     /// [`format()`] of the gradients.
     pub grads_format: u32,
     /// [`format()`] of the copy.
     pub copy_format: u32,
-    /// Not 0: bf16 state, and bf16 parameters without remainder, are rounded by random bits.
+    /// Nonzero: bf16 state, and bf16 parameters without remainder, are rounded stochastically.
     pub stochastic: u32,
-    /// Only fills.
+    /// Padding.
     pub unused: u32,
 }
 
 impl Streams {
-    /// State vectors that a rule may have.
+    /// Maximum number of state vectors of a rule.
     pub const STATES: usize = 5;
 
-    /// The formats of `flat`, without addresses.
+    /// Returns the formats of `flat`, without addresses.
     pub fn of(flat: &Flat<'_, '_>, rounding: Rounding) -> Self {
         Streams {
             grads_format: format(flat.grads.dtype()),
@@ -209,7 +209,7 @@ impl Streams {
     }
 }
 
-/// How kernels call the type of a vector: 0 for the type they compute in, 1 for bf16, 2 for f16.
+/// Returns the kernels' code of a vector's type: 0 for the type of the computation, 1 for bf16, 2 for f16.
 pub fn format(dtype: DType) -> u32 {
     match dtype {
         DType::BF16 => 1,
@@ -218,7 +218,7 @@ pub fn format(dtype: DType) -> u32 {
     }
 }
 
-/// The kernel of a `family` that updates memory of these types, which [`Rule::update`] would accept.
+/// Returns the name of the kernel of `family` that updates memory of these types, which [`Rule::update`] would accept.
 pub fn kernel(family: &str, flat: &Flat<'_, '_>) -> String {
     let params = match (flat.params.dtype(), &flat.remainder) {
         (DType::F64, _) => "f64",
@@ -230,30 +230,30 @@ pub fn kernel(family: &str, flat: &Flat<'_, '_>) -> String {
     format!("{family}_{params}{}", if narrow { "_state_bf16" } else { "" })
 }
 
-/// Elements of a tile, where parameters have this type.
+/// Returns the number of elements of a tile for parameters of this type.
 pub fn tile(params: DType) -> u64 {
     u64::from(THREADS) * if params == DType::F64 { 4 } else { 8 }
 }
 
-/// The file, without its ending, that a family or a kernel comes from: what its name begins with.
+/// Returns the file, without its ending, of a family or a kernel: the first part of the name.
 pub fn module(name: &str) -> &str {
     name.split('_').next().unwrap_or(name)
 }
 
-/// The kernel that does what [`accumulate`](crate::accumulate) does for this type. The caller checks that the weight is
+/// Returns the name of the kernel that computes [`accumulate`](crate::accumulate) for this type. The caller checks that the weight is
 /// finite in it.
 pub fn accumulate(dtype: DType) -> Option<String> {
     let has = matches!(dtype, DType::F32 | DType::F64 | DType::BF16 | DType::F16);
     has.then(|| format!("accumulate_{dtype}"))
 }
 
-/// The kernel that does what [`meshstep_tensor::cast`] does between two types.
+/// Returns the name of the kernel that computes [`meshstep_tensor::cast`] between two types.
 pub fn cast(from: DType, to: DType) -> Option<String> {
     let has = |dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
     (has(from) && has(to) && from != to).then(|| format!("cast_{from}_{to}"))
 }
 
-/// The kernel that prepares the rows of a `family`.
+/// Returns the name of the kernel that prepares the rows of a `family`.
 pub fn prepare(family: &str) -> String {
     format!("{family}_prepare")
 }
@@ -261,8 +261,8 @@ pub fn prepare(family: &str) -> String {
 /// Appends the segments of one parameter group to a table for parameters of this type. `lr_scale` is the group's factor on
 /// the learning rate; a segment's `t` is that of the next step.
 ///
-/// Rows may lie in any order, since a row's tiles are counted from the one before. The caller sees to it that all groups of a
-/// table are of one family, and that no two rows overlap. After an error the table is as it was.
+/// Rows may be in any order, because a row's tiles are counted from the row before it. The caller ensures that all groups of a table are
+/// of one family, and that no two rows overlap. After an error the table is unchanged.
 pub fn append(
     table: &mut Vec<Row>,
     params: DType,
@@ -287,7 +287,7 @@ pub fn append(
 }
 
 fn row(hyper: &Hyper, lr_scale: f64, segment: &Segment, tile: u64) -> Row {
-    // Kernels are quick where elements are neighbours in their tensor, wherever they begin.
+    // Kernels are fast for elements that are contiguous in their tensor, at any position.
     let together = segment.strided.together(segment.first, segment.range.len() as u64);
     let (first, strided) = together.map_or((segment.first, segment.strided), |index| (index, Strided::WHOLE));
     Row {
@@ -309,7 +309,7 @@ fn row(hyper: &Hyper, lr_scale: f64, segment: &Segment, tile: u64) -> Row {
     }
 }
 
-/// The tiles of a table, which a launch is told.
+/// Returns the number of tiles of a table, an argument of the launch.
 pub fn tiles(table: &[Row], params: DType) -> u64 {
     table.last().map_or(0, |row| row.tile + (row.end - row.start).div_ceil(tile(params)))
 }

@@ -1,4 +1,4 @@
-//! A norm's sum in memory of a device.
+//! Sum of a norm in device memory.
 
 use super::kernels::{Kernel, argument};
 use super::{CARRY_SUMS, NormAt, Span, WRITE_SUM, norm_kernel, norm_tile, spans};
@@ -6,14 +6,14 @@ use crate::{Error, ExactSum, Norm, NormAccumulator};
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
 
-/// Where the sum's words begin, behind the count of what is not finite.
+/// Index of the sum's first word, after the count of non-finite elements.
 const WORDS: usize = 1;
-/// Where the bits of the largest magnitude are.
+/// Index of the bits of the largest magnitude.
 const MAX: usize = WORDS + ExactSum::WORDS;
-/// Where that of what is only watched is, which nobody reads.
+/// Index of the largest magnitude of watched vectors, which is never read.
 const UNREAD: usize = MAX + 1;
 
-/// A [`NormAccumulator`] on a device.
+/// [`NormAccumulator`] on a device.
 #[derive(Debug)]
 pub(crate) struct NormThere {
     norm: Norm,
@@ -22,11 +22,11 @@ pub(crate) struct NormThere {
     /// Loaded before a graph may be captured.
     carry: Kernel,
     write: Kernel,
-    /// The tables of vectors that were added, by what their launch is told.
+    /// Tables of the vectors added so far, one for each length and type.
     tables: Vec<Table>,
 }
 
-/// One vector from its beginning.
+/// Launch table of one whole vector.
 #[derive(Debug)]
 struct Table {
     len: usize,
@@ -55,7 +55,7 @@ impl NormThere {
     }
 
     pub(crate) fn watch(&mut self, values: Slice<'_>, queue: &Queue) -> Result<(), Error> {
-        // It has no sum.
+        // The kernel of this norm writes no sum.
         self.add_to(values, Norm::Inf, UNREAD, queue)
     }
 
@@ -78,8 +78,8 @@ impl NormThere {
             argument(&mut tiles),
             argument(&mut at),
         ];
-        // SAFETY: the span is that of all of `values`, whose type the kernel was chosen for; it adds to the words, which are
-        // this sum's own. All are of the stream's device.
+        // SAFETY: the span covers `values`, and the kernel was chosen for their type. It adds to the words, which belong to this sum. All
+        // memory is on the stream's device.
         unsafe { table.kernel.launch(stream, table.tiles, arguments) }
     }
 
@@ -87,11 +87,11 @@ impl NormThere {
         Ok(queue.zero(self.words.as_mut())?)
     }
 
-    /// Carries the words, so that equal sums have equal ones.
+    /// Carries the words, so that equal sums have equal words.
     fn carry(&self, queue: &Queue) -> Result<(), Error> {
         let stream = self.stream(queue)?;
         let (mut sums, mut count) = (self.address(WORDS), 1u64);
-        // SAFETY: the kernel carries one sum, which is where it is told.
+        // SAFETY: the kernel carries one sum, at the address given.
         unsafe { self.carry.launch(stream, 1, &mut [argument(&mut sums), argument(&mut count)]) }
     }
 
@@ -108,8 +108,8 @@ impl NormThere {
             }
         }
         let (mut from, mut sum, mut max) = (self.address(0), sum.address() as u64, max.address() as u64);
-        // SAFETY: this sum's words are laid out as the kernel reads them; both vectors have room for what it writes, checked
-        // above, and all are of the stream's device.
+        // SAFETY: this sum's words have the layout that the kernel reads. Both vectors have room for its output, checked above, and all
+        // memory is on the stream's device.
         unsafe {
             self.write.launch(stream, 1, &mut [argument(&mut from), argument(&mut sum), argument(&mut max)])
         }
@@ -123,7 +123,7 @@ impl NormThere {
         Ok(NormAccumulator::from_parts(self.norm, sum, words[MAX], words[0]))
     }
 
-    /// What to say where memory of the CPU is added.
+    /// Returns the error for CPU memory.
     pub(crate) fn not_here(&self) -> Error {
         meshstep_tensor::Error::Place { given: Place::Cpu, expected: self.words.place() }.into()
     }
@@ -137,7 +137,7 @@ impl NormThere {
         (self.words.as_slice().address() + word * size_of::<u64>()) as u64
     }
 
-    /// The table of vectors like `values`.
+    /// Returns the table for vectors like `values`.
     fn table(
         &mut self,
         values: Slice<'_>,
@@ -166,7 +166,7 @@ impl Table {
         (stream, queue): (&Stream, &Queue),
         meter: &Meter,
     ) -> Result<Self, Error> {
-        let (what, works) = ("what a norm is of", "f32, f64, bf16 or f16");
+        let (what, works) = ("the input of a norm", "f32, f64, bf16 or f16");
         let name = norm_kernel(norm, dtype).ok_or(Error::DType { what, given: dtype, works })?;
         let (table, tiles) = spans(std::iter::once(0..len), norm_tile(dtype));
         let words: Vec<u64> =

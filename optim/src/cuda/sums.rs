@@ -1,5 +1,5 @@
-//! What the kernels of exact sums are told. They add to memory of the device what [`NormAccumulator`] and
-//! [`ExactSum::add_dot`] would have, word for word once carried.
+//! Arguments of the kernels of exact sums. They add to device memory what [`NormAccumulator`] and [`ExactSum::add_dot`] would add, word
+//! for word once carried.
 //!
 //! [`NormAccumulator`]: crate::NormAccumulator
 //! [`ExactSum::add_dot`]: crate::ExactSum::add_dot
@@ -9,39 +9,39 @@ use crate::Norm;
 use meshstep_tensor::DType;
 use std::ops::Range;
 
-/// The kernel that carries sums, after which equal ones have equal words: `(u64* sums, u64 count)`, a block for each.
+/// Kernel that carries sums, so that equal sums have equal words: `(u64* sums, u64 count)`, one block for each.
 pub const CARRY_SUMS: &str = "norm_carry";
 
-/// The kernel that writes a sum into the vectors of an exchange: `(const u64* from, u64* sum, u64* max)`, one block. `from` has a
-/// count, the words and the bits of the largest magnitude; `sum` becomes the count, a word that is left alone, and the words,
-/// carried; `max` begins with the bits.
+/// Kernel that writes a sum into the vectors of an exchange: `(const u64* from, u64* sum, u64* max)`, one block. `from` has a count, the
+/// words and the bits of the largest magnitude. `sum` receives the count, then a word that stays unchanged, then the carried words; `max`
+/// begins with the bits.
 pub const WRITE_SUM: &str = "norm_write";
 
-/// A range of the flat memory, as the kernels of sums take them.
+/// Range of the flat memory, in the layout of the sum kernels.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Its first element.
+    /// First element.
     pub start: u64,
-    /// The element behind its last.
+    /// One past the last element.
     pub end: u64,
-    /// Tiles of all spans before it.
+    /// Number of tiles of all spans before this one.
     pub tile: u64,
 }
 
-/// Addresses of what a norm's kernel adds to, `(const void* values, const Span* spans, u64 count, u64 tiles, NormAt)`.
+/// Addresses that a norm's kernel adds to, `(const void* values, const Span* spans, u64 count, u64 tiles, NormAt)`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NormAt {
-    /// Of a count: elements that were infinite or NaN.
+    /// Address of the count of infinite and NaN elements.
     pub non_finite: u64,
-    /// Of the [`ExactSum::WORDS`](crate::ExactSum::WORDS) words of the sum; nothing is there for [`Norm::Inf`].
+    /// Address of the [`ExactSum::WORDS`](crate::ExactSum::WORDS) words of the sum; unused for [`Norm::Inf`].
     pub words: u64,
-    /// Of the largest finite magnitude as the bits of an f64.
+    /// Address of the largest finite magnitude as the bits of an f64.
     pub max_bits: u64,
 }
 
-/// The norm's kernel for vectors of a type; none for [`Norm::P`], and for what is no vector of numbers.
+/// Returns the norm's kernel for vectors of a type; none for [`Norm::P`] and for types that are no numbers.
 pub fn norm_kernel(norm: Norm, dtype: DType) -> Option<String> {
     let norm = match norm {
         Norm::L1 => "l1",
@@ -59,17 +59,17 @@ pub fn norm_kernel(norm: Norm, dtype: DType) -> Option<String> {
     Some(format!("norm_{norm}_{dtype}"))
 }
 
-/// Elements of a tile of a norm's kernel: 64 bytes for each thread, and 32 of f64.
+/// Returns the elements of a tile of a norm's kernel: 64 bytes for each thread, or 32 bytes for f64.
 pub fn norm_tile(dtype: DType) -> u64 {
     u64::from(THREADS) * if dtype == DType::F64 { 4 } else { 64 / dtype.size() as u64 }
 }
 
-/// Elements of a tile of the kernels of dot products: 32 bytes for each thread.
+/// Returns the elements of a tile of the dot product kernels: 32 bytes for each thread.
 pub fn dot_tile(dtype: DType) -> u64 {
     u64::from(THREADS) * 32 / dtype.size() as u64
 }
 
-/// The table of some ranges in tiles of so many elements, and the tiles of all, which a launch is told.
+/// Returns the table of ranges in tiles of `tile` elements, and the number of all tiles, an argument of the launch.
 pub fn spans(ranges: impl IntoIterator<Item = Range<usize>>, tile: u64) -> (Vec<Span>, u64) {
     let mut tiles = 0;
     let span = |range: Range<usize>| {

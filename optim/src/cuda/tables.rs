@@ -1,4 +1,4 @@
-//! Rows of updates in memory of a device, and the launch that prepares those of several updates for a step.
+//! Rows of updates in device memory, and the launch that prepares the rows of several updates for a step.
 
 use super::kernels::{Kernel, argument};
 use super::update::stream;
@@ -8,25 +8,25 @@ use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The rows of several updates in one table for each family of kernels, which one launch prepares for a step.
+/// Rows of several updates in one table for each kernel family; one launch prepares a table for a step.
 #[derive(Debug)]
 pub struct Tables {
     tables: Vec<Table>,
 }
 
-/// The rows of one family.
+/// Rows of one family.
 #[derive(Debug)]
 struct Table {
     family: &'static str,
     prepare: Kernel,
     rows: Rows,
-    /// Parameters that a step must tell of.
+    /// Number of parameters that a step must have bytes for.
     counted: usize,
 }
 
 impl Tables {
-    /// Moves the rows of `updates` into memory of their own, after the queue's work so far; what was theirs before is freed, which
-    /// waits. A graph that was captured before is captured again. After an error no update has changed.
+    /// Moves the rows of `updates` into new memory, after the queue's work so far, and frees their previous memory, which waits. Captured
+    /// graphs must be captured again. After an error no update has changed.
     pub fn join(updates: &mut [&mut Update], queue: &Queue, meter: &Meter) -> Result<Self, Error> {
         let mut families: Vec<&'static str> = Vec::new();
         for update in updates.iter().filter(|update| update.rows.len() > 0) {
@@ -47,13 +47,14 @@ impl Tables {
         Ok(tables)
     }
 
-    /// Whether the rows of `update` are here, if it has any.
+    /// Returns true if the rows of `update` are in these tables, or if it has none.
     pub fn has(&self, update: &Update) -> bool {
         let here = |table: &Table| Arc::ptr_eq(&table.rows.table, &update.rows.table);
         update.rows.len() == 0 || self.tables.iter().any(here)
     }
 
-    /// Prepares every row for `step`, which is read when the stream gets there: [`Update::sweep`] follows for each update.
+    /// Prepares every row for `step`, which the device reads when the stream reaches the launch. [`Update::sweep`] follows for each
+    /// update.
     pub fn prepare(&mut self, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
         self.tables
             .iter()
@@ -82,10 +83,10 @@ impl Table {
     }
 }
 
-/// Rows of a table on the device, which others may have rows in too.
+/// Rows of a table on the device, which may also hold rows of other updates.
 #[derive(Clone, Debug)]
 pub(super) struct Rows {
-    /// As words.
+    /// Table as u64 words.
     pub(super) table: Arc<Buffer>,
     range: Range<usize>,
 }
@@ -94,7 +95,7 @@ pub(super) struct Rows {
 const WORDS: usize = size_of::<Row>() / size_of::<u64>();
 
 impl Rows {
-    /// Rows of memory that is theirs, of which nothing is known yet.
+    /// Allocates zeroed memory for `count` rows.
     pub(super) fn room(count: usize, queue: &Queue, meter: &Meter) -> Result<Buffer, Error> {
         Ok(Buffer::zeroed_on(queue, count * WORDS, DType::U64, meter, Category::State)?)
     }
@@ -107,7 +108,7 @@ impl Rows {
         Ok(self.table.as_slice().slice(self.range.start * WORDS..self.range.end * WORDS)?)
     }
 
-    /// Copies the rows to `first` and those behind it.
+    /// Copies the rows into a table, starting at row `first`.
     fn copy_to(&self, first: usize, into: &mut Buffer, queue: &Queue) -> Result<(), Error> {
         let place = first * WORDS..(first + self.range.len()) * WORDS;
         Ok(queue.copy(self.slice()?, into.as_mut().slice(place)?)?)
@@ -117,7 +118,7 @@ impl Rows {
         self.range.len()
     }
 
-    /// Where the first row is, and how many there are.
+    /// Returns the address of the first row, and the number of rows.
     pub(super) fn at(&self) -> (u64, u64) {
         let first = self.table.as_slice().address() + self.range.start * size_of::<Row>();
         (first as u64, self.range.len() as u64)
@@ -136,8 +137,8 @@ impl Rows {
         step.check(counted, queue)?;
         let ((mut rows, mut count), mut step) = (self.at(), step.address());
         let blocks = count.div_ceil(THREADS.into());
-        // SAFETY: there are `count` rows; `step` is one `Step` with a byte for each parameter that they name, checked above; both
-        // are on the stream's device, and only work that this stream orders touches the rows.
+        // SAFETY: there are `count` rows. `step` is one `Step` with a byte for each parameter that the rows name, checked above. Both are
+        // on the stream's device, and only work in this stream's order touches the rows.
         unsafe {
             kernel.launch(
                 stream,

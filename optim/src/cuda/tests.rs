@@ -1,4 +1,4 @@
-//! Layouts, tables, and that the device makes the constants of the host. The kernels' own tests: tests/suite/cuda_kernels.
+//! Layouts, tables, and equality of the constants computed on device and host. Tests of the kernels: tests/suite/cuda_kernels.
 
 use super::*;
 use crate::{AdamW, Lamb, Lars, Muon, Scalars};
@@ -44,13 +44,13 @@ fn layouts_are_those_of_the_kernels() {
     assert_eq!((std::mem::offset_of!(Row, given), std::mem::offset_of!(Row, constants)), (104, 200));
 }
 
-/// `prepare` makes of the rule, for step `t`, what `host` does: what of a parameter decays, then the rule's own constants.
+/// Asserts that `prepare` computes the constants of the rule for step `t` as `host` does: weight decay first, then those of the rule.
 pub(crate) fn constants_equal(rule: &dyn Rule, host: impl Fn(&Scalars, &Segment) -> Vec<f64>) {
     const TIMES: [u64; 8] = [1, 2, 3, 7, 100, 2000, 2001, (1 << 40) + 3];
     let family = rule.on_device().unwrap().family;
     let Some(device) = Device::of(module(family)) else { return };
     for (lr, lr_scale) in [(1e-3, 1.0), (0.1, 0.3), (0.0, 1.0), (f64::from(f32::MAX), 1.7e-3)] {
-        // A factor that is only for rules which see sums of tensors.
+        // A factor for rules that see sums of tensors only; kernels ignore it.
         let segments = TIMES.map(|t| Segment { ratio: 3.0, ..Segment::new(0..0, t) });
         let mut table = Vec::new();
         for segment in &segments {
@@ -84,6 +84,6 @@ impl Bits for Vec<f64> {
 fn run(device: &Device, family: &str, table: &mut [Row], mut step: Step) {
     let (mut rows, mut count, mut step) = (table.as_mut_ptr(), table.len() as u64, &raw mut step);
     let mut args = [(&raw mut rows).cast(), (&raw mut count).cast(), (&raw mut step).cast()];
-    // SAFETY: `prepare` takes rows that may be written, so many, and a step.
+    // SAFETY: `prepare` takes `count` writable rows and a step.
     unsafe { device.launch(&prepare(family), 1, THREADS, &mut args) }.unwrap();
 }

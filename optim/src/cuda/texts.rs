@@ -1,14 +1,13 @@
-//! The code of the kernels as it is embedded: PTX of each file, compressed; machine code beside it with the feature `cubins`.
+//! Embedded code of the kernels: compressed PTX of each file, and with the feature `cubins` also machine code.
 //!
-//! A driver compiles PTX for its device, in time that grows with the text. So what is loaded is the text of one kernel, when it
-//! is first asked for.
+//! A driver compiles PTX for its device, in time that grows with the text. Therefore only the text of one kernel is loaded, on first use.
 
 use miniz_oxide::inflate::decompress_to_vec_with_limit;
 
-/// A file that the build has compressed.
+/// File compressed by the build.
 struct Packed {
     module: &'static str,
-    /// Of machine code, as 90 of sm_90; 0 of PTX.
+    /// Chip of machine code, as 90 for sm_90; 0 for PTX.
     chip: u32,
     bytes: &'static [u8],
     len: usize,
@@ -16,16 +15,16 @@ struct Packed {
 
 static FILES: &[Packed] = &include!(concat!(env!("OUT_DIR"), "/texts.rs"));
 
-/// What a driver is given.
+/// Code for a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Code {
-    /// Text of one kernel.
+    /// PTX of one kernel.
     Ptx(String),
     /// Machine code of all kernels of a file.
     Machine(Vec<u8>),
 }
 
-/// Machine code for a device of this compute capability with a kernel's file, where it is embedded, then the kernel's text.
+/// Returns the machine code of the kernel's file for a device of this compute capability, if embedded, then the kernel's PTX.
 pub(crate) fn codes(kernel: &str, capability: (u32, u32)) -> impl Iterator<Item = Code> {
     machine_code(kernel, capability).into_iter().chain(text(kernel))
 }
@@ -54,7 +53,7 @@ impl Packed {
     }
 }
 
-/// The text of one kernel of a file: what stands before all kernels, the memory it names, and itself.
+/// Returns the PTX of one kernel of a file: the head, the declarations that the kernel names, and the kernel.
 fn one(ptx: &str, kernel: &str) -> Option<String> {
     let mut parts = Parts::of(ptx);
     let entry = parts.entries.remove(kernel)?;
@@ -63,12 +62,12 @@ fn one(ptx: &str, kernel: &str) -> Option<String> {
     Some(parts.head.into_iter().chain(memory).map(|line| format!("{line}\n")).collect::<String>() + &entry)
 }
 
-/// A file of PTX, cut up.
+/// PTX file, split into parts.
 #[derive(Default)]
 struct Parts<'a> {
-    /// The version, the target and the size of addresses, with the comments before them.
+    /// Version, target and address size, with the comments before them.
     head: Vec<&'a str>,
-    /// Declarations outside of kernels.
+    /// Declarations outside kernels.
     memory: Vec<&'a str>,
     entries: std::collections::HashMap<&'a str, String>,
 }
@@ -101,7 +100,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The name of declared memory, as in `.shared .align 8 .b8 words[1064];` or `.global .align 4 .u32 MOST = 3;`.
+/// Returns the name of declared memory, as in `.shared .align 8 .b8 words[1064];` or `.global .align 4 .u32 MOST = 3;`.
 fn symbol(line: &str) -> Option<&str> {
     let declared = [".shared ", ".global ", ".const "].iter().any(|space| line.starts_with(space));
     let name = declared.then(|| line.split(['[', '=', ';']).next())??;
@@ -158,7 +157,7 @@ ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [ONE];
                 let Some(Code::Ptx(text)) = super::text(kernel) else { panic!("{kernel}") };
                 assert_eq!(text.matches(".entry ").count(), 1, "{kernel}");
                 assert_eq!(text.matches('{').count(), text.matches('}').count(), "{kernel}");
-                // Names that the compiler has made are declared.
+                // Every name made by the compiler is declared.
                 for name in text
                     .split(|c: char| !c.is_alphanumeric() && c != '_')
                     .filter(|word| word.starts_with("_Z"))

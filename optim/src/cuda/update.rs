@@ -1,4 +1,4 @@
-//! A table of segments on a device, and the launches that bring them one step forward.
+//! Table of segments on a device, and the launches that advance them by one step.
 
 use super::kernels::{Kernel, argument};
 use super::tables::Rows;
@@ -8,24 +8,24 @@ use crate::{Error, Flat, Rounding, Rule, Segment};
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};
 
-/// The segments of one parameter group.
+/// Segments of one parameter group.
 #[derive(Clone, Copy, Debug)]
 pub struct Group<'a> {
-    /// How they are updated.
+    /// Update rule of the group.
     pub rule: &'a dyn Rule,
     /// The group's factor on the learning rate.
     pub lr_scale: f64,
-    /// Ascending, without overlap; `t` is that of the next step.
+    /// Segments, ascending, without overlap; `t` is that of the next step.
     pub segments: &'a [Segment],
-    /// For each segment the number of its parameter among those that a [`Decision`](super::Decision) counts: it is updated where
-    /// some rank has that one's gradient. Empty: every step updates all segments.
+    /// For each segment the index of its parameter among those that a [`Decision`](super::Decision) counts: the segment is updated if
+    /// some rank has that parameter's gradient. Empty: every step updates all segments.
     pub params: &'a [u32],
 }
 
-/// The segments of flat memory on a GPU, of one or several parameter groups, with all that their updates need.
+/// Segments of flat memory on a GPU, of one or several parameter groups, with everything their updates need.
 ///
-/// A step is two launches, and no wait of the host: rates, factors and whether the step counts at all are read from device
-/// memory, step counts are kept there. Of several updates [`Tables`](super::Tables) makes the first launch one.
+/// A step is two launches without waiting on the host: rates, factors and the decision to skip are read from device memory, and step
+/// counts are kept there. [`Tables`](super::Tables) merge the first launches of several updates into one.
 #[derive(Debug)]
 pub struct Update {
     pub(super) family: &'static str,
@@ -33,13 +33,13 @@ pub struct Update {
     sweep: Kernel,
     pub(super) rows: Rows,
     tiles: u64,
-    /// Parameters that the step must tell of.
+    /// Number of parameters that a step must have bytes for.
     pub(super) counted: usize,
     formats: Streams,
     types: Types,
 }
 
-/// What an update was made for.
+/// Memory layout that an update was made for.
 #[derive(Clone, Debug, PartialEq)]
 struct Types {
     len: usize,
@@ -51,8 +51,8 @@ struct Types {
 }
 
 impl Update {
-    /// Puts the table on the queue's device, for memory like `flat`: of its types and length. All groups' rules are of one
-    /// family; those that see sums of tensors or whole matrices are refused.
+    /// Uploads the table to the queue's device, for memory with the types and length of `flat`. All groups' rules must be of one family;
+    /// rules that see sums of tensors or whole matrices are refused.
     pub fn new(
         flat: &Flat<'_, '_>,
         groups: &[Group<'_>],
@@ -88,20 +88,20 @@ impl Update {
         })
     }
 
-    /// One step of every segment, as `step` says; it is read when the stream gets there.
+    /// Advances every segment by one step with the values of `step`, which the device reads when the stream reaches it.
     pub fn run(&mut self, flat: Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
         self.check(&flat, step, queue)?;
         self.rows.prepare(&self.prepare, self.counted, step, queue)?;
         self.launch(&flat, step, queue)
     }
 
-    /// The same where [`Tables::prepare`](super::Tables::prepare) has prepared the rows for this step.
+    /// Same as [`run`](Self::run) if [`Tables::prepare`](super::Tables::prepare) has already prepared the rows for this step.
     pub fn sweep(&mut self, flat: Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
         self.check(&flat, step, queue)?;
         self.launch(&flat, step, queue)
     }
 
-    /// Updates what the rows name, all of it checked.
+    /// Updates the elements of all rows; the callers have checked the arguments.
     fn launch(&mut self, flat: &Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
         let stream = stream(queue)?;
         let (mut streams, mut tiles, (mut rows, mut count)) =
@@ -114,9 +114,9 @@ impl Update {
             argument(&mut tiles),
             argument(&mut step),
         ];
-        // SAFETY: the parameters' types are the kernel's own. There are `count` rows, `step` is one `Step`, both on the stream's
-        // device; rows lie within `flat`, whose vectors are of the types the kernel was chosen for, as the callers have checked, and
-        // borrowed exclusively by them, and work that later calls put on this stream follows.
+        // SAFETY: the parameters have the kernel's types. There are `count` rows and one `Step`, both on the stream's device. Rows lie
+        // within `flat`; its vectors have the types that the kernel was chosen for, as the callers have checked, and are borrowed
+        // exclusively by them. Later work on this stream runs after the kernel.
         unsafe { self.sweep.launch(stream, self.tiles, swept) }
     }
 
@@ -134,7 +134,7 @@ impl Update {
         Ok(())
     }
 
-    /// The steps done of each segment, group by group. Waits for the queue.
+    /// Returns the steps done by each segment, group by group. Waits for the queue.
     pub fn steps(&self, queue: &Queue) -> Result<Vec<u64>, Error> {
         let rows = self.rows.slice()?;
         let mut words = vec![0u64; rows.len()];
@@ -171,21 +171,21 @@ impl Types {
     }
 }
 
-/// A [`Step`] in memory of a device.
+/// [`Step`] in device memory.
 #[derive(Debug)]
 pub struct StepBlock {
     block: Buffer,
-    /// Parameters it tells of.
+    /// Number of parameters with a byte.
     counted: usize,
 }
 
 impl StepBlock {
-    /// One that skips.
+    /// Creates a step that skips.
     pub fn new(queue: &Queue, meter: &Meter) -> Result<Self, Error> {
         Self::of(0, queue, meter)
     }
 
-    /// The same, which tells of so many parameters whether they are updated.
+    /// Creates a step that skips, with a byte for each of `counted` parameters.
     pub(super) fn of(counted: usize, queue: &Queue, meter: &Meter) -> Result<Self, Error> {
         let words = size_of::<Step>() / size_of::<u64>() + counted.div_ceil(size_of::<u64>());
         let block = Buffer::zeroed_on(queue, words, DType::U64, meter, Category::Staging)?;
@@ -194,16 +194,16 @@ impl StepBlock {
         Ok(block)
     }
 
-    /// Of how many parameters it tells whether they are updated.
+    /// Returns the number of parameters that the step has a byte for.
     pub fn counted(&self) -> usize {
         self.counted
     }
 
-    /// Whether it is there, and tells of all parameters that rows name.
+    /// Checks the place, and that the step has a byte for every parameter that rows name.
     pub(super) fn check(&self, counted: usize, queue: &Queue) -> Result<(), Error> {
         self.block.place().check(queue.place())?;
         if self.counted < counted {
-            let what = "a step that leaves parameters alone";
+            let what = "a step with a byte for each parameter";
             return Err(Error::Len { what, given: self.counted, expected: counted });
         }
         Ok(())
@@ -213,7 +213,7 @@ impl StepBlock {
         self.block.as_slice().address() as u64
     }
 
-    /// Becomes `step`, after all work of the queue so far.
+    /// Writes `step` after all work of the queue so far.
     pub fn set(&mut self, step: &Step, queue: &Queue) -> Result<(), Error> {
         let words: &[u64] = bytemuck::cast_slice(std::slice::from_ref(step));
         Ok(queue.upload(words.into(), self.block.as_mut().slice(0..words.len())?)?)
@@ -225,7 +225,7 @@ pub(super) fn stream(queue: &Queue) -> Result<&Stream, Error> {
     queue.stream().ok_or(wrong.into())
 }
 
-/// The one family of all groups.
+/// Returns the kernel family of all groups.
 fn family(groups: &[Group<'_>]) -> Result<&'static str, Error> {
     let mut families =
         groups.iter().filter_map(|group| group.rule.on_device()).map(|Hyper { family, .. }| family);
@@ -234,7 +234,7 @@ fn family(groups: &[Group<'_>]) -> Result<&'static str, Error> {
     other.map_or(Ok(first), |other| Err(Error::MixedKernels { first, other }))
 }
 
-/// Tells rows their parameters, where there are numbers.
+/// Writes parameter indices into the rows, if given.
 fn number(rows: &mut [Row], params: &[u32]) -> Result<(), Error> {
     if !params.is_empty() && params.len() != rows.len() {
         return Err(Error::Len { what: "params of segments", given: params.len(), expected: rows.len() });
@@ -243,13 +243,13 @@ fn number(rows: &mut [Row], params: &[u32]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Parameters up to the last one that some row names.
+/// Returns one more than the largest parameter index of any row.
 fn counted(rows: &[Row]) -> usize {
     let named = rows.iter().map(|row| row.param).filter(|&param| param != Row::EVERY_STEP);
     named.max().map_or(0, |last| last as usize + 1)
 }
 
-/// No element is updated twice in one launch.
+/// Checks that no element is updated twice in one launch.
 fn check_apart(groups: &[Group<'_>]) -> Result<(), Error> {
     let segments = groups.iter().flat_map(|group| group.segments);
     let mut ranges: Vec<_> = segments.map(|s| s.range.clone()).filter(|range| !range.is_empty()).collect();

@@ -1,4 +1,4 @@
-//! One element of LAMB, for loops that become vector instructions. Letters: mod.rs. It must equal reference.rs.
+//! One element of LAMB, in a form that vectorises. Notation: mod.rs. Must equal reference.rs.
 
 use super::Constants;
 use crate::number::Real;
@@ -6,7 +6,7 @@ use crate::sweep::Step;
 use crate::tensor_sums::Direction;
 
 impl<T: Real> Constants<T> {
-    /// Direction and moments.
+    /// Returns direction and moments.
     #[inline(always)]
     fn moved(&self, p: T, g: T, [m, v]: [T; 2]) -> (T, [T; 2]) {
         let c = self;

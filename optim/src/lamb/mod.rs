@@ -12,9 +12,9 @@
 //! p   = fma(minus_lr, r, p)                minus_lr = -(lr * |p| / |r|), norms over the whole tensor
 //! ```
 //!
-//! The ratio |p| / |r| is 1 where a norm is 0 or not finite, or the ratio beyond 1e30, as where gradients have all but vanished. Norms are exact sums, so no cut of the tensor changes a bit.
-//! LAMB without its ratio is AdamW. The clipping by the global norm that some implementations build in is the caller's
-//! `grad_scale` here.
+//! The ratio |p| / |r| is 1 if a norm is 0 or not finite, or if the ratio exceeds 1e30, as with almost vanishing gradients. Norms are
+//! exact sums, so cuts of the tensor do not change a bit. LAMB without its ratio is AdamW. Clipping by the global norm, which some
+//! implementations include, is part of the caller's `grad_scale` here.
 
 mod kernel;
 mod reference;
@@ -29,7 +29,7 @@ use meshstep_tensor::Queue;
 const NAME: &str = "lamb";
 const STATE: &[&str] = &["m", "v"];
 
-/// Adam whose step in each tensor is as long, relative to the learning rate, as the tensor's parameters.
+/// LAMB: Adam with a step in each tensor that is proportional to the norm of the tensor's parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lamb {
     /// Decay of the first moment, in `[0, 1)`.
@@ -40,7 +40,7 @@ pub struct Lamb {
     pub eps: f64,
     /// Decay of the parameters, part of the direction; at least 0.
     pub weight_decay: f64,
-    /// Climbs instead of descending.
+    /// Maximises instead of minimising.
     pub maximize: bool,
 }
 
@@ -50,7 +50,7 @@ impl Default for Lamb {
     }
 }
 
-/// The letters of the sequence above, for one segment.
+/// Constants of the sequence above, for one segment.
 #[derive(Clone, Copy)]
 pub(crate) struct Constants<T> {
     scale: T,

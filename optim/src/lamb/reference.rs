@@ -1,9 +1,9 @@
-//! One element of LAMB, slow and obvious: the definition. Letters and formula: mod.rs.
+//! One element of LAMB, slow and obvious: the definition. Notation and formula: mod.rs.
 
 use super::Constants;
 use crate::number::Real;
 
-/// One step.
+/// Computes one step.
 pub(super) fn step<T: Real>(c: &Constants<T>, p: T, g: T, [m, v]: [T; 2]) -> (T, [T; 2]) {
     let g1 = g * c.scale;
     let m = c.w1.fma(g1 - m, m);

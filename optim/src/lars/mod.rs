@@ -9,9 +9,9 @@
 //! p  = p - b
 //! ```
 //!
-//! with `ratio = trust_coefficient * |p| / (|g1| + weight_decay * |p|)`, norms over the whole tensor; 1 where |p| or the
-//! denominator is 0 or not finite, or the ratio beyond 1e30. Norms are exact sums, so no cut of the tensor changes a bit. The learning rate is inside
-//! the buffer, as in the paper: a change of it takes effect over `1 / (1 - momentum)` steps.
+//! with `ratio = trust_coefficient * |p| / (|g1| + weight_decay * |p|)`, norms over the whole tensor. The ratio is 1 if |p| or the
+//! denominator is 0 or not finite, or if it exceeds 1e30. Norms are exact sums, so cuts of the tensor do not change a bit. The learning
+//! rate is inside the buffer, as in the paper: a change takes effect over `1 / (1 - momentum)` steps.
 
 mod kernel;
 mod reference;
@@ -26,27 +26,27 @@ use meshstep_tensor::Queue;
 const NAME: &str = "lars";
 const STATE: &[&str] = &["momentum"];
 
-/// SGD with momentum whose step in each tensor is as long, relative to the learning rate, as the tensor's parameters.
+/// LARS: SGD with momentum and a step in each tensor that is proportional to the norm of the tensor's parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lars {
     /// Decay of the buffer; at least 0.
     pub momentum: f64,
     /// Weight of the penalty `weight_decay / 2 * |p|^2`; at least 0.
     pub weight_decay: f64,
-    /// How long a step is, relative to the parameters, where lr is 1; above 0.
+    /// Length of a step relative to the parameters at lr 1; above 0.
     pub trust_coefficient: f64,
-    /// Climbs instead of descending.
+    /// Maximises instead of minimising.
     pub maximize: bool,
 }
 
 impl Default for Lars {
-    /// The paper's.
+    /// The paper's defaults.
     fn default() -> Self {
         Lars { momentum: 0.9, weight_decay: 5e-4, trust_coefficient: 1e-3, maximize: false }
     }
 }
 
-/// The letters of the sequence above, for one segment.
+/// Constants of the sequence above, for one segment.
 #[derive(Clone, Copy)]
 pub(crate) struct Constants<T> {
     scale: T,

@@ -1,9 +1,9 @@
-//! One element of LARS, slow and obvious: the definition. Letters and formula: mod.rs.
+//! One element of LARS, slow and obvious: the definition. Notation and formula: mod.rs.
 
 use super::Constants;
 use crate::number::Real;
 
-/// One step.
+/// Computes one step.
 pub(super) fn step<T: Real>(c: &Constants<T>, p: T, g: T, [b]: [T; 1]) -> (T, [T; 1]) {
     let g1 = g * c.scale;
     let d = c.wd.fma(p, g1);

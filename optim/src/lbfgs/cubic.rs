@@ -1,6 +1,6 @@
-//! Where the cubic through two points with slopes has its minimum.
+//! Minimum of the cubic through two points with slopes.
 
-/// A point on the line: how far, the loss there, the slope there.
+/// Point on the line: step length, loss and slope.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Point {
     pub(super) t: f64,
@@ -8,8 +8,8 @@ pub(super) struct Point {
     pub(super) gtd: f64,
 }
 
-/// The minimum of the cubic through `a` and `b`, kept within `bounds`; their middle where the cubic has none or is not finite
-/// (PyTorch lets NaN through).
+/// Returns the minimum of the cubic through `a` and `b`, clamped to `bounds`, or the middle of `bounds` if the cubic has no minimum or is
+/// not finite (PyTorch returns NaN then).
 ///
 /// Nocedal and Wright, *Numerical Optimization* (2006), equation 3.59.
 pub(super) fn minimum(a: Point, b: Point, bounds: (f64, f64)) -> f64 {
@@ -47,7 +47,7 @@ mod tests {
     fn without_a_minimum_it_is_the_middle() {
         let (a, up) = (Point { t: 0.0, f: 1.0, gtd: -1.0 }, Point { t: 4.0, f: f64::INFINITY, gtd: 0.0 });
         assert_eq!(minimum(a, up, (0.0, 4.0)), 2.0);
-        // Slopes of one sign and a chord in between: the derivative never vanishes.
+        // Slopes of the same sign with a chord slope between them: the derivative never vanishes.
         let on = Point { t: 1.0, f: 0.5, gtd: -1.0 };
         assert_eq!(minimum(a, on, (0.0, 1.0)), 0.5);
     }

@@ -1,4 +1,5 @@
-//! One step of L-BFGS: evaluate, measure, turn, walk, until something says stop. Every branch is taken on reduced values.
+//! One step of L-BFGS: evaluate, measure, find a direction, move, until a stopping rule applies. Every branch depends on reduced values
+//! only.
 
 use super::cubic::Point;
 use super::fold::Scalar;
@@ -8,30 +9,30 @@ use super::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Los
 use crate::{Error, Reduce};
 use meshstep_tensor::{Slice, SliceMut};
 
-/// A fixed step is halved at most this often.
+/// Maximum number of halvings of a fixed step.
 const HALVINGS: u32 = 30;
 
-/// Gradients that are kept at once, at most.
+/// Maximum number of gradients kept at once.
 const SLOTS: usize = 4;
 
-/// A step under way.
+/// Step in progress.
 pub(super) struct Run<'a, C> {
     pub(super) rule: &'a Lbfgs,
     pub(super) x: SliceMut<'a>,
     pub(super) closure: C,
     pub(super) reduce: &'a dyn Reduce,
     pub(super) state: &'a mut LbfgsState,
-    /// What is known of the point whose gradient is in each slot.
+    /// Values of the point that belongs to each gradient slot.
     pub(super) seen: [Seen; SLOTS],
-    /// The slot of the current point's gradient.
+    /// Slot of the current point's gradient.
     pub(super) current: usize,
-    /// Rows of the history that were measured with the current gradient.
+    /// Number of history rows measured with the current gradient.
     pub(super) measured: usize,
-    /// Bits of the direction's largest magnitude on all shards.
+    /// Bits of the direction's largest magnitude over all shards.
     pub(super) d_max: u64,
-    /// Whether there is a direction to take slopes along.
+    /// True if a direction exists, so that slopes along it can be measured.
     pub(super) along: bool,
-    /// Whether `x` has left the point that the direction is from.
+    /// True if `x` has left the point at which the direction was computed.
     pub(super) left: bool,
     pub(super) iterations: u64,
     pub(super) evaluations: u64,
@@ -39,7 +40,7 @@ pub(super) struct Run<'a, C> {
     pub(super) digest: u64,
 }
 
-/// What all shards know of a point.
+/// Reduced values of a point.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     pub(super) loss: f64,
@@ -52,7 +53,7 @@ pub(super) struct Seen {
     pub(super) finite: bool,
 }
 
-/// A step of `rule`.
+/// Runs one step of `rule`.
 pub(super) fn run<E>(
     rule: &Lbfgs,
     x: SliceMut<'_>,
@@ -122,7 +123,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         });
     }
 
-    /// One iteration; why the step ends, if it does.
+    /// Runs one iteration; returns the reason if the step ends.
     fn iterate(&mut self) -> Result<Option<Stop>, LbfgsError<E>> {
         self.iterations += 1;
         self.state.iterations += 1;
@@ -146,7 +147,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         Ok(self.judge(&before))
     }
 
-    /// PyTorch's reasons to stop, in its order.
+    /// Applies PyTorch's stopping rules, in its order.
     fn judge(&self, before: &Seen) -> Option<Stop> {
         let (rule, now) = (self.rule, self.now());
         let moved = self.state.t * f64::from_bits(self.d_max);
@@ -160,16 +161,16 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         }
     }
 
-    /// Takes in the pair measured last and writes the next direction. Returns `g . d`.
+    /// Accepts or refuses the pair measured last and writes the next direction. Returns `g . d`.
     fn turn(&mut self) -> Result<f64, LbfgsError<E>> {
         if self.measured == 0 && self.state.iterations > 1 {
             self.measure(self.state.gram.leaving())?;
         }
         let refused = self.measured > 0 && !self.take_in();
-        // From here on the next pair is nothing, and refused, until a direction is written.
+        // Until the next direction is written, the next pair is empty and will be refused.
         (self.state.before, self.state.t) = (self.current, 0.0);
         if refused && self.state.gram.leaving() > 0 {
-            // What it would have pushed out stays, and is measured too.
+            // The pair that an accepted one would have pushed out stays, so measure it too.
             self.measure(0)?;
             let _nothing = self.take_in();
         }
@@ -184,7 +185,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         Ok(slope)
     }
 
-    /// Takes in what was measured. Whether the pair is accepted.
+    /// Takes over the measured products. Returns true if the pair is accepted.
     fn take_in(&mut self) -> bool {
         let LbfgsState { gram, fold, t, .. } = &mut *self.state;
         let of_pair = [Scalar::Curvature, Scalar::NewSquares].map(|scalar| fold.scalar(scalar).to_f64());
@@ -193,7 +194,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         fold.mine.bad_pairs == 0 && gram.accept()
     }
 
-    /// `t d` from where the iteration began.
+    /// Moves to `t d` from the start of the iteration.
     fn walk(&mut self, t: f64) -> Result<(), LbfgsError<E>> {
         self.state.t = t;
         let LbfgsState { start, ds, gram, passes, queue, .. } = &mut *self.state;
@@ -209,7 +210,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         walked.map_err(LbfgsError::Alone)
     }
 
-    /// Back to where the iteration began, as if it had not.
+    /// Returns to the start of the iteration and does not count it.
     fn retreat(&mut self) -> Result<(), LbfgsError<E>> {
         self.walk(0.0)?;
         self.current = self.state.before;
@@ -218,7 +219,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         Ok(())
     }
 
-    /// Goes `t` along the direction and evaluates, halving `t` until loss and gradient are finite. Whether they ever were.
+    /// Moves `t` along the direction and evaluates, halving `t` until loss and gradient are finite. Returns false if they never were.
     fn fixed(&mut self, mut t: f64) -> Result<bool, LbfgsError<E>> {
         let slot = (self.state.before + 1) % self.state.grads.len();
         for _ in 0..=HALVINGS {
@@ -236,7 +237,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         Ok(false)
     }
 
-    /// Searches along the direction, first at `t`, and goes to the best point. Whether any trial was finite.
+    /// Searches along the direction, first at `t`, and moves to the best point. Returns true if any trial was finite.
     fn search(&mut self, t: f64, slope: f64) -> Result<bool, LbfgsError<E>> {
         let start = Trial { at: Point { t: 0.0, f: self.now().loss, gtd: slope }, slot: self.current };
         let max_trials = self.rule.evaluations().saturating_sub(self.evaluations);
@@ -257,7 +258,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
     }
 }
 
-/// What must be the same on every shard before anything else is.
+/// Returns the digest of the values that must be equal on every shard before a step.
 fn digest_of(rule: &Lbfgs) -> u64 {
     let counts = [rule.max_iter, rule.evaluations(), rule.history_len as u64, rule.line_search as u64];
     let scalars = [rule.lr, rule.tolerance_grad, rule.tolerance_change].map(f64::to_bits);

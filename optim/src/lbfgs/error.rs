@@ -1,50 +1,50 @@
-//! What can go wrong in a step of L-BFGS.
+//! Errors of a step of L-BFGS.
 
 use crate::{Error, ReduceError};
 
-/// What went wrong, with `E` the closure's own error. The parameters are at the last accepted point, and another step may go
-/// on from there; after [`Reduce`](LbfgsError::Reduce) and [`Parted`](LbfgsError::Parted) the other shards may have gone
-/// another way, and after [`Alone`](LbfgsError::Alone) they have.
+/// Error of a step, with `E` the closure's own error. The parameters are at the last accepted point, and another step may continue from
+/// there. After [`Reduce`](LbfgsError::Reduce) and [`Parted`](LbfgsError::Parted) the other shards may be at a different point, and after
+/// [`Alone`](LbfgsError::Alone) they are.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LbfgsError<E> {
     /// This shard's closure failed.
     #[error("the closure failed: {0}")]
     Closure(E),
-    /// The closure of another shard failed, or its memory did.
+    /// The closure or the memory of another shard failed.
     #[error("the closure failed on shard {part}; its error says why")]
     Elsewhere {
-        /// Which shard, the lowest if there are several.
+        /// Index of the shard, the lowest one if several failed.
         part: usize,
     },
-    /// Where a step begins, loss or gradient is not finite; nothing has changed.
+    /// Loss or gradient is not finite at the start of the step; nothing has changed.
     #[error(
         "a step begins with loss {loss} and {non_finite} gradient elements that are not finite; start where both are finite"
     )]
     NotFinite {
-        /// The loss.
+        /// Loss at the start.
         loss: f64,
-        /// How many gradient elements are infinite or NaN.
+        /// Number of gradient elements that are infinite or NaN.
         non_finite: u64,
     },
-    /// Shards gave different whole losses.
+    /// Shards returned different whole losses.
     #[error("shards have losses from {low} to {high}; give the same everywhere, or `Loss::Part`")]
     LossDiffers {
-        /// The lowest.
+        /// Lowest loss.
         low: f64,
-        /// The highest.
+        /// Highest loss.
         high: f64,
     },
-    /// Shards were given different hyperparameters or kinds of loss, or have come to different points.
+    /// Shards have different hyperparameters, kinds of loss, or progress.
     #[error("the shards' hyperparameters, kinds of loss or progress differ; call step alike on every shard")]
     Parted,
-    /// Hyperparameters or memory that cannot work.
+    /// Invalid hyperparameters or memory.
     #[error(transparent)]
     Invalid(#[from] Error),
-    /// This shard's memory failed between two exchanges. The others do not hear of it and wait for this one: end that.
+    /// This shard's memory failed between two exchanges. The other shards are not notified and wait for it: end their exchange.
     #[error("this shard alone cannot go on: {0}")]
     Alone(Error),
-    /// The shards could not be brought together.
+    /// The reduction over shards failed.
     #[error(transparent)]
     Reduce(#[from] ReduceError),
 }

@@ -1,13 +1,13 @@
-//! What shards tell each other after an evaluation or before a direction: one vector of sums and one of maxima.
+//! Exchange between shards after an evaluation or before a direction: one vector of sums and one of maxima.
 
 use super::Loss;
 use crate::{ExactSum, Reduce, ReduceError, ordered, unordered};
 use meshstep_tensor::DType;
 use std::ops::Range;
 
-/// Counts at the head of the sums: gradient elements, loss parts, and elements of a new pair that are not finite; weights.
+/// Counts at the head of the sums: non-finite gradient elements, non-finite loss parts, non-finite elements of a new pair, and weights.
 const COUNTS: usize = 4;
-/// Exact sums of their own names, and how many of them travel whole and always; the others are products, as those of rows are.
+/// Number of named exact sums, of which `WHOLE` always travel with all words; the others travel with a window, as the rows' products do.
 const SCALARS: usize = 6;
 const WHOLE: usize = 4;
 /// Words before the first product.
@@ -15,18 +15,18 @@ const HEAD: usize = COUNTS + WHOLE * ExactSum::WORDS;
 /// Words of the maxima.
 const MAXIMA: usize = 7;
 
-/// What one shard brings, and what all have together afterwards.
+/// Contributions of one shard, and after an exchange the totals of all shards.
 #[derive(Debug)]
 pub(super) struct Fold {
     words: Vec<u64>,
-    /// The words of a product's sum that travel: f32 needs few.
+    /// Window of a product's words that travels; products of f32 need few words.
     window: Range<usize>,
-    /// The scalars; then of each row its product with the gradient.
+    /// Named sums, then the product of each row with the gradient.
     sums: Vec<ExactSum>,
     pub(super) mine: Brought,
 }
 
-/// Counts, maxima and marks of one shard.
+/// Counts, maxima and flags of one shard.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Brought {
     pub(super) bad_grads: u64,
@@ -34,16 +34,16 @@ pub(super) struct Brought {
     pub(super) bad_pairs: u64,
     pub(super) weight: u64,
     pub(super) is_mean: bool,
-    /// Bits of magnitudes.
+    /// Bits of the gradient's and the direction's largest magnitude.
     pub(super) grad_max: u64,
     pub(super) d_max: u64,
-    /// 1 + the shard whose closure failed, complemented so that the lowest wins; 0: none.
+    /// Complement of the index of the shard that failed, so that the lowest index wins; 0: none.
     pub(super) fault: u64,
     pub(super) loss: Option<f64>,
     pub(super) digest: u64,
 }
 
-/// What all shards know.
+/// Result of an exchange, the same on all shards.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     pub(super) brought: Brought,
@@ -64,33 +64,33 @@ impl Fold {
         }
     }
 
-    /// Sums and maxima at most.
+    /// Returns the maximum number of words of the sums and of the maxima.
     pub(super) fn most_words(&self) -> (usize, usize) {
         (self.words.len(), MAXIMA)
     }
 
-    /// The words that a product has.
+    /// Returns the window of a product's words that travels.
     pub(super) fn window(&self) -> &Range<usize> {
         &self.window
     }
 
-    /// Forgets what was brought, and makes room for `rows` measured rows.
+    /// Resets the contributions, and makes room for the products of `rows` rows.
     pub(super) fn begin(&mut self, rows: usize) {
         self.mine = Brought::default();
         self.sums[..SCALARS + rows].fill(ExactSum::new());
     }
 
-    /// The products of `rows` rows, to be written.
+    /// Returns the products of `rows` rows, for writing.
     pub(super) fn products_mut(&mut self, rows: usize) -> &mut [ExactSum] {
         &mut self.sums[SCALARS..SCALARS + rows]
     }
 
-    /// Adds to a scalar.
+    /// Adds to a named sum.
     pub(super) fn add(&mut self, scalar: Scalar, sum: &ExactSum) {
         self.sums[scalar as usize].merge(sum);
     }
 
-    /// Takes in a shard's loss; returns what kind it is.
+    /// Adds a shard's loss; returns the code of its kind.
     pub(super) fn add_loss(&mut self, loss: Loss) -> u64 {
         let sum = &mut self.sums[Scalar::Loss as usize];
         let (kind, value) = match loss {
@@ -112,7 +112,7 @@ impl Fold {
         kind
     }
 
-    /// One exchange.
+    /// Runs one exchange.
     pub(super) fn exchange(&mut self, rows: usize, reduce: &dyn Reduce) -> Result<Known, ReduceError> {
         let Fold { window, mine, .. } = self;
         let (scalars, products) = self.sums[..sums(rows)].split_at_mut(WHOLE);
@@ -150,28 +150,28 @@ impl Fold {
         Ok(Known { brought, losses, same: digest == !not_digest })
     }
 
-    /// Whether the loss is a weighted mean.
+    /// Returns true if the loss is a weighted mean.
     pub(super) fn is_mean(&self) -> bool {
         self.mine.is_mean
     }
 
-    /// A scalar of all shards together.
+    /// Returns a named sum, over all shards after an exchange.
     pub(super) fn scalar(&self, scalar: Scalar) -> &ExactSum {
         &self.sums[scalar as usize]
     }
 
-    /// The products of `rows` rows with the gradient, of all shards together.
+    /// Returns the products of `rows` rows with the gradient, over all shards after an exchange.
     pub(super) fn products(&self, rows: usize) -> &[ExactSum] {
         &self.sums[SCALARS..SCALARS + rows]
     }
 }
 
-/// Sums that travel where `rows` rows are measured: without any there is no new pair.
+/// Returns the number of sums that travel with `rows` measured rows. Without rows there is no new pair.
 fn sums(rows: usize) -> usize {
     if rows == 0 { WHOLE } else { SCALARS + rows }
 }
 
-/// Which of the sums that have names.
+/// Index of a named sum.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scalar {
     Loss,
@@ -181,8 +181,8 @@ pub(super) enum Scalar {
     Magnitudes,
     /// `g . d`.
     Slope,
-    /// Of a new pair: `d . y`.
+    /// `d . y` of a new pair.
     Curvature,
-    /// And `y . y`.
+    /// `y . y` of a new pair.
     NewSquares,
 }

@@ -1,44 +1,45 @@
-//! The two-loop recursion on dot products alone: coefficients of the next direction without touching a vector.
+//! Two-loop recursion on dot products alone: computes the next direction's coefficients without touching a vector.
 //!
-//! The direction is `-H g`, a combination of the gradient and the history's `s` and `y`, so its coefficients follow from the
-//! vectors' dot products: Chen, Wang and Zhou, *Large-scale L-BFGS using MapReduce* (2014). No `s` meets another in the recursion,
-//! and what a row has with the change of the gradient is what it has with the gradient now less what it had before, so an iteration
-//! measures the history with the gradient alone: Byrd, Nocedal and Schnabel, *Representations of quasi-Newton matrices and their use in limited
-//! memory methods* (1994). Both are exact sums here, and so is their difference: nothing cancels, however close the gradients are.
+//! The direction is `-H g`, a linear combination of the gradient and the history's `s` and `y`, so its coefficients follow from the
+//! vectors' dot products: Chen, Wang and Zhou, *Large-scale L-BFGS using MapReduce* (2014). The recursion needs no product of two `s`.
+//! The product of a row with the change of the gradient is the difference of its products with the new and the old gradient, so an
+//! iteration measures the history with the gradient alone: Byrd, Nocedal and Schnabel, *Representations of quasi-Newton matrices and
+//! their use in limited memory methods* (1994). Both products are exact sums here, and so is their difference: nothing cancels, even for
+//! almost equal gradients.
 
 use crate::ExactSum;
 use std::ops::Range;
 
-/// A pair is accepted where `y . s` is above this: PyTorch's rule.
+/// A pair is accepted if `y . s` exceeds this: PyTorch's rule.
 const CURVATURE: f64 = 1e-10;
 
-/// Dot products of the history, of at most `m` pairs in `m + 1` slots: a pair is measured before it is accepted.
+/// Dot products of the history, of at most `m` pairs in `m + 1` slots: the extra slot is for measuring a pair before it is accepted.
 ///
-/// Of `s = t d` the vectors there are have `d`.
+/// For `s = t d` only the vector `d` is stored.
 #[derive(Debug)]
 pub(super) struct Gram {
     slots: usize,
-    /// Slots in use, the oldest first.
+    /// Slots in use, oldest first.
     used: Vec<usize>,
-    /// Where the next pair goes.
+    /// Slot of the next pair.
     spare: usize,
-    /// How far along its direction each slot's `s` went.
+    /// Step length `t` of each slot's `s`.
     t: Vec<f64>,
-    /// `s . y` of each used slot's `s` with the `y` of each that is no older. That with a later one is with the difference of gradients
-    /// which that `y` is before it is rounded.
+    /// `s . y` of each used slot's `s` with each `y` that is not older. With a newer `y`, the product uses the difference of gradients
+    /// before its rounding to `y`.
     s_y: Vec<f64>,
-    /// `y . y`, likewise.
+    /// `y . y`, with the same convention.
     y_y: Vec<f64>,
-    /// Of the `d` and `y` of each slot in use with the gradient that the last direction was for.
+    /// Products of each used slot's `d` and `y` with the gradient of the latest direction.
     with_g: Vec<[ExactSum; 2]>,
     h_diag: f64,
     alpha: Vec<f64>,
-    /// Of each slot's `s` and `y` in the direction.
+    /// Coefficients of each slot's `s` and `y` in the direction.
     coefs: Vec<[f64; 2]>,
 }
 
 impl Gram {
-    /// Room for `history_len` pairs.
+    /// Creates an empty history with room for `history_len` pairs.
     pub(super) fn new(history_len: usize) -> Self {
         let slots = history_len + 1;
         Gram {
@@ -55,28 +56,28 @@ impl Gram {
         }
     }
 
-    /// Pairs held.
+    /// Returns the number of pairs held.
     pub(super) fn len(&self) -> usize {
         self.used.len()
     }
 
-    /// The slot of the `i`th of these, the oldest first.
+    /// Returns the slot of the `i`th pair, oldest first.
     pub(super) fn slot(&self, i: usize) -> usize {
         self.used[i]
     }
 
-    /// The slot that a new pair is measured in.
+    /// Returns the slot in which a new pair is measured.
     pub(super) fn spare(&self) -> usize {
         self.spare
     }
 
-    /// How many pairs, the oldest first, a new one pushes out: one where the history is full.
+    /// Returns the number of oldest pairs that a new one pushes out: 1 if the history is full, else 0.
     pub(super) fn leaving(&self) -> usize {
         usize::from(self.used.len() + 1 == self.slots)
     }
 
-    /// Takes in a new pair, whose `s` is `t` times its direction: `d . y`, `y . y`, and with the gradient the products of `d` and `y`
-    /// of the newest pairs held, then of this one.
+    /// Records the products of a new pair with `s = t d`: `d . y`, `y . y`, and the products with the gradient of the `d` and `y` of the
+    /// newest pairs held, then of the new pair.
     pub(super) fn measured(&mut self, t: f64, [d_y, y_y]: [f64; 2], with_g: &[ExactSum]) {
         let new = self.spare;
         let (of_slots, _) = with_g.as_chunks::<2>();
@@ -95,7 +96,7 @@ impl Gram {
         self.y_y[new * self.slots + new] = y_y;
     }
 
-    /// Accepts the new pair, if its curvature allows.
+    /// Accepts the new pair if its curvature is sufficient.
     pub(super) fn accept(&mut self) -> bool {
         let k = self.spare;
         let (s_y, y_y) = (self.s_y(k, k), self.y_y(k, k));
@@ -108,7 +109,7 @@ impl Gram {
         true
     }
 
-    /// Solves for the direction; `g_g` is the gradient's own product. Returns `g . d`.
+    /// Computes the direction's coefficients; `g_g` is `g . g`. Returns `g . d`.
     pub(super) fn solve(&mut self, g_g: f64) -> f64 {
         for i in (0..self.used.len()).rev() {
             let s = self.used[i];
@@ -130,19 +131,19 @@ impl Gram {
         })
     }
 
-    /// The gradient's coefficient in the direction.
+    /// Returns the gradient's coefficient in the direction.
     pub(super) fn coef_of_g(&self) -> f64 {
         -self.h_diag
     }
 
-    /// The coefficients of the `d` and `y` of the `i`th pair in the direction.
+    /// Returns the coefficients of the `i`th pair's `d` and `y` in the direction.
     pub(super) fn coefs(&self, i: usize) -> [f64; 2] {
         let k = self.used[i];
         let [s, y] = self.coefs[k];
         [s * self.t[k], y]
     }
 
-    /// Adds what it is from one iteration to the next, of sums the words of `window`.
+    /// Appends the state that continues between iterations; exact sums are reduced to the words of `window`.
     pub(super) fn save(&self, window: &Range<usize>, words: &mut Vec<u64>) {
         words.extend([self.slots, self.spare, self.used.len()].map(|word| word as u64));
         words.extend(self.used.iter().map(|&slot| slot as u64));
@@ -156,7 +157,7 @@ impl Gram {
         }
     }
 
-    /// One of as many slots from these words, if they are of one.
+    /// Restores a history with the same number of slots from these words, or returns `None` if they do not fit.
     pub(super) fn restored(&self, window: &Range<usize>, words: &[u64]) -> Option<Gram> {
         let mut gram = Gram::new(self.slots - 1);
         let [slots, spare, used, rest @ ..] = words else { return None };
@@ -181,7 +182,7 @@ impl Gram {
         Some(gram)
     }
 
-    /// `s . y` of two slots, the latter's pair no older.
+    /// Returns `s . y` of two slots; the pair of `y` is not older.
     fn s_y(&self, s: usize, y: usize) -> f64 {
         self.s_y[s * self.slots + y]
     }
@@ -190,12 +191,12 @@ impl Gram {
         self.y_y[slot * self.slots + with]
     }
 
-    /// `s . g`.
+    /// Returns `s . g`.
     fn s_g(&self, slot: usize) -> f64 {
         self.t[slot] * self.with_g[slot][0].to_f64()
     }
 
-    /// `y . g`.
+    /// Returns `y . g`.
     fn y_g(&self, slot: usize) -> f64 {
         self.with_g[slot][1].to_f64()
     }
@@ -209,7 +210,7 @@ mod tests {
         a.iter().zip(b).map(|(x, y)| x * y).sum()
     }
 
-    /// The two loops on whole vectors: `-H g` for pairs `(s, y)`, the oldest first.
+    /// Two loops on whole vectors: returns `-H g` for pairs `(s, y)`, oldest first.
     fn two_loops(pairs: &[(Vec<f64>, Vec<f64>)], g: &[f64]) -> Vec<f64> {
         let mut q: Vec<f64> = g.iter().map(|x| -x).collect();
         let mut alpha = vec![0.0; pairs.len()];
@@ -240,7 +241,7 @@ mod tests {
         sum
     }
 
-    /// Gradients that differ by less than their products are rounded to.
+    /// The gradients' difference is below the rounding error of their products.
     #[test]
     fn products_with_a_small_change_of_the_gradient_are_exact() {
         let mut gram = Gram::new(2);
@@ -262,7 +263,7 @@ mod tests {
         let mut seed = 7;
         for history_len in [1, 2, 5] {
             let mut gram = Gram::new(history_len);
-            // Of every slot `d` and `y`.
+            // `d` and `y` of every slot.
             let mut vectors = vec![[vec![0.0; LEN], vec![0.0; LEN]]; history_len + 1];
             let mut pairs: Vec<(Vec<f64>, Vec<f64>)> = Vec::new();
             let mut before = random(&mut seed, LEN);

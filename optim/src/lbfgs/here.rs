@@ -1,4 +1,4 @@
-//! The passes on memory of the CPU: the definition.
+//! Passes on CPU memory: the definition.
 
 use super::fold::{Fold, Scalar};
 use super::passes::{Asked, Measure, NewPair, Passes, Rows};
@@ -16,13 +16,13 @@ pub(super) struct Here<T> {
     counted: Vec<Range<usize>>,
     /// Bits of the direction's largest magnitude.
     d_max: u64,
-    /// Of each row with the gradient, which all threads add to.
+    /// Product of each row with the gradient; all threads add to it.
     products: Vec<Mutex<ExactSum>>,
     of: PhantomData<T>,
 }
 
 impl<T> Here<T> {
-    /// Of `len` elements, which all count, and `history_len` pairs of them.
+    /// Creates passes over `len` elements, which all count, with `history_len` pairs.
     pub(super) fn new(history_len: usize, len: usize) -> Self {
         let counted = std::iter::once(0..len).collect();
         let products = (0..2 * (history_len + 1)).map(|_| Mutex::new(ExactSum::new())).collect();
@@ -72,7 +72,7 @@ impl<T: Number> Passes for Here<T> {
 }
 
 impl<T: Number> Here<T> {
-    /// All that a new pair brings, in one pass: of every vector a chunk at a time.
+    /// Measures everything about a new pair in one pass, one chunk of every vector at a time.
     fn measure_pair(
         &mut self,
         vectors: Vectors<'_, T>,
@@ -80,7 +80,7 @@ impl<T: Number> Here<T> {
         NewPair { y, before, rows }: NewPair<'_>,
         fold: &mut Fold,
     ) -> Result<Observed, Error> {
-        // Whatever is wrong with a row is found before anything is written.
+        // Check all rows before writing anything.
         (0..rows.len()).try_for_each(|i| rows.row(i).typed::<T>().map(|_| ()))?;
         let older = |i: usize| rows.row(i).typed::<T>().unwrap_or(&[]);
         let products = &mut self.products[..rows.len() + 2];
@@ -113,11 +113,11 @@ impl<T: Number> Here<T> {
     }
 }
 
-/// Adds the products of a chunk of the gradient with those of all rows.
+/// Adds the products of a chunk of the gradient with the same chunk of all rows.
 fn add_products<'v, T: Number>(g: &[T], row: &impl Fn(usize) -> &'v [T], products: &[Mutex<ExactSum>]) {
     let chunk = Chunk::of(Isa::detect(), g);
     for (i, sum) in products.iter().enumerate() {
-        // The next row's chunk, or what follows in the first one.
+        // The chunk to prefetch: that of the next row, or after the last row the next chunk of the first one.
         let next = match i + 1 {
             next if next < products.len() => row(next).as_ptr(),
             _ => row(0).as_ptr().wrapping_add(g.len()),
@@ -128,7 +128,7 @@ fn add_products<'v, T: Number>(g: &[T], row: &impl Fn(usize) -> &'v [T], product
     }
 }
 
-/// What is asked for of vectors: in chunks, halved until they are few, the halves side by side.
+/// Measures the requested sums in chunks, splitting long vectors into halves that run in parallel.
 fn observe<T: Number>(asked: Asked, vectors: Vectors<'_, T>) -> Observed {
     let len = vectors.g.len();
     if len <= SPLIT_FROM {
@@ -142,7 +142,7 @@ fn observe<T: Number>(asked: Asked, vectors: Vectors<'_, T>) -> Observed {
     left.merged(right)
 }
 
-/// A gradient and a direction.
+/// Gradient and direction.
 #[derive(Clone, Copy)]
 struct Vectors<'a, T> {
     g: &'a [T],
@@ -155,13 +155,13 @@ impl<T> Vectors<'_, T> {
     }
 }
 
-/// What was measured but for the rows' products.
+/// Measured values except the rows' products.
 struct Observed {
-    /// Of the gradient.
+    /// Norms of the gradient, and its slope along the direction.
     squares: NormAccumulator,
     magnitudes: NormAccumulator,
     slope: ExactSum,
-    /// Of a new pair.
+    /// Norms and product of a new pair.
     of_d: NormAccumulator,
     of_y: NormAccumulator,
     d_y: ExactSum,
@@ -174,7 +174,7 @@ impl Observed {
         Observed { squares, magnitudes, slope: ExactSum::new(), of_d, of_y, d_y: ExactSum::new() }
     }
 
-    /// Adds what is asked for of a part.
+    /// Adds the requested sums of a part.
     fn add<T: Number>(&mut self, asked: Asked, Vectors { g, d }: Vectors<'_, T>) {
         let isa = Isa::detect();
         if asked.gradient {

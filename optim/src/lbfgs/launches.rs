@@ -1,4 +1,4 @@
-//! The kernels of L-BFGS and of norms on vectors of one length and type, and what each launch is told.
+//! Kernels of L-BFGS and of norms on vectors of one length and type, and the arguments of each launch.
 
 use crate::cuda::{
     Combination, Kernel, NormAt, Products, Span, THREADS, argument, dot_tile, norm_kernel, norm_tile, spans,
@@ -26,10 +26,10 @@ pub(super) struct Launches {
     inf: Kernel,
 }
 
-/// Rows that a block of `lbfgs_gram` takes at a time.
+/// Rows that a block of `lbfgs_gram` processes at a time.
 const ROWS: usize = 2;
 
-/// Which norm's kernel.
+/// Norm of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Which {
     L1,
@@ -37,21 +37,21 @@ pub(super) enum Which {
     Inf,
 }
 
-/// Ranges of the vectors, and their tables once a kernel has needed them.
+/// Ranges of the vectors, and their device tables once a kernel has needed them.
 #[derive(Debug)]
 pub(super) struct Ranges {
     ranges: Vec<Range<usize>>,
     tables: Option<(Buffer, [u64; 2])>,
 }
 
-/// The ranges on the device, cut into the tiles of norms and into those of products.
+/// Device tables of ranges, in tiles of norms and in tiles of products.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tables {
     norm: Table,
     dot: Table,
 }
 
-/// A table of ranges on the device: how many, and their tiles.
+/// Device table of ranges: its address, length, and number of tiles.
 #[derive(Clone, Copy, Debug)]
 struct Table {
     spans: u64,
@@ -83,7 +83,7 @@ impl Launches {
         })
     }
 
-    /// An error unless the vectors are of this device, length and type.
+    /// Checks that the vectors have this device, length and type.
     pub(super) fn check<'a>(&self, vectors: impl IntoIterator<Item = Slice<'a>>) -> Result<(), Error> {
         let place = Queue::cuda(self.stream.clone()).place();
         for vector in vectors {
@@ -99,7 +99,7 @@ impl Launches {
         Ok(())
     }
 
-    /// `start = x` and `x = fma(t, d, start)`.
+    /// Computes `start = x` and `x = fma(t, d, start)`.
     pub(super) fn leave(
         &self,
         x: SliceMut<'_>,
@@ -111,14 +111,14 @@ impl Launches {
         unsafe { self.step(&self.leave, [x.as_slice(), start.as_slice(), d], t) }
     }
 
-    /// `x = fma(t, d, start)`.
+    /// Computes `x = fma(t, d, start)`.
     pub(super) fn walk(&self, x: SliceMut<'_>, start: Slice<'_>, t: f64, d: Slice<'_>) -> Result<(), Error> {
         // SAFETY: `x` is borrowed exclusively.
         unsafe { self.step(&self.walk, [x.as_slice(), start, d], t) }
     }
 
     /// # Safety
-    /// The kernel writes only what is borrowed exclusively.
+    /// The kernel writes only to memory that is borrowed exclusively.
     unsafe fn step(&self, kernel: &Kernel, vectors: [Slice<'_>; 3], mut t: f64) -> Result<(), Error> {
         self.check(vectors)?;
         let [mut x, mut start, mut d] = vectors.map(|vector| vector.address() as u64);
@@ -130,12 +130,12 @@ impl Launches {
             argument(&mut t),
             argument(&mut n),
         ];
-        // SAFETY: all vectors have `n` elements of the kernel's type on the stream's device, checked above; work that later calls
-        // put on this stream follows; what is written is the caller's promise.
+        // SAFETY: all vectors have `n` elements of the kernel's type on the stream's device, checked above. Later work on this stream
+        // runs after the kernel. Written memory is the caller's promise.
         unsafe { self.each(kernel, arguments) }
     }
 
-    /// `y = g - before`.
+    /// Computes `y = g - before`.
     pub(super) fn difference(&self, y: SliceMut<'_>, [g, before]: [Slice<'_>; 2]) -> Result<(), Error> {
         let vectors = [y.as_slice(), g, before];
         self.check(vectors)?;
@@ -146,11 +146,10 @@ impl Launches {
         unsafe { self.each(&self.difference, arguments) }
     }
 
-    /// `d = coef g + sum over i of coef_i row_i`, for `rows` rows.
+    /// Computes `d = coef g + sum over i of coef_i row_i`, for `rows` rows.
     ///
     /// # Safety
-    /// On the stream, `table` has the addresses of so many vectors that pass [`check`](Self::check), and then their
-    /// coefficients.
+    /// On the stream, `table` holds the addresses of `rows` vectors that pass [`check`](Self::check), followed by their coefficients.
     pub(super) unsafe fn combine(
         &self,
         d: SliceMut<'_>,
@@ -168,12 +167,12 @@ impl Launches {
             len: self.len as u64,
             coef,
         };
-        // SAFETY: as in `step`, `d` borrowed exclusively; for the rows the caller's promise.
+        // SAFETY: as in `step`, with `d` borrowed exclusively; the rows are the caller's promise.
         unsafe { self.each(&self.combine, &mut [argument(&mut given)]) }
     }
 
-    /// Adds what `of` has in the table's ranges to `words`: the count of what is not finite and the largest magnitude at two of
-    /// them, and the sum, if this norm has one, from `sum` on.
+    /// Adds the sums of `of` over the table's ranges to `words`: the count of non-finite elements and the largest magnitude at two
+    /// indices, and the sum, if this norm has one, from index `sum` on.
     pub(super) fn norm(
         &self,
         which: Which,
@@ -204,10 +203,10 @@ impl Launches {
         unsafe { self.launch(kernel, tiles, arguments) }
     }
 
-    /// Adds products of vectors with `x` in the table's ranges to the sums from word `sums` on.
+    /// Adds products of vectors with `x` over the table's ranges to the sums from word `sums` on.
     ///
     /// # Safety
-    /// On the stream, `rows` has the addresses of vectors that pass [`check`](Self::check) from word `first` on, `count` of them.
+    /// On the stream, `rows` holds from word `first` on the addresses of `count` vectors that pass [`check`](Self::check).
     pub(super) unsafe fn products(
         &self,
         x: Slice<'_>,
@@ -230,24 +229,24 @@ impl Launches {
             sums: address(words, sums),
         };
         let blocks = table.tiles.saturating_mul(count.div_ceil(together) as u64);
-        // SAFETY: as in `norm`; for the rows the caller's promise.
+        // SAFETY: as in `norm`; the rows are the caller's promise.
         unsafe { self.launch(kernel, blocks, &mut [argument(&mut given)]) }
     }
 
-    /// Runs a kernel of single elements.
+    /// Runs an elementwise kernel.
     ///
     /// # Safety
-    /// As [`Kernel::launch`]'s.
+    /// Same as [`Kernel::launch`].
     unsafe fn each(&self, kernel: &Kernel, arguments: &mut [*mut c_void]) -> Result<(), Error> {
         let tile = THREADS as usize * (16 / self.dtype.size());
         // SAFETY: the caller's promise.
         unsafe { self.launch(kernel, self.len.div_ceil(tile) as u64, arguments) }
     }
 
-    /// Runs a kernel, unless there is nothing for it to do.
+    /// Runs a kernel unless there are no tiles.
     ///
     /// # Safety
-    /// As [`Kernel::launch`]'s.
+    /// Same as [`Kernel::launch`].
     unsafe fn launch(&self, kernel: &Kernel, tiles: u64, arguments: &mut [*mut c_void]) -> Result<(), Error> {
         if tiles == 0 {
             return Ok(());
@@ -258,12 +257,12 @@ impl Launches {
 }
 
 impl Ranges {
-    /// Ranges that lie within the vectors.
+    /// Creates ranges that lie within the vectors.
     pub(super) fn new(ranges: Vec<Range<usize>>) -> Self {
         Ranges { ranges, tables: None }
     }
 
-    /// The tables on the device, which are made at most once.
+    /// Returns the device tables, made on first use.
     pub(super) fn there(&mut self, dtype: DType, queue: &Queue, meter: &Meter) -> Result<Tables, Error> {
         let (words, tiles) = match &mut self.tables {
             Some(tables) => tables,
@@ -282,7 +281,7 @@ impl Ranges {
 /// Words of a [`Span`].
 const SPAN: usize = 3;
 
-/// The spans of norms, then those of products, and the tiles of each.
+/// Returns the spans of norms, then those of products, and the number of tiles of each.
 fn tables(
     ranges: &[Range<usize>],
     dtype: DType,
@@ -297,7 +296,7 @@ fn tables(
     Ok((there, [norm.1, dot.1]))
 }
 
-/// Where word `i` is.
+/// Returns the address of word `i`.
 fn address(words: &Buffer, i: usize) -> u64 {
     (words.as_slice().address() + i * size_of::<u64>()) as u64
 }

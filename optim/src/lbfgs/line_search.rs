@@ -1,39 +1,39 @@
-//! The strong Wolfe line search: bracket a minimum, then zoom in. Scalars only; what a trial costs is the caller's.
+//! Strong Wolfe line search: bracket a minimum, then zoom in. It sees scalars only; the caller evaluates trials.
 //!
-//! Nocedal and Wright, *Numerical Optimization* (2006), algorithms 3.5 and 3.6, with PyTorch's choices of bounds and of what
-//! counts as progress.
+//! Nocedal and Wright, *Numerical Optimization* (2006), algorithms 3.5 and 3.6, with PyTorch's choices of bounds and of sufficient
+//! progress.
 
 use super::cubic::{Point, minimum};
 
-/// Sufficient decrease.
+/// Constant of the sufficient decrease condition.
 const C1: f64 = 1e-4;
-/// Curvature.
+/// Constant of the curvature condition.
 const C2: f64 = 0.9;
-/// A bracket is small once no parameter changes by more than this across it.
+/// The search stops once no parameter changes by more than this across the bracket.
 const SMALL: f64 = 1e-9;
 
-/// A point that was tried, and whose gradient is kept in a slot.
+/// Evaluated point, with its gradient in a slot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Trial {
     pub(super) at: Point,
     pub(super) slot: usize,
 }
 
-/// What a search needs to know of the line.
+/// Start of a search and its limits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Line {
-    /// Loss and slope where it begins, its gradient in a slot of its own.
+    /// Start of the line: loss and slope, with its gradient in a slot.
     pub(super) start: Trial,
-    /// The first step to try.
+    /// First step to try.
     pub(super) t: f64,
-    /// Trials after the first.
+    /// Maximum number of trials after the first.
     pub(super) max_trials: u64,
 }
 
-/// The best point found.
+/// Searches along the line and returns the best point found.
 ///
-/// `eval(t, slot)` tells loss and slope at `t`, an infinite loss where either is not finite, and leaves the gradient in
-/// `slot`; `width` tells the largest magnitude of the direction, asked for after a trial.
+/// `eval(t, slot)` returns loss and slope at `t`, with an infinite loss if either is not finite, and leaves the gradient in `slot`.
+/// `width` returns the largest magnitude of the direction; it is called after a trial.
 pub(super) fn strong_wolfe<S, E>(
     on: &mut S,
     line: Line,
@@ -64,14 +64,14 @@ struct Search<'a, S, F> {
 }
 
 impl<S, E, F: Fn(&mut S, f64, usize) -> Result<Point, E>> Search<'_, S, F> {
-    /// Tries `t`, its gradient in a slot that none of `kept` has.
+    /// Evaluates `t`, with its gradient in a slot that neither the start nor `kept` uses.
     fn attempt(&mut self, t: f64, kept: &[Trial]) -> Result<Trial, E> {
         let taken = |slot: usize| slot == self.line.start.slot || kept.iter().any(|k| k.slot == slot);
         let slot = (0..).find(|&slot| !taken(slot)).unwrap_or_default();
         Ok(Trial { at: (self.eval)(self.on, t, slot)?, slot })
     }
 
-    /// Whether `at` is too high for the step it takes.
+    /// Returns true if the loss violates the sufficient decrease condition.
     fn too_high(&self, at: Point) -> bool {
         let start = self.line.start.at;
         at.f > start.f + C1 * at.t * start.gtd
@@ -81,7 +81,7 @@ impl<S, E, F: Fn(&mut S, f64, usize) -> Result<Point, E>> Search<'_, S, F> {
         at.gtd.abs() <= -C2 * self.line.start.at.gtd
     }
 
-    /// Goes on until a minimum lies between two points, or one is good.
+    /// Extends the step until a minimum lies between two points, or a point satisfies both conditions.
     fn bracket(&mut self) -> Result<Bracket, E> {
         let mut before = self.line.start;
         let mut new = self.attempt(self.line.t, &[])?;
@@ -134,7 +134,8 @@ impl<S, E, F: Fn(&mut S, f64, usize) -> Result<Point, E>> Search<'_, S, F> {
     }
 }
 
-/// The next step to try within a bracket: the cubic's minimum, moved off an end that it has come too close to twice.
+/// Returns the next step to try within a bracket: the cubic's minimum, or a point 10 % inside if the minimum came close to an end twice
+/// in a row or lies at one.
 fn inside(ends: &[Trial; 2], stuck: &mut bool) -> f64 {
     let [a, b] = ends.map(|end| end.at);
     let (least, most) = if a.t <= b.t { (a.t, b.t) } else { (b.t, a.t) };
@@ -150,7 +151,7 @@ fn inside(ends: &[Trial; 2], stuck: &mut bool) -> f64 {
     }
 }
 
-/// Which end is lower; the first of equal ones.
+/// Returns the index of the lower end, the first one on a tie.
 fn low(ends: &[Trial; 2]) -> usize {
     usize::from(ends[0].at.f > ends[1].at.f)
 }
@@ -160,10 +161,10 @@ mod tests {
     use super::*;
     use std::convert::Infallible;
 
-    /// Value and slope.
+    /// Returns value and slope.
     type Function = fn(f64) -> (f64, f64);
 
-    /// The first two are those of Moré and Thuente, *Line search algorithms with guaranteed sufficient decrease* (1994).
+    /// The first two functions are those of Moré and Thuente, *Line search algorithms with guaranteed sufficient decrease* (1994).
     const SLOW: Function = |t| (-t / (t * t + 2.0), (t * t - 2.0) / (t * t + 2.0).powi(2));
     const FIFTH: Function = |t| {
         let u = t + 0.004;
@@ -177,7 +178,7 @@ mod tests {
 
     const SINE: Function = |t| (-libm::sin(t), -libm::cos(t));
 
-    /// Every step that is tried, and the best point.
+    /// Returns every step tried, and the best point.
     fn search(function: Function, t: f64, max_trials: u64) -> (Vec<f64>, f64) {
         let point = |t: f64| Point { t, f: function(t).0, gtd: function(t).1 };
         let line = Line { start: Trial { at: point(0.0), slot: 1 }, t, max_trials };
@@ -198,7 +199,7 @@ mod tests {
         (tried, found.at.t)
     }
 
-    /// The steps that `_strong_wolfe` of PyTorch 2.11 tries on the same functions.
+    /// Steps that `_strong_wolfe` of PyTorch 2.11 tries on the same functions.
     #[test]
     fn trials_are_pytorchs() {
         #[rustfmt::skip]

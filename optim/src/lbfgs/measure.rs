@@ -1,4 +1,4 @@
-//! What an iteration asks of all shards: an evaluation, the history's products. One exchange each.
+//! Measurements of an iteration over all shards, one exchange each: an evaluation, or the history's products.
 
 use super::driver::{Run, Seen, mix};
 use super::fold::{Known, Scalar};
@@ -7,8 +7,8 @@ use super::{LbfgsError, LbfgsState, LineSearch, Loss};
 use meshstep_tensor::{Slice, SliceMut};
 
 impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
-    /// Calls the closure at `x`, its gradient into `slot`, and tells the other shards; with everything about the history
-    /// that the next direction needs, where `measure` asks and there is one. One exchange.
+    /// Calls the closure at `x`, with its gradient in `slot`, and exchanges the results. If `measure` is set and there is a history, also
+    /// measures its products for the next direction. One exchange.
     pub(super) fn evaluate(&mut self, slot: usize, measure: bool) -> Result<(), LbfgsError<E>> {
         let told = (self.closure)(self.x.as_slice(), self.state.grads[slot].as_mut());
         self.evaluations += 1;
@@ -26,7 +26,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         Ok(())
     }
 
-    /// Measures the history but for the `without` oldest pairs with the current gradient. One exchange.
+    /// Measures the history with the current gradient, without the `without` oldest pairs. One exchange.
     pub(super) fn measure(&mut self, without: usize) -> Result<(), LbfgsError<E>> {
         let rows = self.begin(Some(without));
         let brought = self.observe(self.current, Some(without), false).map(|()| 0);
@@ -35,8 +35,8 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         Ok(())
     }
 
-    /// Begins a measurement with the history's products, where that is asked for, but for those of the `without` oldest pairs. How many
-    /// products these are.
+    /// Begins a measurement. If `without` is set, it includes the history's products except for those of the `without` oldest pairs.
+    /// Returns the number of products.
     fn begin(&mut self, without: Option<usize>) -> usize {
         let held = self.state.gram.len();
         let rows = without.map_or(0, |without| 2 * (held - without + 1));
@@ -44,7 +44,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         rows
     }
 
-    /// Tells the other shards what this one `brought`, of a kind, or that it has failed.
+    /// Exchanges this shard's contribution `brought`, a kind of loss, or its failure.
     fn exchange(&mut self, rows: usize, brought: Result<u64, LbfgsError<E>>) -> Result<Known, LbfgsError<E>> {
         let (kind, failure) = brought.map_or_else(|error| (0, Some(error)), |kind| (kind, None));
         let state = &mut *self.state;
@@ -63,8 +63,8 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         }
     }
 
-    /// Adds what the gradient in `slot` brings here, if that is `new`; and where the history is asked for, the pair that leads to it and
-    /// the products of the history with it, but for the `without` oldest pairs.
+    /// Adds this shard's part of the sums over the gradient in `slot`, if that is `new`. If `without` is set, also measures the new pair
+    /// and the products of the history with the gradient, except for the `without` oldest pairs.
     fn observe(&mut self, slot: usize, without: Option<usize>, new: bool) -> Result<(), LbfgsError<E>> {
         let LbfgsState { passes, fold, grads, ds, ys, gram, before, iterations, .. } = &mut *self.state;
         let ((d, ds), (y, ys)) = (Others::of(ds, gram.spare()), Others::of(ys, gram.spare()));
@@ -75,7 +75,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         let search = self.rule.line_search == LineSearch::StrongWolfe;
         let asked = Asked {
             gradient: new,
-            // Only the first step's length asks for it.
+            // Only the length of the first step needs them.
             magnitudes: new && *iterations == 0,
             slope: new && self.along && search,
         };
@@ -83,7 +83,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         Ok(passes.measure(Measure { g, d, asked, pair }, fold)?)
     }
 
-    /// What all shards know of the point just evaluated.
+    /// Records the reduced values of the point just evaluated.
     fn learn(&mut self, slot: usize, known: &Known) -> Result<(), LbfgsError<E>> {
         let (fold, brought) = (&self.state.fold, &known.brought);
         let loss = match known.losses {

@@ -1,9 +1,9 @@
 //! L-BFGS over a closure, with PyTorch's meaning and defaults, on a vector or on shards of one.
 //!
-//! Every dot product is exact and every decision is taken from reduced values, so shards never part and the bits do not
-//! depend on how the vector is cut. `driver.rs` is the algorithm, `measure.rs` what it asks of all shards, `gram.rs` its
-//! direction, `line_search.rs` its step. None of them touches an element: `passes.rs` says what is done to vectors, `here.rs`
-//! does it on the CPU, `there.rs` on a GPU.
+//! Every dot product is exact and every decision depends on reduced values only, so shards never diverge and the bits do not depend on
+//! the cuts of the vector. `driver.rs` has the algorithm, `measure.rs` its measurements over all shards, `gram.rs` the direction,
+//! `line_search.rs` the step length. None of them touches an element: `passes.rs` declares the operations on vectors, `here.rs`
+//! implements them on the CPU and `there.rs` on a GPU.
 
 mod cubic;
 mod driver;
@@ -37,34 +37,34 @@ pub use state::LbfgsState;
 /// `d = -H g`, `x += t d`; `H` from the last `history_len` pairs `s = t d`, `y = g - g_before` with `y . s > 1e-10`, its
 /// initial diagonal `y . s / y . y`. The first step is `min(1, 1 / sum |g|) lr d`.
 ///
-/// It differs from PyTorch where that would go on with what is not finite: a first loss or gradient that is not finite is an
-/// error, and a trial point where loss or gradient is not finite counts as infinitely high: the line search brackets it, a
-/// fixed step is halved until both are finite, each time at the price of an evaluation. And a NaN `lr` is refused.
+/// Unlike PyTorch, it does not continue with values that are not finite. A first loss or gradient that is not finite is an error. A trial
+/// point with a loss or gradient that is not finite counts as infinitely high: the line search brackets it, and a fixed step is halved
+/// until both are finite, at the cost of one evaluation each time. A NaN `lr` is refused.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lbfgs {
-    /// The step length that is taken, or tried first by a line search.
+    /// Step length, or the first trial of a line search.
     pub lr: f64,
-    /// Iterations of one [`step`](Lbfgs::step) at most.
+    /// Maximum number of iterations of one [`step`](Lbfgs::step).
     pub max_iter: u64,
-    /// Evaluations of one step after which no iteration begins; `None`: `max_iter * 5 / 4`.
+    /// Number of evaluations of one step after which no iteration begins; `None`: `max_iter * 5 / 4`.
     pub max_eval: Option<u64>,
-    /// A step ends where no gradient element is larger.
+    /// A step ends once no gradient element is larger.
     pub tolerance_grad: f64,
-    /// A step ends where neither the loss nor any parameter changes by more.
+    /// A step ends once neither the loss nor any parameter changes by more.
     pub tolerance_change: f64,
-    /// Pairs `s`, `y` that are kept.
+    /// Number of pairs `s`, `y` kept.
     pub history_len: usize,
-    /// How far to go along a direction.
+    /// Choice of the step length along a direction.
     pub line_search: LineSearch,
 }
 
-/// How far [`Lbfgs`] goes along a direction.
+/// Choice of the step length of [`Lbfgs`] along a direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LineSearch {
-    /// `lr`: one evaluation an iteration.
+    /// Step length `lr`: one evaluation for each iteration.
     #[default]
     None,
-    /// Until the strong Wolfe conditions hold (decrease 1e-4, curvature 0.9): several evaluations.
+    /// Search until the strong Wolfe conditions hold (decrease 1e-4, curvature 0.9): several evaluations for each iteration.
     StrongWolfe,
 }
 
@@ -82,11 +82,11 @@ impl Default for Lbfgs {
     }
 }
 
-/// The longest history: of more pairs than this the oldest say nothing of the curvature here.
+/// Maximum history length: older pairs would carry no information about the local curvature.
 const MAX_HISTORY: usize = 10_000;
 
 impl Lbfgs {
-    /// Whether the hyperparameters are in range.
+    /// Checks that the hyperparameters are in range.
     pub fn check(&self) -> Result<(), Error> {
         let check = Check { rule: "lbfgs" };
         check.at_least_zero("lr", self.lr)?;
@@ -100,7 +100,7 @@ impl Lbfgs {
         check.range("history_len", self.history_len as f64, few, "1 to 10000")
     }
 
-    /// Hyperparameters by name, for ranks to compare and reports to print; a switch is 0 or 1.
+    /// Returns the hyperparameters by name, for comparison between ranks and for reports; a switch is 0 or 1.
     pub fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
         vec![
             ("lr", self.lr),
@@ -113,24 +113,24 @@ impl Lbfgs {
         ]
     }
 
-    /// Evaluations after which no iteration begins.
+    /// Returns the number of evaluations after which no iteration begins.
     pub(crate) fn evaluations(&self) -> u64 {
         self.max_eval.unwrap_or_else(|| self.max_iter.saturating_mul(5) / 4)
     }
 
-    /// Up to `max_iter` iterations on `x`, this shard's part of the vector: f32 or f64, of any length, also 0.
+    /// Runs up to `max_iter` iterations on `x`, this shard's part of the vector: f32 or f64, of any length, including 0.
     ///
-    /// `closure(x, grad)` writes the gradient of this shard at `x` and returns the [`Loss`]. It is called equally often on
-    /// every shard, at most `max_eval` times and what is left of the line search. With a fixed step every evaluation costs
-    /// one [`fold`](Reduce::fold); with a line search every evaluation and every iteration do. A pair that is refused while the history is
-    /// full costs one more, and a second pass over the history.
+    /// `closure(x, grad)` writes the gradient of this shard at `x` and returns the [`Loss`]. Every shard calls it equally often, at most
+    /// `max_eval` times plus the rest of the line search. With a fixed step every evaluation costs one [`fold`](Reduce::fold); with a
+    /// line search every evaluation and every iteration cost one. A pair that is refused while the history is full costs one more, and a
+    /// second pass over the history.
     ///
-    /// Where the state is on a GPU ([`state_on`](Self::state_on)), so are `x` and what the closure is handed: it finds the point
-    /// there in the queue's order, and leaves the gradient there in that order. The algorithm's decisions are the host's, so
-    /// that it waits once for each fold, until what was measured has arrived. Iterates have the CPU's bits.
+    /// If the state is on a GPU ([`state_on`](Self::state_on)), `x` and the arguments of the closure are there too, and the closure works
+    /// in the queue's order. The host takes the algorithm's decisions, so it waits once for each fold, until the measured values have
+    /// arrived. Iterates have the CPU's bits.
     ///
-    /// An error leaves the last accepted point in `x`, so that another step can go on from there. An error of the closure
-    /// comes back as [`LbfgsError::Closure`] on its own shard and as [`LbfgsError::Elsewhere`] on the others.
+    /// An error leaves the last accepted point in `x`, so that another step can continue from there. An error of the closure is returned
+    /// as [`LbfgsError::Closure`] on its own shard and as [`LbfgsError::Elsewhere`] on the others.
     pub fn step<E>(
         &self,
         x: SliceMut<'_>,
@@ -141,7 +141,7 @@ impl Lbfgs {
         self.step_with(x, closure, reduce, state, |_| ())
     }
 
-    /// [`step`](Self::step), telling `each` every iterate as it is accepted and evaluated.
+    /// Same as [`step`](Self::step), and calls `each` with every iterate once it is accepted and evaluated.
     pub fn step_with<E>(
         &self,
         x: SliceMut<'_>,

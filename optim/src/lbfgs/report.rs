@@ -1,26 +1,26 @@
-//! What a closure tells a step of L-BFGS, and what the step tells its caller.
+//! Loss returned by a closure, and the report of a step of L-BFGS.
 
 use meshstep_tensor::Slice;
 
-/// What one shard's closure knows of the loss.
+/// Loss as known to one shard's closure.
 ///
-/// Sums are exact and means are rounded once, so that the loss does not depend on how many shards there are.
+/// Sums are exact and means are rounded once, so the loss does not depend on the number of shards.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Loss {
-    /// The whole loss, computed alike on every shard: that is checked.
+    /// The whole loss, equal on every shard; this is checked.
     Whole(f64),
-    /// This shard's part of it; the loss is the sum.
+    /// This shard's part of the loss; the loss is the sum over shards.
     Part(f64),
-    /// A mean over this shard's data; the loss is the mean weighted by `weight`, a number of samples.
+    /// Mean over this shard's data; the loss is the mean weighted by `weight`, a number of samples.
     Mean {
-        /// The mean here.
+        /// Mean of this shard.
         value: f64,
-        /// What it weighs.
+        /// Weight of this shard.
         weight: u64,
     },
 }
 
-/// Why a run ended.
+/// Reason for the end of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stop {
@@ -32,42 +32,41 @@ pub enum Stop {
     Parameters,
     /// The loss changed by less than the tolerance.
     Loss,
-    /// All iterations are used up.
+    /// The iteration limit is reached.
     Iterations,
-    /// All evaluations are used up.
+    /// The evaluation limit is reached.
     Evaluations,
-    /// Loss or gradient stayed not finite along a direction; the parameters are where it began.
+    /// Loss or gradient was not finite at any trial along a direction; the parameters are at its start.
     NotFinite,
 }
 
 /// An iterate with its loss and gradient.
 #[derive(Clone, Copy, Debug)]
 pub struct Iterate<'a> {
-    /// Iterations of this step that led here; 0 where it began.
+    /// Iterations of this step so far; 0 at its start.
     pub iteration: u64,
     /// Evaluations of this step so far.
     pub evaluations: u64,
-    /// The loss.
+    /// Loss of the iterate.
     pub loss: f64,
-    /// The gradient's norm.
+    /// Norm of the gradient.
     pub grad_norm: f64,
-    /// The largest magnitude in the gradient.
+    /// Largest magnitude in the gradient.
     pub grad_max: f64,
     /// This shard's parameters: f32 or f64.
     pub x: Slice<'a>,
 }
 
-/// What a step of L-BFGS did: the same on every shard.
+/// Report of a step of L-BFGS, the same on every shard.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LbfgsReport {
-    /// The loss where the step began.
+    /// Loss at the start of the step.
     pub first_loss: f64,
-    /// The last loss known: of where the step ended, except that the last iteration with a fixed step moves on without
-    /// another evaluation.
+    /// Last loss known: that of the end point, except that the last iteration with a fixed step moves on without another evaluation.
     pub loss: f64,
-    /// The norm of the last gradient known.
+    /// Norm of the last gradient known.
     pub grad_norm: f64,
-    /// Its largest magnitude.
+    /// Largest magnitude of the last gradient known.
     pub grad_max: f64,
     /// Iterations of this step.
     pub iterations: u64,
@@ -75,6 +74,6 @@ pub struct LbfgsReport {
     pub evaluations: u64,
     /// Exchanges with the other shards in this step.
     pub folds: u64,
-    /// Why it ended.
+    /// Reason for the end of the step.
     pub stop: Stop,
 }

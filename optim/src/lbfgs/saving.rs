@@ -1,18 +1,18 @@
-//! A state as vectors and words, to be saved, and gone on from.
+//! L-BFGS state as vectors and words, for checkpoints.
 
 use super::state::LbfgsState;
 use crate::Error;
 use meshstep_tensor::{Buffer, Slice, SliceMut};
 
 impl LbfgsState {
-    /// Every vector that steps go on from by name, in memory of the state's place: directions `d0`, `d1`, .. and `y0`, .. of the history,
-    /// and gradients `g0`, ...
+    /// Iterates over every vector that later steps read, by name, in memory of the state's place: directions `d0`, `d1`, .. and `y0`, ..
+    /// of the history, and gradients `g0`, ...
     pub fn vectors(&self) -> impl Iterator<Item = (String, Slice<'_>)> {
         let all = self.ds.iter().chain(&self.ys).chain(&self.grads);
         self.names().into_iter().zip(all.map(Buffer::as_slice))
     }
 
-    /// The same, to be written.
+    /// Same as [`vectors`](Self::vectors), for writing.
     pub fn vectors_mut(&mut self) -> impl Iterator<Item = (String, SliceMut<'_>)> {
         let names = self.names();
         let all = self.ds.iter_mut().chain(&mut self.ys).chain(&mut self.grads);
@@ -27,14 +27,14 @@ impl LbfgsState {
             .collect()
     }
 
-    /// What of the state is no vector: counters, the last step's length, and the history's products. The same on every shard.
+    /// Returns the rest of the state: counters, the last step's length, and the history's products. Equal on every shard.
     pub fn words(&self) -> Vec<u64> {
         let mut words = vec![self.before as u64, self.t.to_bits(), self.iterations, self.evaluations];
         self.gram.save(self.fold.window(), &mut words);
         words
     }
 
-    /// Whether [`restore`](Self::restore) takes these.
+    /// Returns an error if [`restore`](Self::restore) would refuse these words.
     pub fn check(&self, words: &[u64]) -> Result<(), Error> {
         let [before, _, iterations, evaluations, gram @ ..] = words else { return Err(foreign(words.len())) };
         let counts = [("iterations", *iterations), ("evaluations", *evaluations)];
@@ -46,8 +46,8 @@ impl LbfgsState {
         if fits { Ok(()) } else { Err(foreign(words.len())) }
     }
 
-    /// Goes on from what [`words`](Self::words) were, the vectors being those of that state; an error, which changes nothing, where they
-    /// are of another rule's.
+    /// Restores the state from [`words`](Self::words), with the vectors already those of that state. If the words belong to a different
+    /// rule, returns an error and changes nothing.
     pub fn restore(&mut self, words: &[u64]) -> Result<(), Error> {
         self.check(words)?;
         if let [before, t, iterations, evaluations, gram @ ..] = words
@@ -61,10 +61,10 @@ impl LbfgsState {
     }
 }
 
-/// Counts from here on are none that steps came to.
+/// No run reaches counts this large.
 const MOST: u64 = 1 << 53;
 
 fn foreign(words: usize) -> Error {
     let (name, value) = ("words of a saved L-BFGS state", words as f64);
-    Error::Scalar { name, value, works: "those that this version saves of a state of the same rule" }
+    Error::Scalar { name, value, works: "words saved by this version from a state of the same rule" }
 }

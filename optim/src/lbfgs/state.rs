@@ -1,4 +1,4 @@
-//! What L-BFGS remembers from step to step, and the memory it needs.
+//! State of L-BFGS between steps, and its memory.
 
 use super::fold::Fold;
 use super::gram::Gram;
@@ -11,25 +11,25 @@ use std::ops::Range;
 
 /// History and progress of [`Lbfgs`] on one vector, or one shard of it.
 ///
-/// Memory: `2 (history_len + 1) + 3` vectors, two more with a line search. And `6 (history_len + 1)` exact sums of
-/// about a kilobyte each; on a GPU `2 (history_len + 1)` more there.
+/// Memory: `2 (history_len + 1) + 3` vectors, two more with a line search, and `6 (history_len + 1)` exact sums of about a kilobyte each.
+/// A GPU holds `2 (history_len + 1)` more sums.
 #[derive(Debug)]
 pub struct LbfgsState {
     pub(super) len: usize,
     pub(super) dtype: DType,
     pub(super) queue: Queue,
     pub(super) passes: Box<dyn Passes>,
-    /// The direction of every slot, of which its `s` is a multiple; in the spare one that of the last iteration.
+    /// Direction of every slot, of which its `s` is a multiple. The spare slot holds that of the last iteration.
     pub(super) ds: Vec<Buffer>,
     /// `y` of every slot.
     pub(super) ys: Vec<Buffer>,
-    /// Where `x` was before an iteration moved it.
+    /// Value of `x` before an iteration moved it.
     pub(super) start: Buffer,
-    /// Gradients: of `start`, and of the points tried.
+    /// Gradients of `start` and of the points tried.
     pub(super) grads: Vec<Buffer>,
-    /// Which of them is that of `start`.
+    /// Index of the gradient of `start`.
     pub(super) before: usize,
-    /// How far along `d` the last iteration went.
+    /// Step length of the last iteration along `d`.
     pub(super) t: f64,
     pub(super) gram: Gram,
     pub(super) fold: Fold,
@@ -39,12 +39,13 @@ pub struct LbfgsState {
 }
 
 impl Lbfgs {
-    /// The state of a fresh run on `len` elements of f32 or f64 in memory of the CPU, counted by `meter`.
+    /// Creates the state of a new run on `len` elements of f32 or f64 in CPU memory, counted by `meter`.
     pub fn state(&self, len: usize, dtype: DType, meter: &Meter) -> Result<LbfgsState, Error> {
         self.state_on(len, dtype, &Queue::cpu(), meter)
     }
 
-    /// The same where `queue` works, on the CPU or a GPU: [`step`](Self::step)s from this state work in its order.
+    /// Same as [`state`](Self::state), at the place of `queue`, the CPU or a GPU. [`step`](Self::step)s with this state work in the
+    /// queue's order.
     pub fn state_on(
         &self,
         len: usize,
@@ -77,7 +78,7 @@ impl Lbfgs {
         })
     }
 
-    /// Gradients kept at once: where an iteration began, the point tried, and a bracket's ends.
+    /// Returns the number of gradients kept at once: of the iteration's start, the point tried, and a bracket's ends.
     fn gradients(&self) -> usize {
         match self.line_search {
             LineSearch::None => 2,
@@ -86,7 +87,7 @@ impl Lbfgs {
     }
 }
 
-/// The passes over vectors at the queue's place.
+/// Creates the passes for the queue's place.
 fn passes(
     history_len: usize,
     len: usize,
@@ -107,8 +108,7 @@ fn passes(
 }
 
 impl LbfgsState {
-    /// The same, adding only the elements of `ranges` to what shards sum up: those that no other shard counts, where shards
-    /// overlap.
+    /// Limits the sums over shards to the elements of `ranges`. If shards overlap, exactly one of them counts each element.
     ///
     /// # Panics
     /// If a range ends after the vector does.
@@ -119,33 +119,33 @@ impl LbfgsState {
         self
     }
 
-    /// Iterations of all steps.
+    /// Returns the number of iterations of all steps.
     pub fn iterations(&self) -> u64 {
         self.iterations
     }
 
-    /// Evaluations of all steps.
+    /// Returns the number of evaluations of all steps.
     pub fn evaluations(&self) -> u64 {
         self.evaluations
     }
 
-    /// The most words a step's [`fold`](crate::Reduce::fold) can have, sums and maxima: for whoever keeps room for them.
+    /// Returns the maximum number of words of a step's [`fold`](crate::Reduce::fold), sums and maxima, for allocating buffers.
     pub fn fold_words(&self) -> (usize, usize) {
         self.fold.most_words()
     }
 
-    /// Pairs in the history.
+    /// Returns the number of pairs in the history.
     pub fn pairs(&self) -> usize {
         self.gram.len()
     }
 
-    /// Forgets everything but its memory.
+    /// Resets the state to that of a new run, keeping its memory.
     pub fn reset(&mut self) {
         self.gram = Gram::new(self.history_len);
         (self.iterations, self.evaluations, self.t) = (0, 0, 0.0);
     }
 
-    /// Whether this is the state of such a rule on such a vector.
+    /// Checks that the state belongs to this rule and this vector.
     pub(super) fn fits(&self, rule: &Lbfgs, x: Slice<'_>) -> Result<(), Error> {
         x.place().check(self.queue.place())?;
         if x.dtype() != self.dtype {
@@ -160,7 +160,7 @@ impl LbfgsState {
         }
         if self.grads.len() < rule.gradients() {
             let (given, expected) = (self.grads.len(), rule.gradients());
-            return Err(Error::Len { what: "a state made without a line search", given, expected });
+            return Err(Error::Len { what: "a state created without a line search", given, expected });
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The passes on memory of a GPU, in the order of a stream. The host waits where it measures, and nowhere else.
+//! Passes on GPU memory, in the order of a stream. The host waits only in measurements.
 
 use super::fold::{Fold, Scalar};
 use super::launches::{Launches, Ranges, Which};
@@ -8,29 +8,29 @@ use meshstep_tensor::cuda::{Mail, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut};
 use std::ops::Range;
 
-/// Words of what is measured. A direction keeps its own until the next.
+/// Word offsets of measured values. A direction keeps its values until the next direction.
 mod at {
     use crate::ExactSum;
 
-    /// Of the direction: elements that are not finite, bits of the largest magnitude.
+    /// Non-finite count and bits of the largest magnitude of the direction.
     pub(super) const DIRECTION: [usize; 2] = [0, 1];
     /// Words before those of a measurement.
     pub(super) const MEASURED: usize = 2;
-    /// Of the gradient, as of the direction.
+    /// Same for the gradient.
     pub(super) const GRADIENT: [usize; 2] = [2, 3];
-    /// Of the newest pair, as of the direction.
+    /// Same for the newest pair.
     pub(super) const PAIR: [usize; 2] = [4, 5];
-    /// What nobody asks for.
+    /// Unused results.
     pub(super) const REST: [usize; 2] = [6, 7];
     pub(super) const SQUARES: usize = 8;
     pub(super) const MAGNITUDES: usize = SQUARES + ExactSum::WORDS;
     pub(super) const SLOPE: usize = MAGNITUDES + ExactSum::WORDS;
-    /// Of a new pair.
+    /// Products of a new pair.
     pub(super) const CURVATURE: usize = SLOPE + ExactSum::WORDS;
     pub(super) const NEW_SQUARES: usize = CURVATURE + ExactSum::WORDS;
-    /// Of each row with the gradient.
+    /// Product of each row with the gradient.
     pub(super) const PRODUCTS: usize = NEW_SQUARES + ExactSum::WORDS;
-    /// Where a norm without a sum is told its sum is.
+    /// Dummy sum offset for a norm without a sum.
     pub(super) const NOWHERE: usize = SQUARES;
 }
 
@@ -42,20 +42,20 @@ pub(super) struct There {
     stream: Stream,
     meter: Meter,
     launches: Launches,
-    /// All elements, and those that count.
+    /// Range of all elements, and ranges of the counted elements.
     whole: Ranges,
     counted: Ranges,
-    /// Addresses and coefficients of rows: here, on their way, and there.
+    /// Addresses and coefficients of rows: on the host, in transfer, and on the device.
     told: Vec<u64>,
     mail: Mail,
     table: Buffer,
-    /// What is measured: there, and here.
+    /// Measured values on the device, and on the host.
     measured: Buffer,
     words: Vec<u64>,
 }
 
 impl There {
-    /// For vectors of `len` elements of f32 or f64 and `history_len` pairs of them.
+    /// Creates passes over vectors of `len` elements of f32 or f64, with `history_len` pairs.
     pub(super) fn new(
         history_len: usize,
         (len, dtype): (usize, DType),
@@ -66,7 +66,7 @@ impl There {
         let room = |words| Buffer::zeroed_on(&queue, words, DType::U64, meter, Category::Staging);
         let all = || Ranges::new(std::iter::once(0..len).collect());
         let rows = 2 * (history_len + 1);
-        // Rows and coefficients.
+        // Addresses and coefficients of all rows.
         let told = 2 * rows;
         let words = at::PRODUCTS + rows * ExactSum::WORDS;
         let mut there = There {
@@ -83,12 +83,12 @@ impl There {
             words: vec![0; words],
             queue,
         };
-        // Here, since a direction is made without an exchange that would tell the other ranks of a failure.
+        // Made now, because an iteration computes a direction without an exchange that could report a failure to the other ranks.
         there.whole.there(there.dtype, &there.queue, &there.meter)?;
         Ok(there)
     }
 
-    /// Puts the addresses of `vectors` into the device's table, and `coefs` behind them.
+    /// Writes the addresses of `vectors` into the device table, followed by `coefs`.
     fn tell<'a>(
         &mut self,
         vectors: impl Iterator<Item = Slice<'a>> + Clone,
@@ -102,7 +102,7 @@ impl There {
         Ok(self.mail.send(&self.stream, bytemuck::cast_slice(&self.told), into)?)
     }
 
-    /// Launches what is asked for.
+    /// Launches the kernels of the requested measurement.
     fn launch(&mut self, Measure { g, d, asked, mut pair }: Measure<'_>) -> Result<(), Error> {
         let Asked { gradient, magnitudes, slope } = asked;
         let ranges = self.counted.there(self.dtype, &self.queue, &self.meter)?;
@@ -120,14 +120,14 @@ impl There {
             launches.norm(Which::L1, g, ranges, measured, (at::REST, at::MAGNITUDES))?;
         }
         if slope {
-            // SAFETY: the address of `d` was told above, after those of the older rows.
+            // SAFETY: the address of `d` was written above, after those of the older rows.
             unsafe { launches.products(g, (table, older, 1), ranges, measured, at::SLOPE)? };
         }
         if let Some(NewPair { y, before, .. }) = &mut pair {
             launches.difference(y.reborrow(), [g, *before])?;
             launches.norm(Which::Inf, d, ranges, measured, (at::PAIR, at::NOWHERE))?;
             launches.norm(Which::L2, y.as_slice(), ranges, measured, (at::PAIR, at::NEW_SQUARES))?;
-            // SAFETY: those of the older rows, of `d` and of `y` were told above.
+            // SAFETY: the addresses of the older rows, of `d` and of `y` were written above.
             unsafe {
                 launches.products(d, (table, older + 1, 1), ranges, measured, at::CURVATURE)?;
                 launches.products(g, (table, 0, older + 2), ranges, measured, at::PRODUCTS)?;
@@ -154,7 +154,7 @@ impl Passes for There {
         self.tell(rows.slices(), (0..rows.len()).map(|i| rows.coef(i)))?;
         let whole = self.whole.there(self.dtype, &self.queue, &self.meter)?;
         let There { launches, table, measured, queue, .. } = self;
-        // SAFETY: so many addresses, and the coefficients behind them, were told above.
+        // SAFETY: `rows.len()` addresses, followed by the coefficients, were written above.
         unsafe { launches.combine(d.reborrow(), g, rows.len(), table)? };
         queue.zero(measured.as_mut().slice(0..at::MEASURED)?)?;
         launches.norm(Which::Inf, d.as_slice(), whole, measured, (at::DIRECTION, at::NOWHERE))

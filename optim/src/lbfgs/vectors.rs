@@ -1,5 +1,4 @@
-//! What an iteration does to whole vectors: elementwise passes, each element by one fixed sequence, and what of the results is
-//! measured while they are in the cache.
+//! Elementwise passes over whole vectors, each element by one fixed sequence, with measurements of results while they are in the cache.
 
 use crate::norm::{CHUNK, Source, Wide};
 use crate::number::Real;
@@ -7,21 +6,21 @@ use crate::{Isa, Norm, NormAccumulator};
 use meshstep_tensor::simd::Body;
 use std::array::from_fn;
 
-/// f32 or f64.
+/// Number type of vectors: f32 or f64.
 pub(super) trait Number: Real + Wide + Source {}
 
 impl<T: Real + Wide + Source> Number for T {}
 
-/// Elements of a block that a direction is summed up in: long enough for memory to give each row's without a start from rest.
+/// Elements of a block in which a direction is summed: long enough to read each row at full memory bandwidth.
 const BLOCK: usize = 8192;
 
-/// Rows that are added to it at a time.
+/// Rows added to a block at a time.
 const TOGETHER: usize = 4;
 
-/// Above this many elements a pass is split in two; below, starting a second thread costs more than it saves.
+/// Above this number of elements a pass is split in two; below, starting a second thread costs more than it saves.
 pub(super) const SPLIT_FROM: usize = 128 << 10;
 
-/// `x = fma(t, d, start)`.
+/// Computes `x = fma(t, d, start)`.
 pub(super) fn walk<T: Number>(x: &mut [T], start: &[T], t: f64, d: &[T]) {
     let t = T::from_f64(t);
     let along = |first: usize, [x]: [&mut [T]; 1]| {
@@ -31,7 +30,7 @@ pub(super) fn walk<T: Number>(x: &mut [T], start: &[T], t: f64, d: &[T]) {
     spread(0, [x], SPLIT_FROM, &along, &|(), ()| ());
 }
 
-/// `start = x` and `x = fma(t, d, start)`.
+/// Computes `start = x` and `x = fma(t, d, start)`.
 pub(super) fn leave<T: Number>(x: &mut [T], start: &mut [T], t: f64, d: &[T]) {
     let t = T::from_f64(t);
     let along = |first: usize, [x, start]: [&mut [T]; 2]| {
@@ -44,8 +43,7 @@ pub(super) fn leave<T: Number>(x: &mut [T], start: &mut [T], t: f64, d: &[T]) {
     spread(0, [x, start], SPLIT_FROM, &along, &|(), ()| ());
 }
 
-/// `y = g - before`, for `work` to look at bit by bit, at most [`CHUNK`] elements together with where they begin, while they are in
-/// the cache.
+/// Computes `y = g - before`. Calls `work` with pieces of at most [`CHUNK`] elements and their start index, while they are in the cache.
 pub(super) fn difference<T: Number, S: Send>(
     y: &mut [T],
     (g, before): (&[T], &[T]),
@@ -60,22 +58,22 @@ pub(super) fn difference<T: Number, S: Send>(
     spread(0, [y], CHUNK, &part, merge)
 }
 
-/// `d = coef g + sum over i of coef_i row_i`, each element in f64 by fused multiply-adds in that order, rounded once. Returns the
-/// bits of its largest magnitude; those of infinity where one is not finite.
+/// Computes `d = coef g + sum over i of coef_i row_i`, each element in f64 by fused multiply-adds in that order, rounded once. Returns
+/// the bits of the largest magnitude, or of infinity if an element is not finite.
 pub(super) fn combine<'r, T: Number>(
     d: &mut [T],
     (coef, g): (f64, &[T]),
     rows: usize,
     row: &(impl Fn(usize) -> Result<(f64, &'r [T]), meshstep_tensor::Error> + Sync),
 ) -> Result<u64, meshstep_tensor::Error> {
-    // Whatever is wrong with a row is found before anything is written.
+    // Check all rows before writing anything.
     (0..rows).try_for_each(|i| row(i).map(|_| ()))?;
     let of_row = |i: usize| row(i).unwrap_or((0.0, &[]));
     let part = |first: usize, [d]: [&mut [T]; 1]| combine_part(first, d, (coef, g), rows, &of_row);
     Ok(spread(0, [d], SPLIT_FROM, &part, &u64::max))
 }
 
-/// Elements from `first` on. A call of its own, so that its room is on the stack once, not at every halving.
+/// Computes the elements from `first` on. Not inlined, so that the stack holds its block once, not at every halving.
 #[inline(never)]
 fn combine_part<'r, T: Number>(
     first: usize,
@@ -106,8 +104,8 @@ fn combine_part<'r, T: Number>(
     if largest.non_finite() > 0 { f64::INFINITY.to_bits() } else { largest.max_bits() }
 }
 
-/// Halves vectors of one length until they have `most` elements, the halves side by side; `work` is told where its part begins, and `merge` what
-/// two parts came to.
+/// Halves vectors of one length until they have `most` elements; the halves run in parallel. `work` receives the start index of its part,
+/// and `merge` combines the results of two parts.
 fn spread<T: Number, S: Send, const N: usize>(
     first: usize,
     vectors: [&mut [T]; N],

@@ -1,4 +1,4 @@
-//! One element of Lion, for loops that become vector instructions. Letters: mod.rs. It must equal reference.rs.
+//! One element of Lion, in a form that vectorises. Notation: mod.rs. Must equal reference.rs.
 
 use super::Constants;
 use crate::number::Real;
@@ -12,7 +12,7 @@ impl<T: Real> Step<T, 1> for Constants<T> {
         let u = c.w1.fma(g1 - m, m);
         let m = c.w2.fma(g1 - m, m);
         let zero = T::from_f64(0.0);
-        // What is left for the product is a zero or NaN, and stays one.
+        // `u` is a zero or NaN here, and the product keeps it.
         let step = if u > zero {
             c.lr
         } else if u < zero {

@@ -19,23 +19,23 @@ use crate::number::Real;
 use crate::pass::Kind;
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
-/// Steps of one length, `lr`, in the direction of the sign of an average: one state vector.
+/// Lion: steps of length `lr` in the direction of the sign of an average, with one state vector.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lion {
-    /// How much of the average is in a step, in `[0, 1)`.
+    /// Weight of the average in a step, in `[0, 1)`.
     pub beta1: f64,
     /// Decay of the average, in `[0, 1)`.
     pub beta2: f64,
     /// Decay of the parameters; at least 0.
     pub weight_decay: f64,
-    /// Where the decay goes.
+    /// Form of weight decay.
     pub decay: Decay,
-    /// Climbs instead of descending.
+    /// Maximises instead of minimising.
     pub maximize: bool,
 }
 
 impl Default for Lion {
-    /// The paper's, decoupled decay once it is set.
+    /// The paper's defaults, with decoupled decay if `weight_decay` is set.
     fn default() -> Self {
         Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.0, decay: Decay::Decoupled, maximize: false }
     }
@@ -76,7 +76,7 @@ impl Rule for Lion {
     update_on!(or 1);
 }
 
-/// The letters of the sequence above, for one step.
+/// Constants of the sequence above, for one step.
 #[derive(Clone, Copy)]
 pub(crate) struct Constants<T> {
     frame: Frame<T>,

@@ -1,10 +1,10 @@
-//! One element of Lion, slow and obvious: the definition. Letters and formula: mod.rs.
+//! One element of Lion, slow and obvious: the definition. Notation and formula: mod.rs.
 
 use super::Constants;
 use crate::number::Real;
 use std::cmp::Ordering;
 
-/// One step.
+/// Computes one step.
 pub(super) fn step<T: Real>(c: &Constants<T>, p: T, g: T, [m]: [T; 1]) -> (T, [T; 1]) {
     let mut g1 = g * c.frame.scale;
     if c.frame.coupled {

@@ -5,12 +5,12 @@ use crate::{Flat, Scalars, Segment};
 use meshstep_tensor::{Error, Queue, Slice, SliceMut, cast};
 use std::ops::Range;
 
-/// Elements at a time: four blocks of f64 stay in the first cache.
+/// Elements of a block: four blocks of f64 stay in the L1 cache.
 const BLOCK: usize = 1 << 10;
-/// Elements from which on a vector is divided among rayon's threads.
+/// Number of elements above which a vector is divided among rayon's threads.
 const SPLIT_FROM: usize = 1 << 16;
 
-/// Room for a block.
+/// Buffers for one block.
 struct Blocks {
     x: [f64; BLOCK],
     mean: [f64; BLOCK],
@@ -28,7 +28,7 @@ fn blocks(len: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(BLOCK).map(move |start| start..len.min(start + BLOCK))
 }
 
-/// Where a vector is divided in two, if it is.
+/// Returns the index at which a vector is split in two, if it is.
 fn middle(len: usize) -> Option<usize> {
     (len > SPLIT_FROM && rayon::current_num_threads() > 1).then_some(len / 2)
 }
@@ -46,7 +46,7 @@ fn halves(whole: Slice<'_>, at: usize) -> Result<(Slice<'_>, Slice<'_>), Error> 
 }
 
 impl<'a> Merge<'a> {
-    /// Of the elements before `at`, and of the others.
+    /// Splits the merge into elements before `at` and the others.
     fn split_at(self, at: usize) -> Result<[Merge<'a>; 2], Error> {
         let Merge { mean, differences, anchor, sent, taken, squares } = self;
         let (first, second) = halves(mean, at)?;
@@ -61,7 +61,7 @@ impl<'a> Merge<'a> {
     }
 }
 
-/// [`Merge::mean`].
+/// Implements [`Merge::mean`].
 pub(super) fn mean(merge: Merge<'_>, values: SliceMut<'_>) -> Result<(), Error> {
     let Some(at) = middle(values.len()) else { return mean_of_part(merge, values) };
     let ([left, right], (first, second)) = (merge.split_at(at)?, values.split_at(at)?);
@@ -96,7 +96,7 @@ fn mean_of_part(mut merge: Merge<'_>, mut values: SliceMut<'_>) -> Result<(), Er
     Ok(())
 }
 
-/// [`Merge::outer`].
+/// Implements [`Merge::outer`].
 pub(super) fn outer(
     mut merge: Merge<'_>,
     mut values: SliceMut<'_>,
@@ -130,7 +130,7 @@ pub(super) fn outer(
     Ok(())
 }
 
-/// The mean, and the anchor where there is one.
+/// Reads the mean, and the anchor if there is one.
 fn read_mean(merge: &Merge<'_>, range: &Range<usize>, room: &mut Blocks) -> Result<(), Error> {
     let Blocks { mean, anchor, .. } = room;
     read(merge.mean, range, mean)?;
@@ -147,17 +147,17 @@ fn each(n: usize, then: impl FnMut(usize)) {
     (0..n).for_each(then);
 }
 
-/// Of the share `taken` the result, to the bit where that is all.
+/// Mixes the share `taken` of the result into `own`; returns the result itself, bit for bit, if `taken` is 1.
 fn mixed(taken: f64, own: f64, result: f64) -> f64 {
     if taken == 1.0 { result } else { own + taken * (result - own) }
 }
 
-/// What is NaN stays so.
+/// Returns the larger of both; NaN stays NaN.
 fn at_least(floor: f64, x: f64) -> f64 {
     if x < floor { floor } else { x }
 }
 
-/// [`super::mix_zeros`].
+/// Implements [`super::mix_zeros`].
 pub(super) fn mix_zeros(mut values: SliceMut<'_>, taken: f64) -> Result<(), Error> {
     let mut x = [0.0; BLOCK];
     for range in blocks(values.len()) {
@@ -168,7 +168,7 @@ pub(super) fn mix_zeros(mut values: SliceMut<'_>, taken: f64) -> Result<(), Erro
     Ok(())
 }
 
-/// [`super::pack`].
+/// Implements [`super::pack`].
 pub(super) fn pack(values: Slice<'_>, anchor: Option<Slice<'_>>, into: SliceMut<'_>) -> Result<(), Error> {
     let Some(at) = middle(values.len()) else { return pack_part(values, anchor, into) };
     let ((left, right), (first, second)) = (halves(values, at)?, into.split_at(at)?);

@@ -7,10 +7,10 @@ use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
 use std::ops::Range;
 
-/// Elements of an outer optimizer's step at a time: two f64 vectors of these are 64 MiB.
+/// Elements of an outer optimizer's step at a time: two f64 vectors of this length take 64 MiB.
 const CHUNK: usize = 1 << 22;
 
-/// What a launch is told: the struct of this name in merge.cu, field by field.
+/// Argument of a launch: the struct of this name in merge.cu, field by field.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Launch {
@@ -29,7 +29,7 @@ struct Launch {
     squares: u32,
 }
 
-/// The number that merge.cu has for a type; the caller has checked that it has one.
+/// Returns merge.cu's code of a type; the caller has checked that it has one.
 fn format(dtype: DType) -> u32 {
     match dtype {
         DType::F64 => 1,
@@ -43,24 +43,24 @@ fn address(vector: Slice<'_>) -> u64 {
     vector.address() as u64
 }
 
-/// [`Merge::mean`].
+/// Implements [`Merge::mean`].
 pub(super) fn mean(merge: Merge<'_>, values: SliceMut<'_>, stream: &Stream) -> Result<(), Error> {
     let len = values.len();
     let launch = Launch::of(&merge, &values, &(0..len), stream)?;
-    // SAFETY: `values` and the anchor are borrowed exclusively; lengths and types were checked, places by `of`.
+    // SAFETY: `values` and the anchor are borrowed exclusively. The callers checked lengths and types, and `of` checked places.
     unsafe { launch.run("merge_mean", stream) }
 }
 
-/// [`super::mix_zeros`].
+/// Implements [`super::mix_zeros`].
 pub(super) fn mix_zeros(values: SliceMut<'_>, taken: f64, stream: &Stream) -> Result<(), Error> {
     on(stream, values.as_slice())?;
     let (own, len) = (format(values.dtype()), values.len() as u64);
     let launch = Launch { values: address(values.as_slice()), taken, len, own, ..Launch::default() };
-    // SAFETY: `values` is borrowed exclusively, has `len` elements of the format, and lies on the stream's device.
+    // SAFETY: `values` is borrowed exclusively, has `len` elements of the format, and is on the stream's device.
     unsafe { launch.run("merge_zeros", stream) }
 }
 
-/// [`super::pack`].
+/// Implements [`super::pack`].
 pub(super) fn pack(
     values: Slice<'_>,
     anchor: Option<Slice<'_>>,
@@ -82,11 +82,11 @@ pub(super) fn pack(
         wire: format(into.dtype()),
         ..Launch::default()
     };
-    // SAFETY: `into` is borrowed exclusively and alone is written; lengths and types were checked, places above.
+    // SAFETY: the kernel writes only `into`, which is borrowed exclusively. Lengths and types were checked by the callers, places above.
     unsafe { launch.run("merge_pack", stream) }
 }
 
-/// [`Merge::outer`]. Everything that it needs is there before anything is written.
+/// Implements [`Merge::outer`]. All allocations come first: if one fails, nothing has been written.
 pub(super) fn outer(
     merge: Merge<'_>,
     values: SliceMut<'_>,
@@ -107,7 +107,7 @@ pub(super) fn outer(
     for (range, mut update) in chunks().zip(updates) {
         let mut launch = Launch::of(&merge, &values, &range, stream)?;
         (launch.params, launch.grads) = room.addresses(range.len())?;
-        // SAFETY: as `mean`'s; the optimizer's vectors are of `room`, as long as the range, and nothing else uses them.
+        // SAFETY: as in `mean`. The optimizer's vectors belong to `room`, are as long as the range, and are not used otherwise.
         unsafe { launch.run("merge_begin", stream)? };
         room.flat(state, &range, |flat, step| update.run(flat, step, queue))?;
         // SAFETY: as above.
@@ -116,7 +116,7 @@ pub(super) fn outer(
     Ok(())
 }
 
-/// The table of a step of the outer optimizer.
+/// Creates the table of a step of the outer optimizer.
 fn update(
     rule: &dyn Rule,
     t: u64,
@@ -129,7 +129,7 @@ fn update(
     Update::new(flat, &[group], Rounding::Nearest, queue, meter)
 }
 
-/// What an outer optimizer's step needs on the device: parameters and gradients of a chunk, and its scalars.
+/// Device memory of an outer optimizer's step: parameters and gradients of a chunk, and its scalars.
 struct Room {
     vectors: Buffer,
     step: StepBlock,
@@ -143,13 +143,13 @@ impl Room {
         Ok(Room { vectors, step })
     }
 
-    /// Where parameters and gradients of `len` elements are.
+    /// Returns the addresses of parameters and gradients for `len` elements.
     fn addresses(&self, len: usize) -> Result<(u64, u64), Error> {
         let vectors = self.vectors.as_slice();
         Ok((address(vectors), address(vectors.slice(len..2 * len)?)))
     }
 
-    /// Calls `then` with the vectors of a step of `range`, whose state is this.
+    /// Calls `then` with the vectors of a step of `range` with this state.
     fn flat<T>(
         &mut self,
         state: &mut [Buffer],
@@ -165,7 +165,7 @@ impl Room {
 }
 
 impl Launch {
-    /// A merge of the elements `range`.
+    /// Creates the launch of a merge of the elements `range`.
     fn of(
         merge: &Merge<'_>,
         values: &SliceMut<'_>,
@@ -195,8 +195,8 @@ impl Launch {
     }
 
     /// # Safety
-    /// Vectors that are not null have `len` elements of the formats that the kernel takes them for, on the stream's device; what
-    /// the kernel writes is borrowed exclusively, and work that later calls put on the stream follows.
+    /// Vectors that are not null have `len` elements of the formats that the kernel expects, on the stream's device. Memory that the
+    /// kernel writes is borrowed exclusively, and later work on the stream runs after the kernel.
     unsafe fn run(mut self, kernel: &str, stream: &Stream) -> Result<(), Error> {
         if self.len == 0 {
             return Ok(());
@@ -207,7 +207,7 @@ impl Launch {
     }
 }
 
-/// Whether memory is that of the stream's device.
+/// Checks that memory is on the stream's device.
 fn on(stream: &Stream, vector: Slice<'_>) -> Result<(), Error> {
     Ok(vector.place().check(Place::Cuda(stream.device().ordinal()))?)
 }

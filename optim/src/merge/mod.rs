@@ -1,4 +1,4 @@
-//! The mean of several copies of a vector, merged into one of them: element by element in f64, rounded once. On the CPU, or on a
+//! Merges of the mean of several copies of a vector into one of the copies: element by element in f64, rounded once. On the CPU, or on a
 //! GPU in a stream's order, with the same bits.
 
 mod cpu;
@@ -8,41 +8,41 @@ mod gpu;
 use crate::{Error, Rule};
 use meshstep_tensor::{Buffer, DType, Meter, Queue, Slice, SliceMut};
 
-/// A mean, and how it is merged into a copy. All vectors are of one length and of the queue's place; the anchor and what was sent
-/// are of the copy's type: f32, f64, bf16 or f16.
+/// A mean, and its merge into a copy. All vectors have one length and are at the queue's place; the anchor and `sent` have the copy's
+/// type: f32, f64, bf16 or f16.
 #[derive(Debug)]
 pub struct Merge<'a> {
-    /// The mean of all copies; with `differences` of what they have moved from `anchor`.
+    /// Mean of all copies, or with `differences` the mean of their distances from `anchor`.
     pub mean: Slice<'a>,
-    /// Whether the mean counts from the anchor.
+    /// True if the mean is relative to the anchor.
     pub differences: bool,
-    /// The last result, which the new one replaces.
+    /// Last result, which the new one replaces.
     pub anchor: Option<SliceMut<'a>>,
-    /// What this copy has sent, where that was earlier, and how much of it is left.
+    /// For a delayed merge, the values that this copy sent, and the fraction of them that is left.
     pub sent: Option<(Slice<'a>, f64)>,
-    /// The share of the result in what the copy becomes.
+    /// Share of the result in the merged copy.
     pub taken: f64,
-    /// Whether the values are never negative, as averages of squares are: what a difference from `sent` makes of them is 0 where
-    /// rounding would take it below.
+    /// True if the values are never negative, such as averages of squares: a merge with `sent` then clamps results at 0 that rounding
+    /// would make negative.
     pub squares: bool,
 }
 
-/// A step of an optimizer over means, whose state is f64.
+/// Step of an optimizer over means, with f64 state.
 #[derive(Debug)]
 pub struct OuterStep<'a> {
-    /// Its rule, which sees single elements.
+    /// Update rule, which must see single elements only.
     pub rule: &'a dyn Rule,
-    /// Its learning rate.
+    /// Learning rate.
     pub lr: f64,
-    /// The rule's state, as long as the vectors.
+    /// State of the rule, as long as the vectors.
     pub state: &'a mut [Buffer],
-    /// Which step it is, from 1.
+    /// Number of the step, from 1.
     pub t: u64,
 }
 
 impl Merge<'_> {
-    /// Takes the mean: `x = mean`; where a share is taken `x + taken (mean - x)`; of what was sent earlier
-    /// `x + taken left (mean - sent)`, of squares at least 0.
+    /// Merges the mean: `x = mean`; with a share below 1 `x + taken (mean - x)`; with `sent` `x + taken left (mean - sent)`, at least 0
+    /// for squares.
     pub fn mean(self, values: SliceMut<'_>, queue: &Queue) -> Result<(), Error> {
         self.check(values.as_slice())?;
         #[cfg(feature = "cuda")]
@@ -53,9 +53,9 @@ impl Merge<'_> {
         Ok(cpu::mean(self, values)?)
     }
 
-    /// Takes a step of an outer optimizer from the anchor `a`, whose gradient is `d = a - mean`. It ends at `mean + (p - (a - d))`
-    /// where the rule ends at `p`: at the mean itself, to the bit, where the rule undoes `d`. On a GPU it takes memory for two f64
-    /// vectors of at most 4 Mi elements, and the host waits for the queue.
+    /// Takes a step of an outer optimizer from the anchor `a` with gradient `d = a - mean`. The result is `mean + (p - (a - d))` for a
+    /// rule that returns `p`: bit for bit the mean itself if the rule subtracts `d`. On a GPU it uses memory for two f64 vectors of at
+    /// most 4 Mi elements, and the host waits for the queue.
     pub fn outer(
         self,
         values: SliceMut<'_>,
@@ -92,7 +92,7 @@ impl Merge<'_> {
     }
 }
 
-/// Mixes zeros into a vector by `taken`: `x + taken (0 - x)`, and zeros where `taken` is 1.
+/// Mixes zeros into a vector by `taken`: `x + taken (0 - x)`, and zeros if `taken` is 1.
 pub fn mix_zeros(values: SliceMut<'_>, taken: f64, queue: &Queue) -> Result<(), Error> {
     check("values", values.as_slice(), values.dtype(), values.as_slice())?;
     #[cfg(feature = "cuda")]
@@ -103,7 +103,7 @@ pub fn mix_zeros(values: SliceMut<'_>, taken: f64, queue: &Queue) -> Result<(), 
     Ok(cpu::mix_zeros(values, taken)?)
 }
 
-/// Writes `values`, or by how much they are away from `anchor`, into memory of another type, rounded once.
+/// Writes `values`, or their difference from `anchor`, into memory of another type, rounded once.
 pub fn pack(
     values: Slice<'_>,
     anchor: Option<Slice<'_>>,
@@ -122,7 +122,7 @@ pub fn pack(
     Ok(cpu::pack(values, anchor, into)?)
 }
 
-/// Whether `vector` is of a type that merges know, of `dtype`, and as long as `like`.
+/// Checks that `vector` has a type that merges support, equal to `dtype`, and the length of `like`.
 fn check(what: &'static str, vector: Slice<'_>, dtype: DType, like: Slice<'_>) -> Result<(), Error> {
     let given = vector.dtype();
     if !matches!(given, DType::F32 | DType::F64 | DType::BF16 | DType::F16) {

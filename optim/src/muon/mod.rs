@@ -11,8 +11,8 @@
 //! p  = p - fma(lw, p, step * o)            lw = lr * weight_decay; step = lr * adjustment(rows, cols)
 //! ```
 //!
-//! The matrix products are those of a library that chooses its kernels by the machine: unlike all else here, their last
-//! bits may differ between machines. PyTorch orthogonalises in bf16, this in the type of the parameters.
+//! A library computes the matrix products with kernels chosen by the machine: unlike everything else here, their last bits may differ
+//! between machines. PyTorch orthogonalises in bf16, this rule in the type of the parameters.
 
 mod orthogonalize;
 
@@ -27,35 +27,35 @@ use orthogonalize::{NewtonSchulz, Product};
 const NAME: &str = "muon";
 const STATE: &[&str] = &["momentum"];
 
-/// Momentum whose step is replaced by the nearest matrix with orthonormal rows or columns. For the hidden layers' matrices;
-/// embeddings, heads, biases and norms belong to another rule.
+/// Muon: momentum with each step replaced by the nearest matrix with orthonormal rows or columns. For the matrices of hidden layers; use
+/// another rule for embeddings, heads, biases and norms.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Muon {
     /// Decay of the buffer, in `[0, 1)`.
     pub momentum: f64,
-    /// Looks one step of momentum ahead.
+    /// Uses Nesterov momentum.
     pub nesterov: bool,
     /// Decay of the parameters relative to the learning rate; at least 0.
     pub weight_decay: f64,
-    /// The odd polynomial `a x + b x^3 + c x^5` that is applied to the singular values again and again.
+    /// Coefficients of the odd polynomial `a x + b x^3 + c x^5` that is applied repeatedly to the singular values.
     pub ns_coefficients: [f64; 3],
-    /// How often it is applied: 1 to 99.
+    /// Number of applications of the polynomial: 1 to 99.
     pub ns_steps: u32,
-    /// A smaller Frobenius norm counts as this; 1e-300 to 1e300.
+    /// Minimum Frobenius norm to divide by; 1e-300 to 1e300.
     pub eps: f64,
-    /// How the learning rate depends on the shape.
+    /// Adjustment of the learning rate to the shape.
     pub adjust: Adjust,
-    /// Climbs instead of descending.
+    /// Maximises instead of minimising.
     pub maximize: bool,
 }
 
-/// How Muon's learning rate depends on a matrix's shape.
+/// Adjustment of Muon's learning rate to a matrix's shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Adjust {
     /// `sqrt(max(1, rows / cols))`.
     #[default]
     Original,
-    /// `0.2 sqrt(max(rows, cols))`: steps as long as AdamW's, so that its learning rate and decay serve.
+    /// `0.2 sqrt(max(rows, cols))`: steps as long as AdamW's, so that its learning rate and decay can be used.
     MatchRmsAdamW,
 }
 
@@ -119,7 +119,7 @@ impl Rule for Muon {
     }
 
     fn reach(&self, lr: f64, matrix: Option<(usize, usize)>) -> f64 {
-        // Of a matrix without elements the adjustment is no number that anything is computed with.
+        // A matrix without elements has no valid adjustment, and nothing uses it.
         let matrix = matrix.filter(|&(rows, cols)| rows > 0 && cols > 0);
         (lr * self.weight_decay).max(matrix.map_or(lr, |shape| lr * self.adjustment(shape)))
     }
@@ -180,7 +180,7 @@ impl Muon {
         }
     }
 
-    /// Brings the buffer forward; what is to be orthogonalised.
+    /// Updates the buffer; returns the matrix to orthogonalise.
     fn ahead<T: Real>(
         &self,
         grads: &Stream<'_, T>,
@@ -209,7 +209,7 @@ impl Muon {
     }
 }
 
-/// A segment of Muon's is a matrix, with as many elements as its shape says.
+/// Checks that a segment is a matrix with as many elements as its shape says.
 fn check_matrix((index, segment): (usize, &Segment)) -> Result<(), Error> {
     let elements = segment.matrix.map(|(rows, cols)| rows.saturating_mul(cols));
     if elements == Some(segment.range.len()) {

@@ -1,6 +1,6 @@
-//! The nearest matrix with orthonormal rows or columns, by Newton-Schulz iterations.
+//! Nearest matrix with orthonormal rows or columns, by Newton-Schulz iterations.
 //!
-//! With `x = u / max(|u|, eps)`, |.| the Frobenius norm, transposed first where rows outnumber columns:
+//! With `x = u / max(|u|, eps)`, |.| the Frobenius norm, transposed first if rows outnumber columns:
 //!
 //! ```text
 //! a = x xT;  x = c0 x + (c1 a + c2 a a) x        steps times
@@ -14,12 +14,12 @@ use meshstep_tensor::Slice;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, LinalgScalar};
 
-/// What matrices are made of.
+/// Element type of matrices.
 pub(super) trait Product: Real + LinalgScalar + Into<f64> {}
 impl Product for f32 {}
 impl Product for f64 {}
 
-/// How the iteration goes.
+/// Parameters of the iteration.
 pub(super) struct NewtonSchulz<T> {
     pub(super) coefficients: [T; 3],
     pub(super) steps: u32,
@@ -27,9 +27,9 @@ pub(super) struct NewtonSchulz<T> {
 }
 
 impl<T: Product> NewtonSchulz<T> {
-    /// Replaces the row-major matrix of `(rows, cols)`, neither 0.
+    /// Orthogonalises the row-major matrix of `(rows, cols)` in place; neither is 0.
     pub(super) fn orthogonalize(&self, matrix: &mut [T], (rows, cols): (usize, usize)) {
-        // In f64, where the inverse of any norm is an ordinary number.
+        // Computed in f64, in which the inverse of any norm is a normal number.
         let inverse = 1.0 / frobenius(matrix).max(self.eps);
         matrix.iter_mut().for_each(|x| *x = T::from_f64((*x).into() * inverse));
         let Ok(view) = ArrayView2::from_shape((rows, cols), &*matrix) else {
@@ -59,10 +59,10 @@ impl<T: Product> NewtonSchulz<T> {
     }
 }
 
-/// The root of the exact sum of squares.
+/// Returns the root of the exact sum of squares.
 fn frobenius<T: Real>(matrix: &[T]) -> f64 {
     let mut norm = NormAccumulator::new(Norm::L2);
-    // Of a type that norms are taken of: it cannot be refused.
+    // Norms support f32 and f64, so this cannot fail.
     let added = norm.add(Slice::from(matrix));
     assert!(added.is_ok(), "f32 and f64 have norms");
     norm.finish()
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     const JORDAN: [f64; 3] = [3.4445, -4.775, 2.0315];
-    /// Of the cubic iteration that converges: (3 x - x^3) / 2.
+    /// Coefficients of the cubic iteration that converges: (3 x - x^3) / 2.
     const CUBIC: [f64; 3] = [1.5, -0.5, 0.0];
 
     fn random(len: usize) -> Vec<f64> {
@@ -85,7 +85,7 @@ mod tests {
         (0..len).map(|_| next()).collect()
     }
 
-    /// x xT of the shorter side, elementwise.
+    /// Returns x xT of the shorter side, elementwise.
     fn gram(x: &[f64], (rows, cols): (usize, usize)) -> Vec<Vec<f64>> {
         let at = |i: usize, k: usize| if rows <= cols { x[i * cols + k] } else { x[k * cols + i] };
         let (short, long) = (rows.min(cols), rows.max(cols));
@@ -105,7 +105,7 @@ mod tests {
                     assert!((dot - expected).abs() < 1e-9, "{shape:?}: {i},{j} {dot}");
                 }
             }
-            // The polar factor, not just any: the product with the start is symmetric with positive trace.
+            // The result is the polar factor: its product with the start is symmetric with positive trace.
             let trace: f64 = x.iter().zip(&start).map(|(x, s)| x * s).sum();
             assert!(trace > 0.0);
         }

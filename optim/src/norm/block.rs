@@ -1,7 +1,7 @@
-//! A block of a norm or of a dot product at a time, exactly, in vector registers.
+//! Exact sums of norms and dot products, one block at a time, in vector registers.
 //!
-//! Let every term be at most `2^b`. Adding `M = 1.5 * 2^(b + 1)`, whose last place is the grid `2^(b - 51)`, rounds a term
-//! `y` to the grid, `y + M = q + M`, and no sum rounds but that one:
+//! Let every term be at most `2^b`. Let `M = 1.5 * 2^(b + 1)`, with the grid `2^(b - 51)` as its last place. Adding `M` rounds a term `y`
+//! to the grid, `y + M = q + M`, and no other sum rounds:
 //!
 //! - `q` is at most `2^b`, 51 bits of grids, so `q + M` stays from `2^(b + 1)` to `2^(b + 2)`, where the spacing is the grid
 //!   and consecutive numbers have consecutive bits: `bits(q + M) - bits(M)` is `q` counted in grids. 64-bit integers add
@@ -9,10 +9,10 @@
 //! - `r = y - q` is a multiple of `y`'s last place and no larger than `|y|`, as rounding to the grid leaves either all of
 //!   `y` (`q = 0`) or at most half the grid, which `|y|` then exceeds: it fits `y`'s 53 bits.
 //!
-//! The fast way is lanes.rs. The other way takes each term alone: first its multiple of the grid `2^(b - 51)`; what is left is at most `2^(b - 52)`, so
-//! the same again takes the next 52 bits, and further levels follow until nothing remains.
+//! The fast way is in lanes.rs. The other way takes each term alone: first its multiple of the grid `2^(b - 51)`. The rest is at most
+//! `2^(b - 52)`, so the same step takes the next 52 bits, and further levels follow until nothing remains.
 //!
-//! The few integers are deposited in the accumulator, so it does not matter where blocks begin.
+//! Only integers are deposited in the accumulator, so block boundaries do not affect the result.
 
 use super::extent::{Extent, Magnitude};
 use super::lanes::{LANES, Lanes};
@@ -24,7 +24,7 @@ use meshstep_tensor::{Element, bf16, f16};
 pub(crate) const LEN: usize = 1 << LOG;
 const LOG: i32 = 11;
 
-/// Grids of one level that a term is at most: `2^GRIDS`. The next level's terms are at most half a grid.
+/// Maximum term of a level in grids: `2^GRIDS`. The next level's terms are at most half a grid.
 pub(super) const GRIDS: i32 = 51;
 const TAKEN: i32 = GRIDS + 1;
 const _: () = assert!(GRIDS + LOG < 63);
@@ -32,13 +32,13 @@ const _: () = assert!(GRIDS + LOG < 63);
 /// Bits of an infinite f64: finite magnitudes are below.
 pub(super) const INFINITE: u64 = 0x7ff << 52;
 
-/// What norms are taken of.
+/// Element type of norms.
 pub(crate) trait Source: Element {
-    /// What terms are computed from.
+    /// Type from which terms are computed.
     type Wide: Wide;
-    /// The same numbers, in `room` where they need it.
+    /// Returns the same numbers in the wide type, in `room` if they need conversion.
     fn wide<'a>(values: &'a [Self], room: &'a mut [Self::Wide; LEN]) -> &'a [Self::Wide];
-    /// The same number as f64, obviously.
+    /// Returns the same number as f64, by the obvious way.
     fn exactly(self) -> f64;
 }
 
@@ -69,18 +69,18 @@ fn widen<'a, X: Stored<f32>>(values: &[X], room: &'a mut [f32; LEN]) -> &'a [f32
     block
 }
 
-/// What terms are computed from: f32, whose squares are f64 numbers, or f64, whose squares are sums of two.
+/// Type from which terms are computed: f32, for which squares are f64 numbers, or f64, for which squares are sums of two f64 numbers.
 pub(crate) trait Wide: Magnitude + Element + Into<f64> {
     const ZERO: Self;
     fn is_finite(self) -> bool;
     fn magnitude(self) -> f64;
-    /// Significand bits behind the first.
+    /// Significand bits after the first.
     const FRACTION: i32;
-    /// Adds the products of the elements of two blocks, squares if they are one.
+    /// Adds the products of the elements of two blocks, or squares if the blocks are the same.
     fn add_products(blocks: [(&[Self], Exponents); 2], ahead: Ahead, lanes: &mut Lanes, sum: &mut ExactSum);
 }
 
-/// Magnitudes of a block are below `2^(high + 1)` and, but for zeros, `2^low` or more.
+/// Exponents of a block: magnitudes are below `2^(high + 1)` and, except for zeros, at least `2^low`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exponents {
     low: i32,
@@ -88,7 +88,7 @@ pub(crate) struct Exponents {
 }
 
 impl Exponents {
-    /// Those between whose magnitudes is `extent`; none where all are zero or one is not finite.
+    /// Returns the exponents of an extent; `None` if all numbers are zero or one is not finite.
     #[inline(always)]
     pub(super) fn of<W: Wide>(extent: Extent<W>) -> Option<Self> {
         let (peak, least) = (extent.largest(), extent.least());
@@ -119,7 +119,7 @@ impl Wide for f32 {
     }
 }
 
-/// Products of f32 are f64 numbers.
+/// Returns the bit range of products of f32, which are f64 numbers.
 #[inline(always)]
 pub(super) fn product_bits(x: Exponents, y: Exponents) -> Bits {
     // Subnormal numbers are multiples of the smallest one.
@@ -127,7 +127,7 @@ pub(super) fn product_bits(x: Exponents, y: Exponents) -> Bits {
     Bits { last: last(x) + last(y), bound: x.high + y.high + 2 }
 }
 
-/// The product and `c`, rounded once.
+/// Returns the product plus `c`, rounded once.
 #[inline(always)]
 fn product<X: Wide>(x: X, y: X, c: f64) -> f64 {
     x.into().mul_add(y.into(), c)
@@ -145,9 +145,9 @@ impl Wide for f64 {
     fn magnitude(self) -> f64 {
         self.abs()
     }
-    /// A product is its rounding and what a fused multiply-subtract says was lost, both f64 numbers as long as the product
-    /// neither overflows nor has bits below `2^-1074`: from `2^-960` to `2^1000`, half the last place of the smallest
-    /// is `2^-1013`, and what was lost is a multiple of `2^(-960 - 52 - 52) = 2^-1064`.
+    /// A product is its rounding plus the rounding error from a fused multiply-subtract. Both are f64 numbers as long as the product
+    /// neither overflows nor has bits below `2^-1074`: from `2^-960` to `2^1000`, half the last place of the smallest is `2^-1013`, and
+    /// the error is a multiple of `2^(-960 - 52 - 52) = 2^-1064`.
     #[inline(always)]
     fn add_products(
         [(xs, x), (ys, y)]: [(&[f64], Exponents); 2],
@@ -156,7 +156,7 @@ impl Wide for f64 {
         sum: &mut ExactSum,
     ) {
         let (low, high) = (x.low + y.low, x.high + y.high);
-        // The exponent of a subnormal number says nothing of how small it is.
+        // The exponent of a subnormal number does not bound it from below.
         if high >= 1000 || low < -960 || x.low.min(y.low) < -1022 {
             return xs.iter().zip(ys).for_each(|(&x, &y)| sum.add_product(x, y));
         }
@@ -171,7 +171,7 @@ impl Wide for f64 {
     }
 }
 
-/// All of `values`, block by block.
+/// Adds all of `values`, block by block.
 pub(crate) struct Blocks<'a, X> {
     pub(crate) values: &'a [X],
     pub(crate) into: &'a mut NormAccumulator,
@@ -193,27 +193,27 @@ impl<X: Source> Body for Blocks<'_, X> {
     }
 }
 
-/// What will be needed after this block, asked for little by little between computations: all at once, requests would fill the
-/// processor's queue and nothing else would happen meanwhile.
+/// Prefetch of the data needed after this block, issued in small steps between computations: requests issued at once would fill the
+/// processor's queue and stall everything else.
 #[derive(Clone, Copy)]
 pub(crate) struct Ahead {
     pub(super) next: *const u8,
-    /// For as many elements as there are lanes.
+    /// Bytes for as many elements as there are lanes.
     pub(super) bytes: usize,
 }
 
 impl Ahead {
-    /// Nothing.
+    /// No prefetch.
     pub(crate) const NOTHING: Ahead = Ahead { next: std::ptr::null(), bytes: 0 };
 
-    /// As many elements as the block has, from `next` on.
+    /// Prefetches as many elements as the block has, from `next` on.
     #[inline(always)]
     pub(crate) fn block<X>(next: *const X) -> Self {
         Ahead { next: next.cast(), bytes: LANES * size_of::<X>() }
     }
 }
 
-/// A norm that blocks are added to. [`finish`](Self::finish) brings it what is still in lanes.
+/// Norm that blocks are added to. [`finish`](Self::finish) deposits the sums that are still in lanes.
 pub(crate) struct Adder<'a> {
     into: &'a mut NormAccumulator,
     lanes: Lanes,
@@ -225,7 +225,7 @@ impl<'a> Adder<'a> {
         Adder { into, lanes: Lanes::new() }
     }
 
-    /// Adds the terms of a block between whose magnitudes is `extent`.
+    /// Adds the terms of a block with magnitudes in `extent`.
     #[inline(always)]
     pub(crate) fn add<W: Wide>(&mut self, block: &[W], extent: Extent<W>, ahead: Ahead) {
         let peak = extent.largest();
@@ -248,7 +248,7 @@ impl<'a> Adder<'a> {
         }
     }
 
-    /// Adds a block with zeros for what is not finite, which is counted.
+    /// Adds a block with its non-finite elements replaced by zeros and counted.
     #[cold]
     fn add_finite<W: Wide>(&mut self, block: &[W], ahead: Ahead) {
         let mut room = [W::ZERO; LEN];
@@ -268,27 +268,28 @@ impl<'a> Adder<'a> {
     }
 }
 
-/// The constant that rounds terms up to `2^bound` to the grid of their level.
+/// Returns the constant that rounds terms up to `2^bound` to the grid of their level.
 #[inline(always)]
 pub(super) fn magic(bound: i32) -> f64 {
     // 1.5 * 2^(bound + 1), written as bits.
     f64::from_bits(((bound + 1 + 1023) as u64) << 52 | 1 << 51)
 }
 
-/// Whether a level for terms up to `2^bound` has a finite constant and a grid that f64 can hold.
+/// Returns true if a level for terms up to `2^bound` has a finite constant and a grid that f64 can hold.
 #[inline(always)]
 pub(super) fn in_range(bound: i32) -> bool {
     bound + 2 < 1023 && bound - GRIDS >= -1074
 }
 
-/// What is known of the terms of a block: all are multiples of `2^last`, none exceeds `2^bound`.
+/// Bit range of the terms of a block: all are multiples of `2^last`, none exceeds `2^bound`.
 #[derive(Clone, Copy)]
 pub(crate) struct Bits {
     pub(super) last: i32,
     pub(super) bound: i32,
 }
 
-/// The magnitude with these bits is at least `2^exponent` and below `2^(exponent + 1)`; a subnormal one is below both.
+/// Returns the `exponent` of a magnitude's bits: the magnitude is at least `2^exponent` and below `2^(exponent + 1)`; a subnormal one is
+/// below both.
 #[inline(always)]
 fn exponent(bits: u64) -> i32 {
     (bits >> 52) as i32 - 1023
@@ -313,7 +314,7 @@ fn add_terms<X: Copy>(
     }
 }
 
-/// Adds terms of any span, level by level, the first two in one pass.
+/// Adds terms of any bit range, level by level, the first two levels in one pass.
 #[inline(always)]
 fn add_grids<X: Copy>(
     (xs, ys): (&[X], &[X]),
@@ -323,7 +324,7 @@ fn add_grids<X: Copy>(
 ) {
     let (high, low) = (magic(bound), magic(bound - TAKEN));
     let (mut highs, mut lows) = (0, 0);
-    // Sums of integers, which the compiler may spread over lanes.
+    // Integer sums, which the compiler may vectorise.
     for (&x, &y) in xs.iter().zip(ys) {
         let first = term(x, y, high);
         let rest = term(x, y, high - first);
@@ -343,13 +344,13 @@ fn add_grids<X: Copy>(
     }
 }
 
-/// How many grids `count` terms are together, from the sum of the bits of term plus `magic`.
+/// Returns the sum of `count` terms in grids, from the sum of the bits of each term plus `magic`.
 #[inline(always)]
 pub(super) fn grids(bits: u64, magic: f64, count: usize) -> i64 {
     bits.wrapping_sub(magic.to_bits().wrapping_mul(count as u64)) as i64
 }
 
-/// Further levels, until nothing remains or the grid would leave f64's range.
+/// Adds further levels until nothing remains or the grid would leave f64's range.
 #[inline(always)]
 fn add_rest(rest: &mut [f64], mut bound: i32, sum: &mut ExactSum) {
     while in_range(bound) {
@@ -359,7 +360,7 @@ fn add_rest(rest: &mut [f64], mut bound: i32, sum: &mut ExactSum) {
             let first = *r + magic;
             level = level.wrapping_add(first.to_bits());
             *r -= first - magic;
-            // Equal numbers differ by +0, whose bits are all clear.
+            // The difference of equal numbers is +0, with all bits clear.
             left |= r.to_bits();
         }
         sum.add_integer(grids(level, magic, rest.len()), bound - GRIDS);

@@ -1,5 +1,5 @@
-//! Dot products without rounding, of a vector with another or with many: products are added block by block, as
-//! squares are in block.rs, by what the two blocks' extents say of them.
+//! Dot products without rounding, of a vector with another or with many. Products are added block by block, as squares are in block.rs,
+//! with bounds from the extents of both blocks.
 
 use super::ExactSum;
 use super::block::{Ahead, Exponents, LEN, Wide};
@@ -12,17 +12,17 @@ use meshstep_tensor::{DType, Slice};
 
 /// Blocks of a chunk.
 const BLOCKS: usize = 16;
-/// Elements of a vector that stay in the cache while others are multiplied with them.
+/// Elements of a vector that stay in the cache while they are multiplied with other vectors.
 pub(crate) const CHUNK: usize = BLOCKS * LEN;
 
 impl ExactSum {
-    /// Adds the dot product of `x` and `y`, of one length and type, f32 or f64; the same words in any order and split.
-    /// Products of what is not finite are left out.
+    /// Adds the dot product of `x` and `y`, of one length and type, f32 or f64. The words do not depend on order or splits. Products with
+    /// infinite or NaN factors are left out.
     pub fn add_dot(&mut self, x: Slice<'_>, y: Slice<'_>) -> Result<(), Error> {
         self.add_dot_on(Isa::detect(), x, y)
     }
 
-    /// [`add_dot`](Self::add_dot) with given instructions, for tests and benches: the words are the same with any.
+    /// Same as [`add_dot`](Self::add_dot) with given instructions, for tests and benches: the words are the same with any.
     pub fn add_dot_on(&mut self, isa: Isa, x: Slice<'_>, y: Slice<'_>) -> Result<(), Error> {
         check_isa(isa)?;
         if x.len() != y.len() {
@@ -35,7 +35,7 @@ impl ExactSum {
             DType::F32 => add_dot(isa, x.typed::<f32>()?, y.typed()?, self),
             DType::F64 => add_dot(isa, x.typed::<f64>()?, y.typed()?, self),
             given => {
-                return Err(Error::DType { what: "what a dot product is of", given, works: "f32 or f64" });
+                return Err(Error::DType { what: "the input of a dot product", given, works: "f32 or f64" });
             }
         }
         Ok(())
@@ -49,7 +49,7 @@ pub(crate) fn add_dot<X: Wide>(isa: Isa, xs: &[X], ys: &[X], sum: &mut ExactSum)
     }
 }
 
-/// A part of a vector that stays in the cache while others are multiplied with it.
+/// Part of a vector that stays in the cache while it is multiplied with other vectors.
 pub(crate) struct Chunk<'a, X: Wide> {
     isa: Isa,
     xs: &'a [X],
@@ -57,12 +57,12 @@ pub(crate) struct Chunk<'a, X: Wide> {
 }
 
 impl<'a, X: Wide> Chunk<'a, X> {
-    /// Of up to [`CHUNK`] elements.
+    /// Prepares up to [`CHUNK`] elements.
     pub(crate) fn of(isa: Isa, xs: &'a [X]) -> Self {
         Chunk { isa, xs, extents: isa.run(Extents(xs)) }
     }
 
-    /// Adds its dot product with `ys`, of the same length, what is needed next being at `after`.
+    /// Adds the dot product with `ys`, of the same length; prefetches from `after`, the data needed next.
     pub(crate) fn add(&self, ys: &[X], after: *const X, sum: &mut ExactSum) {
         match self.isa {
             Isa::Reference => plainly(self.xs, ys, sum),
@@ -71,12 +71,12 @@ impl<'a, X: Wide> Chunk<'a, X> {
     }
 }
 
-/// The definition.
+/// Adds the products one by one: the definition.
 fn plainly<X: Wide>(xs: &[X], ys: &[X], sum: &mut ExactSum) {
     xs.iter().zip(ys).for_each(|(x, y)| sum.add_product((*x).into(), (*y).into()));
 }
 
-/// The extents of a vector's blocks.
+/// Computes the extents of a vector's blocks.
 struct Extents<'a, X>(&'a [X]);
 
 impl<X: Wide> Body for Extents<'_, X> {
@@ -90,11 +90,11 @@ impl<X: Wide> Body for Extents<'_, X> {
     }
 }
 
-/// A vector against a chunk, block by block.
+/// Multiplies a vector with a chunk, block by block.
 struct Blocks<'a, X: Wide> {
     chunk: &'a Chunk<'a, X>,
     ys: &'a [X],
-    /// Where what is needed next lies.
+    /// Address of the data needed next.
     after: *const X,
     sum: &'a mut ExactSum,
 }
@@ -108,7 +108,7 @@ impl<X: Wide> Body for Blocks<'_, X> {
         let Chunk { xs, extents, .. } = self.chunk;
         for (b, (x, y)) in xs.chunks(LEN).zip(self.ys.chunks(LEN)).enumerate() {
             let (of_x, of_y) = (extents[b], Extent::of(y));
-            // Two blocks ahead: one is still on its way when its extent is asked for.
+            // Two blocks ahead: with one, the data would still be in flight when the extent is computed.
             let at = (b + 2) * LEN;
             let next = match self.ys.get(at..) {
                 Some(next @ [_, ..]) => next.as_ptr(),
@@ -131,7 +131,7 @@ mod tests {
     use super::super::block::product_bits;
     use super::*;
 
-    /// Blocks of one sign, of zeros, and with what is not finite.
+    /// Blocks of mixed sign, of zeros, and with values that are not finite.
     fn vector<X: Wide>(seed: usize, len: usize, of: fn(f64) -> X) -> Vec<X> {
         let at = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f64 / 7.0 - 140.0;
         let strange = |i: usize| match (i / LEN + seed) % 7 {
@@ -162,8 +162,8 @@ mod tests {
         all_are_the_definitions(|x| x);
     }
 
-    /// More terms than lanes take at once, many of them the largest that there are between their bounds, which fall and rise; and a
-    /// block in between whose products lanes do not hold.
+    /// More terms than lanes take at once, many of them the largest within their bounds, with bounds that fall and rise, and one block
+    /// with products that exceed the lanes' bit range.
     #[test]
     fn lanes_are_filled_to_their_bounds() {
         const LEN_OF_ALL: usize = 12 * LEN + 37;

@@ -1,21 +1,20 @@
-//! A sum of f64 values, their squares or products, without rounding: the same words in any order, any split, any merge.
+//! Exact sum of f64 values, squares or products: the words do not depend on order, splits or merges.
 
 use std::ops::Range;
 
-/// Limbs below the last hold 32 bits of the sum; 64 bits of room let additions wait for their carries.
+/// Limbs below the last hold 32 bits of the sum; the upper 32 bits of the word let additions postpone carries.
 const LIMB: u32 = 32;
 
-/// The weight of bit 0 is `2^LOWEST`: the square of the smallest f64.
+/// Exponent of bit 0, as in the square of the smallest f64: `2^LOWEST`.
 const LOWEST: i32 = -2148;
 
-/// After this many deposits of less than `2^32` per limb, limbs are below `2^62 + 2^32` and carries are due.
+/// After this many deposits of less than `2^32` per limb, limbs are below `2^62 + 2^32` and must be carried.
 const CARRY_AFTER: u32 = 1 << 30;
 const _: () = assert!(((CARRY_AFTER as u128 + 1) << LIMB) < 1 << 63);
 
-/// A fixed-point sum that holds any finite f64 and the square of any, exactly, with room for `2^64` of them on each of
-/// `2^24` ranks.
+/// Fixed-point sum that holds any finite f64 and any square of one exactly, with room for `2^64` of them on each of `2^24` ranks.
 ///
-/// It travels as words: those of several ranks, added with wrapping, are the words of the total.
+/// The sum travels as words: words of several ranks, added with wrapping, are the words of the total.
 ///
 /// ```
 /// use meshstep_optim::ExactSum;
@@ -41,7 +40,7 @@ impl ExactSum {
         ExactSum { limbs: [0; Self::WORDS], waiting: 0 }
     }
 
-    /// Adds `x`. Infinities and NaN have no place in an exact sum and are left out; count them where they matter.
+    /// Adds `x`. Infinities and NaN are left out, because an exact sum cannot hold them; count them separately if they matter.
     pub fn add(&mut self, x: f64) {
         if let Some((significand, exponent)) = parts(x) {
             self.deposit(x < 0.0, significand, exponent);
@@ -57,12 +56,12 @@ impl ExactSum {
         }
     }
 
-    /// Adds `integer * 2^exponent`, for an exponent from that of the smallest square to 2006.
+    /// Adds `integer * 2^exponent`, for exponents from that of the smallest square to 2006.
     pub(super) fn add_integer(&mut self, integer: i64, exponent: i32) {
         self.deposit(integer < 0, integer.unsigned_abs(), exponent);
     }
 
-    /// Adds `x * y`. Nothing is added where one of them is not finite.
+    /// Adds `x * y`, or nothing if one of them is not finite.
     pub fn add_product(&mut self, x: f64, y: f64) {
         if let (Some((a, i)), Some((b, j))) = (parts(x), parts(y)) {
             let product = u128::from(a) * u128::from(b);
@@ -74,7 +73,7 @@ impl ExactSum {
 
     /// Adds another sum.
     pub fn merge(&mut self, other: &ExactSum) {
-        // What the other has carried already counts as one more deposit.
+        // The carried part of the other sum counts as one more deposit.
         let waiting = self.waiting.saturating_add(other.waiting).saturating_add(1);
         if waiting >= CARRY_AFTER {
             let mut carried = other.clone();
@@ -87,7 +86,7 @@ impl ExactSum {
         self.waiting = waiting;
     }
 
-    /// This sum less another.
+    /// Returns this sum minus `other`.
     pub(crate) fn minus(&self, other: &ExactSum) -> ExactSum {
         let mut difference = self.clone();
         difference.carry();
@@ -98,14 +97,14 @@ impl ExactSum {
         difference
     }
 
-    /// The sum as words, each but the last below `2^32`. Equal sums have equal words.
+    /// Returns the sum as words, each but the last below `2^32`. Equal sums have equal words.
     pub fn words(&self) -> [u64; Self::WORDS] {
         let mut carried = self.clone();
         carried.carry();
         carried.limbs.map(|limb| limb as u64)
     }
 
-    /// The sum of up to `2^24` sums whose words were added, wrapping, one by one.
+    /// Returns the sum of up to `2^24` sums from their words, added one by one with wrapping.
     ///
     /// # Panics
     /// If there are not [`WORDS`](Self::WORDS) words.
@@ -117,8 +116,8 @@ impl ExactSum {
         sum
     }
 
-    /// The words of `window` alone, the last of which keeps the sign: enough for a sum that has no bits below and fits 60 bits
-    /// of the last limb. They add up over ranks as all words do.
+    /// Writes the words of `window`, with the sign in the last one: enough for a sum without bits below the window that fits 60 bits of
+    /// the last limb. They add up over ranks like all words.
     pub(crate) fn write_window(&self, window: &Range<usize>, words: &mut [u64]) {
         let all = self.words();
         words.copy_from_slice(&all[window.clone()]);
@@ -127,7 +126,7 @@ impl ExactSum {
         }
     }
 
-    /// The sum whose words were written within a window.
+    /// Returns the sum from the words of a window.
     pub(crate) fn from_window(window: &Range<usize>, words: &[u64]) -> Self {
         let mut sum = ExactSum::new();
         let limbs = &mut sum.limbs[window.clone()];
@@ -136,21 +135,21 @@ impl ExactSum {
         sum
     }
 
-    /// The words that any sum of products of two f32 needs: bits from `2^-298` to `2^344`, room for `2^64` of them on each of
-    /// `2^24` ranks.
+    /// Window of words for any sum of products of two f32: bits from `2^-298` to `2^344`, with room for `2^64` of them on each of `2^24`
+    /// ranks.
     pub(crate) const F32_PRODUCTS: Range<usize> = 57..78;
 
-    /// The nearest f64, ties to even; infinite only where the sum is beyond f64.
+    /// Returns the nearest f64, ties to even; infinite only if the sum is beyond f64.
     pub fn to_f64(&self) -> f64 {
         let Some((negative, top, exponent)) = self.top() else { return 0.0 };
-        // What lies below f64's last place, at least the 11 bits that do not fit 53.
+        // Bits below f64's last place, at least the 11 bits that exceed 53.
         let dropped = (-1074 - exponent).max(11);
         let rounded = shift_to_even(top, dropped as u32);
         let magnitude = libm::scalbn(rounded as f64, exponent.saturating_add(dropped));
         if negative { -magnitude } else { magnitude }
     }
 
-    /// The nearest f64 to the sum divided by `count`, ties to even: rounded once, so that the mean of equal numbers is that
+    /// Returns the f64 nearest to the sum divided by `count`, ties to even. It is rounded once, so the mean of equal numbers is that
     /// number. NaN for a count of 0.
     pub fn mean(&self, count: u64) -> f64 {
         if count == 0 {
@@ -167,18 +166,18 @@ impl ExactSum {
                 ((part / u128::from(count)) as i64) << (LIMB * u32::from(i == Self::WORDS));
             rest = part % u128::from(count);
         }
-        // What is left is less than the lowest bit, which stands for it: no f64 ends anywhere near.
+        // The remainder is less than the lowest bit, so setting that bit rounds correctly: no f64 has bits that low.
         quotient.limbs[0] |= i64::from(rest != 0);
         if negative { -quotient.to_f64() } else { quotient.to_f64() }
     }
 
-    /// The square root of the nearest 53-bit number, also where the sum itself is beyond f64. NaN for a negative sum.
+    /// Returns the square root of the nearest 53-bit number, also if the sum itself is beyond f64. NaN for a negative sum.
     pub fn sqrt(&self) -> f64 {
         let Some((negative, top, exponent)) = self.top() else { return 0.0 };
         if negative {
             return f64::NAN;
         }
-        // `top as f64` rounds to nearest even; its last bit stands for all below it, so once is enough.
+        // `top as f64` rounds to nearest even; its last bit is sticky for all bits below, so this rounds only once.
         let odd = exponent.rem_euclid(2);
         let root = libm::scalbn(top as f64, odd).sqrt();
         libm::scalbn(root, (exponent - odd) / 2)
@@ -201,7 +200,7 @@ impl ExactSum {
         }
     }
 
-    /// Moves what exceeds 32 bits up, limb by limb; the last keeps the sign.
+    /// Carries bits above 32 from limb to limb; the last limb keeps the sign.
     fn carry(&mut self) {
         let mut carry = 0;
         for limb in &mut self.limbs[..Self::WORDS - 1] {
@@ -214,8 +213,8 @@ impl ExactSum {
         self.waiting = 0;
     }
 
-    /// Sign, the 64 bits from the highest set one down, and the exponent of the last of these, which also stands for
-    /// every set bit below it. None for zero.
+    /// Returns the sign, the 64 bits from the highest set one down, and the exponent of the lowest of these. The lowest bit is sticky: it
+    /// is set if any bit below is set. None for zero.
     fn top(&self) -> Option<(bool, u64, i32)> {
         let (negative, magnitude) = self.magnitude();
         let digit = |i: usize| magnitude.digit(i);
@@ -226,13 +225,13 @@ impl ExactSum {
         let drop = (128 - window.leading_zeros()).saturating_sub(64);
         let lost = window & ((1 << drop) - 1) != 0 || (0..low).any(|i| digit(i) != 0);
         let kept = (window >> drop) as u64;
-        // Zeros at the top only where nothing lies below.
+        // Leading zeros only occur if no bits lie below.
         let spare = kept.leading_zeros();
         let exponent = LOWEST + (low as u32 * LIMB + drop) as i32 - spare as i32;
         Some((negative, kept << spare | u64::from(lost), exponent))
     }
 
-    /// Sign and magnitude, carried.
+    /// Returns sign and magnitude, carried.
     fn magnitude(&self) -> (bool, ExactSum) {
         let mut magnitude = self.clone();
         magnitude.carry();
@@ -244,7 +243,7 @@ impl ExactSum {
         (negative, magnitude)
     }
 
-    /// 32 bits of a carried sum, from the lowest up; the last limb has two.
+    /// Returns 32 bits of a carried sum, counted from the lowest; the last limb has two digits.
     fn digit(&self, i: usize) -> u32 {
         let last = Self::WORDS - 1;
         if i > last { (self.limbs[last] >> LIMB) as u32 } else { self.limbs[i] as u32 }
@@ -271,7 +270,7 @@ impl std::fmt::Debug for ExactSum {
     }
 }
 
-/// `|x| = significand * 2^exponent` with a significand of at most 53 bits; None where `x` is not finite.
+/// Splits `|x| = significand * 2^exponent` with a significand of at most 53 bits; None if `x` is not finite.
 fn parts(x: f64) -> Option<(u64, i32)> {
     let bits = x.to_bits();
     let fraction = bits & ((1 << 52) - 1);
@@ -282,7 +281,7 @@ fn parts(x: f64) -> Option<(u64, i32)> {
     }
 }
 
-/// `x / 2^by` rounded to nearest, ties to even.
+/// Returns `x / 2^by` rounded to nearest, ties to even.
 fn shift_to_even(x: u64, by: u32) -> u64 {
     if by > 64 {
         return 0;
@@ -311,7 +310,7 @@ mod tests {
         assert_eq!(sum(&[-7.0]).minus(&large), sum(&[-7.0, -1e300, -3.0, -1e-300]));
     }
 
-    /// A sum doubled until its carries are due, and further, of numbers whose limbs are full.
+    /// Doubles a sum of numbers with full limbs until its carries are due, and further.
     #[test]
     fn merging_carries_in_time() {
         for x in [f64::MAX, -f64::MAX, -1.0 / 3.0] {
@@ -339,7 +338,7 @@ mod tests {
                     let mut words = vec![0; window.len()];
                     sum.write_window(&window, &mut words);
                     assert_eq!(ExactSum::from_window(&window, &words), sum);
-                    // As 2^20 ranks would add them.
+                    // The sum over 2^20 ranks.
                     words.iter_mut().for_each(|word| *word = word.wrapping_mul(1 << 20));
                     let mut all = sum.words();
                     all.iter_mut().for_each(|word| *word = word.wrapping_mul(1 << 20));

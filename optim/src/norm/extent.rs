@@ -1,22 +1,22 @@
-//! The largest and the smallest magnitude of some numbers, in a form that vectorises.
+//! Largest and smallest magnitude of some numbers, in a form that vectorises.
 
-/// A number whose magnitudes order as their bits do.
+/// Number with magnitudes that order like their bits.
 pub(crate) trait Magnitude: Copy {
     /// Integers as wide as the number.
     type Bits: Bits;
-    /// The bits of the magnitude.
+    /// Returns the bits of the magnitude.
     fn bits(self) -> Self::Bits;
-    /// The bits of the same magnitude as f64.
+    /// Returns the bits of the same magnitude as f64.
     fn wide(bits: Self::Bits) -> u64;
 }
 
-/// What bits are.
+/// Integer type of a magnitude's bits.
 pub(crate) trait Bits: Copy + Ord {
     const ZERO: Self;
     const MOST: Self;
-    /// One less; the most for zero.
+    /// Returns the value minus 1, wrapping from zero to the maximum.
     fn before(self) -> Self;
-    /// One more, or the most.
+    /// Returns the value plus 1, saturating.
     fn after(self) -> Self;
 }
 
@@ -66,16 +66,16 @@ impl Magnitude for f64 {
     }
 }
 
-/// Between which magnitudes numbers are that were seen.
+/// Range of the magnitudes seen.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent<W: Magnitude> {
     largest: W::Bits,
-    /// One less than the smallest, so that zero is larger than any and does not count.
+    /// Smallest magnitude's bits minus 1, so that zero wraps to the maximum and is ignored.
     least: W::Bits,
 }
 
 impl<W: Magnitude> Extent<W> {
-    /// Of no numbers.
+    /// Creates the extent of no numbers.
     #[inline(always)]
     pub(crate) fn new() -> Self {
         Extent { largest: W::Bits::ZERO, least: W::Bits::MOST }
@@ -94,13 +94,13 @@ impl<W: Magnitude> Extent<W> {
         self.least = x.bits().before().min(self.least);
     }
 
-    /// Bits as f64 of the largest magnitude, those of infinity or more if one is not finite.
+    /// Returns the largest magnitude's bits as f64; at least those of infinity if a number is not finite.
     #[inline(always)]
     pub(crate) fn largest(self) -> u64 {
         W::wide(self.largest)
     }
 
-    /// Bits as f64 of the smallest magnitude but zero.
+    /// Returns the smallest nonzero magnitude's bits as f64.
     #[inline(always)]
     pub(crate) fn least(self) -> u64 {
         W::wide(self.least.after())

@@ -1,40 +1,40 @@
-//! Sums side by side that go on from block to block.
+//! Parallel sums (lanes) that continue from block to block.
 //!
-//! With `M` of block.rs for `2^(b + 9)`, `2^9` terms up to `2^b` in turn meet such a sum: its grid is `2^(b - 42)`, and what a
-//! term leaves is at most `2^(b - 43)`. What the terms of all 16 lanes leave is at most `2^(b - 30)` together: if every term
-//! is a multiple of `2^(b - 83)`, they are added in 53 bits without rounding. For squares of f32 that is so unless the smallest
-//! magnitude is below `2^-17` of the largest, which is known from the two beforehand; for products unless the spans of both factors
-//! are together more than 35 bits. Signs do not matter: all of this is of magnitudes.
+//! With `M` of block.rs for `2^(b + 9)`, one lane takes `2^9` terms up to `2^b` in turn: its grid is `2^(b - 42)`, and a term's rest is
+//! at most `2^(b - 43)`. The rests of all terms of all 16 lanes add up to at most `2^(b - 30)`: if every term is a multiple of `2^(b -
+//! 83)`, 53 bits hold them without rounding. For squares of f32 this is true unless the smallest magnitude is below `2^-17` of the
+//! largest, which the extent tells beforehand; for products unless the spans of both factors exceed 35 bits together. Signs do not
+//! matter: all bounds are on magnitudes.
 
 use super::ExactSum;
 use super::block::{Ahead, Bits, GRIDS, grids, in_range, magic};
 use meshstep_tensor::fetch::fetch;
 
-/// Sums that run side by side, for the compiler to spread over registers, and the terms of each: `2^PER_LANE`.
+/// Number of sums side by side, which the compiler spreads over registers, and the terms of each: `2^PER_LANE`.
 pub(super) const LANES: usize = 16;
 const PER_LANE: i32 = 9;
 const ALL: i32 = PER_LANE + LANES.ilog2() as i32;
 
-/// Bits from the largest term to the last bit of any below which what the lanes leave is summed without rounding.
+/// Maximum number of bits from the largest term to the last bit of any term so that the rests sum without rounding.
 const SPAN: i32 = 53 + GRIDS + 1 - PER_LANE - ALL;
 
 /// Terms up to `2^bound` on their way to an exact sum.
 pub(crate) struct Lanes {
     bound: i32,
-    /// Terms that every lane still takes; 0 where there are no sums.
+    /// Number of terms that every lane can still take; 0 if the lanes are empty.
     left: usize,
     sums: [f64; LANES],
     rests: [f64; LANES],
 }
 
 impl Lanes {
-    /// No terms.
+    /// Creates empty lanes.
     #[inline(always)]
     pub(super) fn new() -> Self {
         Lanes { bound: 0, left: 0, sums: [magic(PER_LANE); LANES], rests: [0.0; LANES] }
     }
 
-    /// Whether lanes hold such terms.
+    /// Returns true if lanes can sum terms with this bit range.
     #[inline(always)]
     pub(super) fn hold(Bits { last, bound }: Bits) -> bool {
         last >= bound - SPAN && in_range(bound + PER_LANE)
@@ -57,7 +57,7 @@ impl Lanes {
             *sum = next;
         };
         let ((x_parts, x_last), (y_parts, y_last)) = (xs.as_chunks::<LANES>(), ys.as_chunks::<LANES>());
-        // Copies, which stay in registers meanwhile.
+        // Local copies, which stay in registers.
         let (mut sums, mut rests) = (self.sums, self.rests);
         for (part, (x, y)) in x_parts.iter().zip(y_parts).enumerate() {
             fetch(ahead.next.wrapping_add(part * ahead.bytes), ahead.bytes);
@@ -70,7 +70,7 @@ impl Lanes {
         last.for_each(|((x, y), (sum, rest))| one(*x, *y, sum, rest));
     }
 
-    /// Lets the lanes take `terms` more between these bits.
+    /// Makes room for `terms` more terms with this bit range.
     #[inline(always)]
     fn make_room(&mut self, terms: usize, Bits { last, bound }: Bits, sum: &mut ExactSum) {
         let terms = terms.div_ceil(LANES);
@@ -82,13 +82,13 @@ impl Lanes {
         self.left -= terms;
     }
 
-    /// Adds what the lanes hold to `sum`, and empties them.
+    /// Adds the content of the lanes to `sum`, and empties them.
     #[inline(always)]
     pub(super) fn deposit(&mut self, sum: &mut ExactSum) {
         let start = magic(self.bound + PER_LANE);
         let counted = self.sums.iter().fold(0u64, |all, sum| all.wrapping_add(sum.to_bits()));
         sum.add_integer(grids(counted, start, LANES), self.bound + PER_LANE - GRIDS);
-        // In pairs, which is quicker than in a row and as exact.
+        // Pairwise, which is faster than one after another and equally exact.
         let mut half = LANES / 2;
         while half > 0 {
             let (left, right) = self.rests.split_at_mut(half);

@@ -1,4 +1,4 @@
-//! Norms of gradients whose bits do not depend on how the gradients are cut, ordered, spread over cores or ranks.
+//! Norms of gradients with bits that do not depend on cuts, order, cores or ranks.
 
 mod block;
 mod dot;
@@ -18,7 +18,7 @@ pub(crate) use dot::{CHUNK, Chunk, add_dot};
 pub use exact::ExactSum;
 pub use sum::NormSum;
 
-/// Which norm of a vector.
+/// Norm of a vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Norm {
     /// The sum of magnitudes.
@@ -28,13 +28,13 @@ pub enum Norm {
     L2,
     /// The largest magnitude.
     Inf,
-    /// `(sum |x|^p)^(1/p)` for a finite `p > 0`. Not fast, and powers round, alike everywhere; an element whose power is
-    /// beyond f64 counts as not finite.
+    /// `(sum |x|^p)^(1/p)` for a finite `p > 0`. Slow, and powers are rounded, equally everywhere. An element with a power beyond f64
+    /// counts as not finite.
     P(f64),
 }
 
 impl Norm {
-    /// Whether there is such a norm.
+    /// Checks that the norm is defined.
     pub fn check(&self) -> Result<(), Error> {
         match *self {
             Norm::P(p) if !(p > 0.0 && p.is_finite()) => {
@@ -45,7 +45,7 @@ impl Norm {
     }
 }
 
-/// A norm on its way: integers only, so adding in any order, in any split, on any number of ranks gives the same bits.
+/// Norm in progress: integers only, so the bits do not depend on order, splits or number of ranks.
 ///
 /// Elements that are not finite are counted and otherwise left out.
 ///
@@ -66,21 +66,21 @@ pub struct NormAccumulator {
     non_finite: u64,
 }
 
-/// Above this many elements an addition is split in two; below, starting a second thread costs more than it saves.
+/// Above this number of elements an addition is split in two; below, starting a second thread costs more than it saves.
 const SPLIT_FROM: usize = 128 << 10;
 
 impl NormAccumulator {
-    /// The norm of nothing.
+    /// Creates the norm of no elements.
     pub fn new(norm: Norm) -> Self {
         NormAccumulator { norm, sum: ExactSum::new(), max_bits: 0, non_finite: 0 }
     }
 
-    /// An accumulator out of its parts, added over ranks (`max_bits`: the largest).
+    /// Creates an accumulator from its parts, summed over ranks (`max_bits`: the maximum).
     pub fn from_parts(norm: Norm, sum: ExactSum, max_bits: u64, non_finite: u64) -> Self {
         NormAccumulator { norm, sum, max_bits, non_finite }
     }
 
-    /// Forgets what was added.
+    /// Resets the accumulator.
     pub fn reset(&mut self) {
         *self = NormAccumulator::new(self.norm);
     }
@@ -90,7 +90,7 @@ impl NormAccumulator {
         self.add_on(Isa::detect(), values)
     }
 
-    /// [`add`](Self::add) with given instructions, for tests and benches: the bits are the same with any.
+    /// Same as [`add`](Self::add) with given instructions, for tests and benches: the bits are the same with any.
     pub fn add_on(&mut self, isa: Isa, values: Slice<'_>) -> Result<(), Error> {
         check_isa(isa)?;
         self.norm.check()?;
@@ -101,7 +101,7 @@ impl NormAccumulator {
             DType::F16 => self.spread::<f16>(isa, values.typed()?),
             given => {
                 return Err(Error::DType {
-                    what: "what a norm is of",
+                    what: "the input of a norm",
                     given,
                     works: "f32, f64, bf16 or f16",
                 });
@@ -110,7 +110,7 @@ impl NormAccumulator {
         Ok(())
     }
 
-    /// Counts what of `values` is not finite, and adds nothing: for elements that count in the norm elsewhere.
+    /// Counts the non-finite elements of `values` and adds nothing: for elements that another rank counts in the norm.
     pub fn watch(&mut self, values: Slice<'_>) -> Result<(), Error> {
         let mut seen = NormAccumulator::new(Norm::Inf);
         seen.add(values)?;
@@ -118,7 +118,7 @@ impl NormAccumulator {
         Ok(())
     }
 
-    /// Adds what another accumulator of the same norm has.
+    /// Adds the content of another accumulator of the same norm.
     ///
     /// # Panics
     /// If the norms differ.
@@ -129,7 +129,7 @@ impl NormAccumulator {
         self.non_finite += other.non_finite;
     }
 
-    /// The norm of all finite elements added; 0 of none.
+    /// Returns the norm of all finite elements added; 0 if there are none.
     pub fn finish(&self) -> f64 {
         match self.norm {
             Norm::L1 => self.sum.to_f64(),
@@ -139,27 +139,27 @@ impl NormAccumulator {
         }
     }
 
-    /// Which norm this is.
+    /// Returns the kind of norm.
     pub fn norm(&self) -> Norm {
         self.norm
     }
 
-    /// The sum of magnitudes, squares or powers; nothing for [`Norm::Inf`].
+    /// Returns the sum of magnitudes, squares or powers; zero for [`Norm::Inf`].
     pub fn sum(&self) -> &ExactSum {
         &self.sum
     }
 
-    /// The largest finite magnitude as the bits of an f64, which order as unsigned integers.
+    /// Returns the largest finite magnitude as the bits of an f64, which order as unsigned integers.
     pub fn max_bits(&self) -> u64 {
         self.max_bits
     }
 
-    /// Elements that were infinite or NaN.
+    /// Returns the number of infinite and NaN elements.
     pub fn non_finite(&self) -> u64 {
         self.non_finite
     }
 
-    /// Adds every element of `values`: halves them until there are few, the halves side by side.
+    /// Adds every element of `values`, splitting long slices into halves that run in parallel.
     pub(crate) fn spread<X: Source>(&mut self, isa: Isa, values: &[X]) {
         if values.len() <= SPLIT_FROM || rayon::current_num_threads() == 1 {
             return self.inline(isa, values);
@@ -179,7 +179,7 @@ impl NormAccumulator {
         }
     }
 
-    /// One element, slow and obvious: the definition.
+    /// Adds one element, slow and obvious: the definition.
     pub(crate) fn add_plainly(&mut self, x: f64) {
         let power = if let Norm::P(p) = self.norm { libm::pow(x.abs(), p) } else { 0.0 };
         if !x.is_finite() || !power.is_finite() {

@@ -1,4 +1,4 @@
-//! A norm's sum where the vectors are: on the CPU, or on a GPU in the order of a stream.
+//! Sum of a norm at the place of its vectors: on the CPU, or on a GPU in the order of a stream.
 
 #[cfg(feature = "cuda")]
 use crate::cuda::NormThere;
@@ -7,7 +7,7 @@ use crate::{Error, Norm, NormAccumulator};
 use meshstep_tensor::SliceMut;
 use meshstep_tensor::{Meter, Queue, Slice};
 
-/// A norm on its way, of vectors at one place. [`read`](Self::read) gives the same [`NormAccumulator`] wherever that is.
+/// Norm in progress of vectors at one place. [`read`](Self::read) returns the same [`NormAccumulator`] at any place.
 #[derive(Debug)]
 pub struct NormSum(Sum);
 
@@ -19,7 +19,7 @@ enum Sum {
 }
 
 impl NormSum {
-    /// The norm of nothing, of vectors at the queue's place. A GPU knows [`Norm::L1`], [`Norm::L2`] and [`Norm::Inf`].
+    /// Creates the norm of no elements, for vectors at the queue's place. A GPU supports [`Norm::L1`], [`Norm::L2`] and [`Norm::Inf`].
     pub fn new(norm: Norm, queue: &Queue, meter: &Meter) -> Result<Self, Error> {
         norm.check()?;
         #[cfg(feature = "cuda")]
@@ -40,7 +40,7 @@ impl NormSum {
         }
     }
 
-    /// Counts what of `values` is not finite, and adds nothing: for elements that count in the norm elsewhere.
+    /// Counts the non-finite elements of `values` and adds nothing: for elements that another rank counts in the norm.
     pub fn watch(&mut self, values: Slice<'_>, queue: &Queue) -> Result<(), Error> {
         let _ = queue;
         match &mut self.0 {
@@ -50,7 +50,7 @@ impl NormSum {
         }
     }
 
-    /// Adds what was counted apart, on the CPU.
+    /// Adds elements that were counted separately, on the CPU.
     pub fn merge(&mut self, part: &NormAccumulator) -> Result<(), Error> {
         match &mut self.0 {
             Sum::Here(sum) => sum.merge(part),
@@ -60,7 +60,7 @@ impl NormSum {
         Ok(())
     }
 
-    /// Forgets what was added.
+    /// Resets the sum.
     pub fn reset(&mut self, queue: &Queue) -> Result<(), Error> {
         let _ = queue;
         match &mut self.0 {
@@ -71,8 +71,8 @@ impl NormSum {
         Ok(())
     }
 
-    /// Writes what was added into the vectors that ranks exchange on a GPU: of `sum` the count of what is not finite and, from the
-    /// third word on, the sum; of `max` the largest magnitude. The host goes on.
+    /// Writes the sum into the vectors that ranks exchange on a GPU: the count of non-finite elements and, from the third word on, the
+    /// sum into `sum`, and the largest magnitude into `max`. The host does not wait.
     #[cfg(feature = "cuda")]
     pub fn write(&self, sum: SliceMut<'_>, max: SliceMut<'_>, queue: &Queue) -> Result<(), Error> {
         match &self.0 {
@@ -84,7 +84,7 @@ impl NormSum {
         }
     }
 
-    /// What was added. Waits for the queue.
+    /// Waits for the queue and returns the sum.
     pub fn read(&self, queue: &Queue) -> Result<NormAccumulator, Error> {
         let _ = queue;
         match &self.0 {

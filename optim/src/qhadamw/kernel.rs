@@ -1,10 +1,10 @@
-//! One element of QHAdamW, for loops that become vector instructions. Letters: mod.rs. It must equal reference.rs.
+//! One element of QHAdamW, in a form that vectorises. Notation: mod.rs. Must equal reference.rs.
 
 use super::Constants;
 use crate::number::Real;
 use crate::sweep::Step;
 
-/// The moments, then v.
+/// States are the moments, then v.
 impl<T: Real, const S: usize> Step<T, S> for Constants<T> {
     #[inline(always)]
     fn step(&self, p: T, g: T, mut s: [T; S]) -> (T, [T; S]) {

@@ -23,10 +23,10 @@ use crate::number::{Real, power};
 use crate::pass::Kind;
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
-/// [`AdamW`](crate::AdamW) whose steps mix the gradient with one or several slow averages of it.
+/// [`AdamW`](crate::AdamW) with steps that mix the gradient with one or several slow averages of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QhAdamW {
-    /// The averages: their decays, and their weights in a step.
+    /// Averages: decays, and weights in a step.
     pub moments: Moments,
     /// Decay of the second moment, in `[0, 1)`.
     pub beta2: f64,
@@ -34,14 +34,14 @@ pub struct QhAdamW {
     pub eps: f64,
     /// Decay of the parameters; at least 0.
     pub weight_decay: f64,
-    /// Where the decay goes.
+    /// Form of weight decay.
     pub decay: Decay,
-    /// Climbs instead of descending.
+    /// Maximises instead of minimising.
     pub maximize: bool,
 }
 
 impl Default for QhAdamW {
-    /// One moment as the paper recommends it, 0.995 with nu = 0.7; the rest is AdamW's.
+    /// One moment as recommended by the paper, 0.995 with nu = 0.7; otherwise AdamW's defaults.
     fn default() -> Self {
         QhAdamW {
             moments: Moments::one(0.995, 0.7),
@@ -95,7 +95,7 @@ impl Rule for QhAdamW {
     update_on!(2 3 4 or 5);
 }
 
-/// The letters of the sequence above, for one `t`.
+/// Constants of the sequence above, for one `t`.
 #[derive(Clone, Copy)]
 pub(crate) struct Constants<T> {
     frame: Frame<T>,
@@ -142,7 +142,7 @@ mod tests {
                 ..QhAdamW::default()
             },
             QhAdamW { moments: moments(3), decay: Decay::Coupled, ..QhAdamW::default() },
-            // Weights of 1 together.
+            // Weights that add up to 1.
             QhAdamW { moments: moments(4), beta2: 0.0, ..QhAdamW::default() },
         ];
         for rule in rules {

@@ -1,15 +1,15 @@
-//! One element of RMSprop, for loops that become vector instructions. Letters: mod.rs. It must equal reference.rs.
+//! One element of RMSprop, in a form that vectorises. Notation: mod.rs. Must equal reference.rs.
 
 use super::Constants;
 use crate::number::Real;
 use crate::sweep::Step;
 
-/// square_avg, then grad_avg if centered, then momentum if there is any.
+/// States are square_avg, then grad_avg if centered, then momentum if there is any.
 impl<T: Real, const S: usize> Step<T, S> for Constants<T> {
     #[inline(always)]
     fn step(&self, p: T, g: T, mut s: [T; S]) -> (T, [T; S]) {
         let c = self;
-        // Known when compiling but for S = 2, so that no index is checked in the loop.
+        // Compile-time constants except for S = 2, so that the loop checks no index.
         let centered = S == 3 || S == 2 && c.centered;
         let momentum = S == 3 || S == 2 && !c.centered;
         let g1 = c.frame.gradient(p, g);

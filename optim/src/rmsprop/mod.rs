@@ -14,9 +14,9 @@
 //! p   = p - fma(lw, p, lr * u)      lw: the decay's share, 0 if coupled
 //! ```
 //!
-//! Where we differ: under steady gradients the variance comes out as a rounding error, of either sign. PyTorch takes the
-//! root of a negative one, and the parameter is NaN from then on; here it counts as 0. And `alpha >= 1`, where PyTorch's
-//! average of squares never moves or turns negative, is refused.
+//! Differences to PyTorch: under steady gradients the variance is a rounding error of either sign. PyTorch takes the root of a negative
+//! one, and the parameter is NaN from then on; here it counts as 0. And `alpha >= 1`, with which PyTorch's average of squares never moves
+//! or turns negative, is refused.
 
 mod kernel;
 mod reference;
@@ -27,7 +27,7 @@ use crate::number::Real;
 use crate::pass::Kind;
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
-/// Gradients divided by the root of the average of their squares, or by their standard deviation.
+/// RMSprop: gradients divided by the root of the average of their squares, or by their standard deviation.
 ///
 /// ```
 /// use meshstep_optim::{RmsProp, Rule};
@@ -41,20 +41,20 @@ pub struct RmsProp {
     pub alpha: f64,
     /// Added to the root; at least 0.
     pub eps: f64,
-    /// How much of the buffer of steps is kept; at least 0.
+    /// Fraction of the momentum buffer kept in each step; at least 0.
     pub momentum: f64,
-    /// Divides by the standard deviation: the gradient's average is kept too, its square taken off.
+    /// Divides by the standard deviation: also keeps the gradient's average and subtracts its square.
     pub centered: bool,
     /// Decay of the parameters; at least 0.
     pub weight_decay: f64,
-    /// Where the decay goes.
+    /// Form of weight decay.
     pub decay: Decay,
-    /// Climbs instead of descending.
+    /// Maximises instead of minimising.
     pub maximize: bool,
 }
 
 impl Default for RmsProp {
-    /// PyTorch's.
+    /// PyTorch's defaults.
     fn default() -> Self {
         RmsProp {
             alpha: 0.99,
@@ -121,7 +121,7 @@ impl Rule for RmsProp {
     update_on!(1 2 or 3);
 }
 
-/// The letters of the sequence above, for one step.
+/// Constants of the sequence above, for one step.
 #[derive(Clone, Copy)]
 pub(crate) struct Constants<T> {
     frame: Frame<T>,

@@ -1,24 +1,24 @@
-//! Hugging Face's cosines: to zero, with hard restarts, to a minimum.
+//! Hugging Face's cosine schedules: to zero, with hard restarts, to a minimum.
 
 use super::{Curve, ratio};
 use crate::Error;
 use crate::check::Check;
 use std::f64::consts::PI;
 
-/// Up linearly from 0, then `lr / 2 (1 + cos(2 pi num_cycles progress))` (`get_cosine_schedule_with_warmup`).
+/// Linear warm-up from 0, then `lr / 2 (1 + cos(2 pi num_cycles progress))` (`get_cosine_schedule_with_warmup`).
 ///
-/// As there, the cosine goes on after `num_training_steps`, so the rate rises again.
+/// As in Hugging Face's, the cosine continues after `num_training_steps`, so the rate rises again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cosine {
     /// Steps before `lr` is reached.
     pub num_warmup_steps: u64,
     /// Steps of the whole run.
     pub num_training_steps: u64,
-    /// Waves: 0.5 falls to 0 once.
+    /// Number of waves: 0.5 falls to 0 once.
     pub num_cycles: f64,
 }
 
-/// Up linearly from 0, then half a cosine down to 0 for each cycle; 0 from `num_training_steps` on
+/// Linear warm-up from 0, then half a cosine down to 0 for each cycle; 0 from `num_training_steps` on
 /// (`get_cosine_with_hard_restarts_schedule_with_warmup`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CosineWithRestarts {
@@ -26,20 +26,20 @@ pub struct CosineWithRestarts {
     pub num_warmup_steps: u64,
     /// Steps of the whole run.
     pub num_training_steps: u64,
-    /// Times the cosine falls.
+    /// Number of times the cosine falls.
     pub num_cycles: u64,
 }
 
-/// The rate a cosine falls to.
+/// Minimum rate of a cosine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MinLr {
     /// A learning rate (`min_lr`).
     Lr(f64),
-    /// A part of the base learning rate (`min_lr_rate`).
+    /// A fraction of the base learning rate (`min_lr_rate`).
     Rate(f64),
 }
 
-/// Up linearly from 0, then a cosine down to a minimum, reached at `num_training_steps`
+/// Linear warm-up from 0, then a cosine down to a minimum, reached at `num_training_steps`
 /// (`get_cosine_with_min_lr_schedule_with_warmup`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CosineWithMinLr {
@@ -47,51 +47,51 @@ pub struct CosineWithMinLr {
     pub num_warmup_steps: u64,
     /// Steps of the whole run.
     pub num_training_steps: u64,
-    /// Waves: 0.5 falls to the minimum once.
+    /// Number of waves: 0.5 falls to the minimum once.
     pub num_cycles: f64,
     /// The minimum.
     pub min_lr: MinLr,
 }
 
-/// The same one step ahead, so that no step has a rate of 0 and the last of `num_training_steps` has the minimum
-/// (`get_cosine_with_min_lr_schedule_with_warmup_lr_rate`, there called `cosine_warmup_with_min_lr`).
+/// [`CosineWithMinLr`] shifted by one step, so that no step has a rate of 0 and the last of `num_training_steps` has the minimum
+/// (`get_cosine_with_min_lr_schedule_with_warmup_lr_rate`, which Hugging Face names `cosine_warmup_with_min_lr`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CosineWarmupWithMinLr {
-    /// Steps of which the last has `lr`.
+    /// Number of warm-up steps; the last one has `lr`.
     pub num_warmup_steps: u64,
     /// Steps of the whole run.
     pub num_training_steps: u64,
-    /// Waves: 0.5 falls to the minimum once.
+    /// Number of waves: 0.5 falls to the minimum once.
     pub num_cycles: f64,
     /// The minimum.
     pub min_lr: MinLr,
-    /// The part of `lr` that the first step has; `None`: 1 / `num_warmup_steps`.
+    /// Fraction of `lr` in the first step; `None`: 1 / `num_warmup_steps`.
     pub warmup_lr_rate: Option<f64>,
 }
 
 impl Cosine {
-    /// With Hugging Face's default, half a wave.
+    /// Creates the schedule with Hugging Face's default, half a wave.
     pub fn new(num_warmup_steps: u64, num_training_steps: u64) -> Self {
         Cosine { num_warmup_steps, num_training_steps, num_cycles: 0.5 }
     }
 }
 
 impl CosineWithRestarts {
-    /// With Hugging Face's default, one cycle.
+    /// Creates the schedule with Hugging Face's default, one cycle.
     pub fn new(num_warmup_steps: u64, num_training_steps: u64) -> Self {
         CosineWithRestarts { num_warmup_steps, num_training_steps, num_cycles: 1 }
     }
 }
 
 impl CosineWithMinLr {
-    /// With Hugging Face's default, half a wave.
+    /// Creates the schedule with Hugging Face's default, half a wave.
     pub fn new(num_warmup_steps: u64, num_training_steps: u64, min_lr: MinLr) -> Self {
         CosineWithMinLr { num_warmup_steps, num_training_steps, num_cycles: 0.5, min_lr }
     }
 }
 
 impl CosineWarmupWithMinLr {
-    /// With Hugging Face's defaults: half a wave, from 1 / `num_warmup_steps`.
+    /// Creates the schedule with Hugging Face's defaults: half a wave, from 1 / `num_warmup_steps`.
     pub fn new(num_warmup_steps: u64, num_training_steps: u64, min_lr: MinLr) -> Self {
         let num_cycles = 0.5;
         CosineWarmupWithMinLr {
@@ -125,7 +125,7 @@ impl MinLr {
     }
 }
 
-/// From 1 to `min` in half a wave, `waves` of them for a `progress` of 1.
+/// Returns a factor that falls from 1 to `min` in half a wave, with `waves` of them for a `progress` of 1.
 fn wave(waves: f64, progress: f64, min: f64) -> f64 {
     let factor = 0.5 * (1.0 + libm::cos(PI * waves * 2.0 * progress));
     (factor * (1.0 - min) + min).max(0.0)

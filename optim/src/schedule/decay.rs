@@ -15,7 +15,7 @@ pub struct ConstantWithWarmup {
     pub num_warmup_steps: u64,
 }
 
-/// Up linearly from 0, then down linearly to 0 at `num_training_steps` and after (`get_linear_schedule_with_warmup`).
+/// Linear warm-up from 0, then a linear decay to 0 at `num_training_steps` and after (`get_linear_schedule_with_warmup`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Linear {
     /// Steps before `lr` is reached.
@@ -24,34 +24,33 @@ pub struct Linear {
     pub num_training_steps: u64,
 }
 
-/// Up linearly from 0, then `(lr - lr_end) * left^power + lr_end`, `left` falling from 1 to 0 at `num_training_steps`;
-/// `lr_end` after (`get_polynomial_decay_schedule_with_warmup`).
+/// Linear warm-up from 0, then `(lr - lr_end) * left^power + lr_end`, with `left` falling from 1 to 0 at `num_training_steps`; `lr_end`
+/// after (`get_polynomial_decay_schedule_with_warmup`).
 ///
-/// Refused: `lr_end` not below `lr` as there, and no step between warm-up and end, where Hugging Face divides by zero.
+/// Refuses an `lr_end` not below `lr`, as Hugging Face does, and an end not after the warm-up, with which Hugging Face divides by zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Polynomial {
     /// Steps before `lr` is reached.
     pub num_warmup_steps: u64,
     /// Steps of the whole run; more than the warm-up's.
     pub num_training_steps: u64,
-    /// The rate at the end, below `lr`.
+    /// Rate at the end, below `lr`.
     pub lr_end: f64,
     /// The exponent: finite, at least 0.
     pub power: f64,
 }
 
-/// Up linearly from 0, then `lr / sqrt((step + timescale - num_warmup_steps) / timescale)`
-/// (`get_inverse_sqrt_schedule`).
+/// Linear warm-up from 0, then `lr / sqrt((step + timescale - num_warmup_steps) / timescale)` (`get_inverse_sqrt_schedule`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InverseSqrt {
     /// Steps before `lr` is reached.
     pub num_warmup_steps: u64,
-    /// Steps in which the rate falls by the square root of 2; `None`: the warm-up's, or 10,000 without one.
+    /// Number of steps in which the rate falls by the square root of 2; `None`: that of the warm-up, or 10,000 without one.
     pub timescale: Option<u64>,
 }
 
 impl Polynomial {
-    /// With Hugging Face's defaults: `lr_end` 1e-7, `power` 1.
+    /// Creates the schedule with Hugging Face's defaults: `lr_end` 1e-7, `power` 1.
     pub fn new(num_warmup_steps: u64, num_training_steps: u64) -> Self {
         Polynomial { num_warmup_steps, num_training_steps, lr_end: 1e-7, power: 1.0 }
     }

@@ -1,6 +1,6 @@
-//! The learning rate as a pure function of the step: Hugging Face's and PyTorch's schedules, named and computed as there.
+//! Learning rate as a pure function of the step: Hugging Face's and PyTorch's schedules, with their names and formulas.
 //!
-//! | curve | is |
+//! | curve | source |
 //! |---|---|
 //! | [`Constant`] | `get_constant_schedule` |
 //! | [`ConstantWithWarmup`] | `get_constant_schedule_with_warmup` |
@@ -15,7 +15,7 @@
 //! | [`StepLR`], [`MultiStepLR`], [`ExponentialLR`], [`PolynomialLR`], [`ConstantLR`], [`LinearLR`] | `torch.optim.lr_scheduler`'s |
 //! | [`CosineAnnealingLR`], [`CosineAnnealingWarmRestarts`], [`OneCycleLR`] | `torch.optim.lr_scheduler`'s |
 //!
-//! PyTorch's get a warm-up by [`Schedule::after_warmup`], which is `SequentialLR([LinearLR, ...])`.
+//! PyTorch's schedules get a warm-up by [`Schedule::after_warmup`], which is `SequentialLR([LinearLR, ...])`.
 //!
 //! ```
 //! use meshstep_optim::schedule::{Cosine, Schedule, StepLR};
@@ -30,15 +30,15 @@
 //!
 //! # Steps
 //!
-//! Steps count from 0, as in both libraries: the first update takes `at(0)`. A rule's `t` counts from 1, so the update
-//! that makes a parameter's count `t` takes `at(t - 1)`; a skipped step may or may not count, as the caller decides.
+//! Steps count from 0, as in both libraries: the first update uses `at(0)`. A rule's `t` counts from 1, so the update that sets a
+//! parameter's count to `t` uses `at(t - 1)`. The caller decides if a skipped step counts.
 //!
 //! # Exactness
 //!
-//! Every formula has its source's order of operations in f64; cosines, powers and roots are `libm`'s, so that all
-//! platforms and all ranks get the same bits. Recorded values of transformers 4.57.1 and of PyTorch 2.11.0's closed forms
-//! are met to 1e-15 of the base rate (the cosines of two libraries may differ by an ulp). PyTorch's stepping recursions
-//! drift from its own closed forms by some ulps a step; these are met to 1e-12.
+//! Every formula follows its source's order of operations in f64; cosines, powers and roots are `libm`'s, so all platforms and all ranks
+//! get the same bits. Results agree with recorded values of transformers 4.57.1 and of PyTorch 2.11.0's closed forms to 1e-15 of the base
+//! rate (the cosines of two libraries may differ by an ulp). PyTorch's stepping recursions drift from its own closed forms by some ulps a
+//! step; results agree with these to 1e-12.
 
 mod cosine;
 mod decay;
@@ -60,7 +60,7 @@ use crate::check::Check;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A base learning rate and the curve it follows, checked. A pure function of the step; clones share the curve.
+/// Base learning rate and curve, checked. A pure function of the step; clones share the curve.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     lr: f64,
@@ -68,15 +68,15 @@ pub struct Schedule {
     warmup: Option<Warmup>,
 }
 
-/// The shape of a learning rate over the steps.
+/// Shape of a learning rate over the steps.
 pub trait Curve: Debug + Send + Sync {
-    /// Its name in errors.
+    /// Returns the name of the curve for errors.
     fn name(&self) -> &'static str;
 
-    /// Whether its parameters are in range, for a base learning rate that is.
+    /// Checks that the parameters are in range for a valid base learning rate.
     fn check(&self, lr: f64) -> Result<(), Error>;
 
-    /// The learning rate of a step, counted from 0. Only called where `check` passed.
+    /// Returns the learning rate of a step, counted from 0. Only called after `check` passed.
     fn at(&self, lr: f64, step: u64) -> f64;
 }
 
@@ -87,16 +87,15 @@ struct Warmup {
 }
 
 impl Schedule {
-    /// The schedule, once the base learning rate `lr` (PyTorch's `max_lr` for [`OneCycleLR`]) and the curve's parameters
-    /// are in range.
+    /// Creates a schedule, after checking the base learning rate `lr` (PyTorch's `max_lr` for [`OneCycleLR`]) and the curve's parameters.
     pub fn new(lr: f64, curve: impl Curve + 'static) -> Result<Self, Error> {
         Check { rule: curve.name() }.at_least_zero("lr", lr)?;
         curve.check(lr)?;
         Ok(Schedule { lr, curve: Arc::new(curve), warmup: None })
     }
 
-    /// `SequentialLR([LinearLR(start_factor, total_iters = steps), self], milestones = [steps])`: the base learning rate
-    /// times `start_factor` at first, growing linearly to all of it, then this schedule from its step 0.
+    /// Adds a warm-up, as `SequentialLR([LinearLR(start_factor, total_iters = steps), self], milestones = [steps])`: the rate grows
+    /// linearly from the base learning rate times `start_factor` to the base learning rate, then this schedule starts at its step 0.
     ///
     /// `start_factor` is above 0 and at most 1. A second warm-up replaces the first.
     pub fn after_warmup(self, steps: u64, start_factor: f64) -> Result<Self, Error> {
@@ -105,7 +104,7 @@ impl Schedule {
         Ok(Schedule { warmup: Some(Warmup { steps, start_factor }), ..self })
     }
 
-    /// The learning rate of a step, counted from 0.
+    /// Returns the learning rate of a step, counted from 0.
     pub fn at(&self, step: u64) -> f64 {
         match self.warmup {
             Some(Warmup { steps, start_factor }) if step < steps => {
@@ -116,24 +115,24 @@ impl Schedule {
         }
     }
 
-    /// What it is made of, by name, with all that tells it from another: for ranks to compare.
+    /// Returns all parameters by name, for comparison between ranks.
     pub fn parameters(&self) -> [(&'static str, String); 3] {
         let warmup = self.warmup.map_or("none".to_owned(), |warmup| format!("{warmup:?}"));
         [("lr", format!("{:?}", self.lr)), ("curve", format!("{:?}", self.curve)), ("warm-up", warmup)]
     }
 
-    /// The base learning rate.
+    /// Returns the base learning rate.
     pub fn lr(&self) -> f64 {
         self.lr
     }
 }
 
-/// `a / max(1, b)`: a ratio of counts that a phase without steps does not divide by zero.
+/// Returns `a / max(1, b)`: a ratio of counts that is finite for a phase without steps.
 fn ratio(a: u64, b: u64) -> f64 {
     a as f64 / b.max(1) as f64
 }
 
-/// The error of a count that is 0 where it divides.
+/// Returns an error if a count used as divisor is 0.
 fn at_least_one(curve: &impl Curve, name: &'static str, count: u64) -> Result<(), Error> {
     Check { rule: curve.name() }.range(name, count as f64, count > 0, "1 or more")
 }

@@ -1,11 +1,11 @@
-//! PyTorch's `OneCycleLR`: up, down, and further down.
+//! PyTorch's `OneCycleLR`: the rate rises, falls, and falls further.
 
 use super::{Curve, at_least_one};
 use crate::Error;
 use crate::check::Check;
 use std::f64::consts::PI;
 
-/// The way from one rate to the next (`anneal_strategy`).
+/// Interpolation between two rates (`anneal_strategy`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Anneal {
     /// `"cos"`: half a cosine.
@@ -14,30 +14,28 @@ pub enum Anneal {
     Linear,
 }
 
-/// From `lr / div_factor` up to `lr` within `pct_start` of the steps, then down to `lr / div_factor / final_div_factor` at
-/// the last one (Smith and Topin, *Super-Convergence*, 2018). The schedule's `lr` is PyTorch's `max_lr`; momentum is not
-/// cycled.
+/// Rises from `lr / div_factor` to `lr` within `pct_start` of the steps, then falls to `lr / div_factor / final_div_factor` at the last
+/// one (Smith and Topin, *Super-Convergence*, 2018). The schedule's `lr` is PyTorch's `max_lr`; momentum does not cycle.
 ///
-/// PyTorch refuses steps after the last; here the last rate holds. A phase of no steps, in which PyTorch divides by zero,
-/// is over at once.
+/// PyTorch refuses steps after the last; here they have the last rate. A phase of no steps, in which PyTorch divides by zero, is skipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OneCycleLR {
     /// Steps of the cycle; at least 1.
     pub total_steps: u64,
-    /// The part of the steps that goes up, from 0 to 1.
+    /// Fraction of the steps in which the rate rises, from 0 to 1.
     pub pct_start: f64,
-    /// The way between two rates.
+    /// Interpolation between two rates.
     pub anneal_strategy: Anneal,
-    /// `lr` over the first rate; above 0.
+    /// Ratio of `lr` to the first rate; above 0.
     pub div_factor: f64,
-    /// The first rate over the last; above 0.
+    /// Ratio of the first rate to the last; above 0.
     pub final_div_factor: f64,
-    /// Whether the way down mirrors the way up, and the rest goes from the first rate to the last.
+    /// True for a fall that mirrors the rise, followed by a fall from the first rate to the last.
     pub three_phase: bool,
 }
 
 impl OneCycleLR {
-    /// With PyTorch's defaults: cosines, up for 0.3 of the steps, from 1/25, to 1/10,000 of that.
+    /// Creates the schedule with PyTorch's defaults: cosines, rise in 0.3 of the steps, from 1/25 of `lr`, to 1/10,000 of that.
     pub fn new(total_steps: u64) -> Self {
         OneCycleLR {
             total_steps,
@@ -49,7 +47,7 @@ impl OneCycleLR {
         }
     }
 
-    /// The ends of the phases, in steps, and the rates they begin and end with.
+    /// Returns for each phase its end in steps, and the rates at its begin and end.
     fn phases(&self, max_lr: f64) -> [(f64, f64, f64); 3] {
         let initial = max_lr / self.div_factor;
         let min = initial / self.final_div_factor;
@@ -59,7 +57,7 @@ impl OneCycleLR {
             let down = 2.0 * self.pct_start * total - 2.0;
             [(top, initial, max_lr), (down, max_lr, initial), (last, initial, min)]
         } else {
-            // The second phase is the last one, so it is never passed.
+            // The second phase is the last one, so the third is never reached.
             [(top, initial, max_lr), (last, max_lr, min), (last, max_lr, min)]
         }
     }

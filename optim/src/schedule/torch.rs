@@ -1,4 +1,4 @@
-//! PyTorch's schedulers that have a closed form, as that closed form.
+//! PyTorch's schedulers that have a closed form, by that closed form.
 
 use super::{Curve, at_least_one};
 use crate::Error;
@@ -8,79 +8,79 @@ use std::f64::consts::PI;
 /// `lr * gamma^(step / step_size)`, the quotient rounded down.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepLR {
-    /// Steps between two decays; at least 1.
+    /// Number of steps between two decays; at least 1.
     pub step_size: u64,
-    /// The factor of one decay (PyTorch's default is 0.1).
+    /// Factor of one decay (PyTorch's default is 0.1).
     pub gamma: f64,
 }
 
-/// `lr * gamma^n`, `n` the number of milestones at or before the step; one that is listed twice counts twice.
+/// `lr * gamma^n`, with `n` the number of milestones at or before the step; a milestone listed twice counts twice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MultiStepLR {
-    /// The steps that decay, in any order.
+    /// Steps of the decays, in any order.
     pub milestones: Vec<u64>,
-    /// The factor of one decay (PyTorch's default is 0.1).
+    /// Factor of one decay (PyTorch's default is 0.1).
     pub gamma: f64,
 }
 
 /// `lr * gamma^step`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExponentialLR {
-    /// The factor of one step.
+    /// Factor of one step.
     pub gamma: f64,
 }
 
 /// `lr * factor` for `total_iters` steps, then `lr`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConstantLR {
-    /// From 0 to 1 (PyTorch's default is 1/3).
+    /// Factor from 0 to 1 (PyTorch's default is 1/3).
     pub factor: f64,
-    /// Steps with the factor (PyTorch's default is 5).
+    /// Number of steps with the factor (PyTorch's default is 5).
     pub total_iters: u64,
 }
 
-/// `lr` times a factor that goes linearly from `start_factor` to `end_factor` within `total_iters` steps and stays.
+/// `lr` times a factor that goes linearly from `start_factor` to `end_factor` within `total_iters` steps and then stays constant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearLR {
-    /// Above 0, at most 1 (PyTorch's default is 1/3).
+    /// First factor; above 0, at most 1 (PyTorch's default is 1/3).
     pub start_factor: f64,
-    /// From 0 to 1 (PyTorch's default is 1).
+    /// Last factor; from 0 to 1 (PyTorch's default is 1).
     pub end_factor: f64,
-    /// Steps on the way; at least 1 (PyTorch's default is 5).
+    /// Number of steps between both; at least 1 (PyTorch's default is 5).
     pub total_iters: u64,
 }
 
 /// `lr * (1 - min(step, total_iters) / total_iters)^power`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolynomialLR {
-    /// Steps to 0; at least 1 (PyTorch's default is 5).
+    /// Number of steps to 0; at least 1 (PyTorch's default is 5).
     pub total_iters: u64,
-    /// The exponent: finite, at least 0 (PyTorch's default is 1).
+    /// Exponent: finite, at least 0 (PyTorch's default is 1).
     pub power: f64,
 }
 
-/// `eta_min + (lr - eta_min) (1 + cos(pi step / T_max)) / 2` (Loshchilov and Hutter, *SGDR*, 2017, without restarts). As in
-/// PyTorch, the cosine goes on after `t_max`, so the rate rises again.
+/// `eta_min + (lr - eta_min) (1 + cos(pi step / T_max)) / 2` (Loshchilov and Hutter, *SGDR*, 2017, without restarts). As in PyTorch, the
+/// cosine continues after `t_max`, so the rate rises again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CosineAnnealingLR {
-    /// Steps down to `eta_min` (`T_max`); at least 1.
+    /// Number of steps down to `eta_min` (`T_max`); at least 1.
     pub t_max: u64,
-    /// The least rate (PyTorch's default is 0).
+    /// Minimum rate (PyTorch's default is 0).
     pub eta_min: f64,
 }
 
-/// The same, begun anew after `t_0` steps, then after `t_0 t_mult` more, and so on (*SGDR*).
+/// [`CosineAnnealingLR`] with a restart after `t_0` steps, then after `t_0 t_mult` more, and so on (*SGDR*).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CosineAnnealingWarmRestarts {
-    /// Steps before the first restart (`T_0`); at least 1.
+    /// Number of steps before the first restart (`T_0`); at least 1.
     pub t_0: u64,
-    /// How much longer each run is than the one before (`T_mult`); at least 1 (PyTorch's default is 1).
+    /// Ratio of a run's length to that of the previous one (`T_mult`); at least 1 (PyTorch's default is 1).
     pub t_mult: u64,
-    /// The least rate (PyTorch's default is 0).
+    /// Minimum rate (PyTorch's default is 0).
     pub eta_min: f64,
 }
 
-/// `LinearLR`'s closed form.
+/// Computes `LinearLR`'s closed form.
 pub(super) fn linear(lr: f64, start: f64, end: f64, total_iters: u64, step: u64) -> f64 {
     lr * (start + (end - start) * step.min(total_iters) as f64 / total_iters as f64)
 }
@@ -219,7 +219,7 @@ impl Curve for CosineAnnealingWarmRestarts {
         if self.t_mult == 1 {
             since %= len;
         }
-        // Runs at least double, so there are at most 64 of them.
+        // With `t_mult` above 1 runs at least double, so there are at most 64 of them.
         while since >= len {
             since -= len;
             len = len.saturating_mul(self.t_mult);

@@ -1,11 +1,11 @@
-//! Hugging Face's warm-up, stable, decay.
+//! Hugging Face's warm-up, stable, decay schedule.
 
 use super::{Curve, ratio};
 use crate::Error;
 use crate::check::Check;
 use std::f64::consts::PI;
 
-/// The way between a minimum and the whole rate.
+/// Interpolation between a minimum and the full rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ramp {
     /// `"linear"`: `p` up, `1 - p` down.
@@ -16,30 +16,29 @@ pub enum Ramp {
     OneMinusSqrt,
 }
 
-/// Up from the minimum, constant, down to the minimum and constant there (`get_wsd_schedule`; Hu et al., *MiniCPM*,
-/// 2024).
+/// Rises from the minimum, stays constant, falls to the minimum and stays there (`get_wsd_schedule`; Hu et al., *MiniCPM*, 2024).
 ///
-/// Where Hugging Face takes `num_training_steps`, `num_stable_steps` is what warm-up and decay leave of it.
+/// Hugging Face takes `num_training_steps`; `num_stable_steps` is the rest of it after warm-up and decay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WarmupStableDecay {
     /// Steps before `lr` is reached.
     pub num_warmup_steps: u64,
     /// Steps at `lr`.
     pub num_stable_steps: u64,
-    /// Steps down to the minimum.
+    /// Number of steps down to the minimum.
     pub num_decay_steps: u64,
-    /// The way up.
+    /// Interpolation of the rise.
     pub warmup_type: Ramp,
-    /// The way down.
+    /// Interpolation of the fall.
     pub decay_type: Ramp,
-    /// The minimum, as a part of `lr`.
+    /// Minimum as a fraction of `lr`.
     pub min_lr_ratio: f64,
-    /// Waves of a cosine decay: 0.5 falls to the minimum once.
+    /// Number of waves of a cosine decay: 0.5 falls to the minimum once.
     pub num_cycles: f64,
 }
 
 impl WarmupStableDecay {
-    /// With Hugging Face's defaults: up linearly, down by half a cosine to 0.
+    /// Creates the schedule with Hugging Face's defaults: a linear rise, and a fall by half a cosine to 0.
     pub fn new(num_warmup_steps: u64, num_stable_steps: u64, num_decay_steps: u64) -> Self {
         WarmupStableDecay {
             num_warmup_steps,

@@ -1,5 +1,5 @@
-//! Stochastic gradient descent with momentum (Polyak, 1964) or Nesterov's (Sutskever et al., 2013), in the three forms
-//! that programs have: PyTorch's, an average of gradients, and the one with the learning rate inside the buffer.
+//! Stochastic gradient descent with momentum (Polyak, 1964) or Nesterov's (Sutskever et al., 2013), in three common forms: PyTorch's, an
+//! average of gradients, and the one with the learning rate inside the buffer.
 //!
 //! One IEEE sequence per element, in the type of the parameters; without momentum `u = g1`:
 //!
@@ -7,8 +7,8 @@
 //! g1 = g * scale              grad_scale, negated to maximise
 //! g1 = fma(wd, p, g1)         coupled decay only
 //! b  = fma(w, g1 - b, b)      Average: w = 1 - momentum
-//! b  = w0 * g1                the others, at t = 1: w0 = lr with LrInside, else 1 (no dampening)
-//! b  = fma(mu, b, w * g1)     the others, later: mu = momentum, w = lr with LrInside, else 1 - dampening
+//! b  = w0 * g1                the other forms, at t = 1: w0 = lr with LrInside, else 1 (no dampening)
+//! b  = fma(mu, b, w * g1)     the other forms, later: mu = momentum, w = lr with LrInside, else 1 - dampening
 //! u  = b                      fma(mu, b, g1) with nesterov
 //! p  = p - fma(lw, p, r * u)  lw: the decay's share, 0 if coupled; r = lr, or lr / (1 - momentum^t), or 1 with LrInside
 //! ```
@@ -22,7 +22,7 @@ use crate::number::{Real, power};
 use crate::pass::Kind;
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
-/// Stochastic gradient descent. Without momentum it keeps no state.
+/// Stochastic gradient descent. Without momentum it has no state.
 ///
 /// ```
 /// use meshstep_optim::{Momentum, Rule, Sgd};
@@ -31,45 +31,45 @@ use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 /// let average = Sgd { momentum: 0.9, form: Momentum::Average { debias: true }, ..Sgd::default() };
 /// assert_eq!(torch.check(), Ok(()));
 /// assert_eq!(average.state(), ["momentum"]);
-/// // Only PyTorch's form looks ahead or dampens.
+/// // Only PyTorch's form supports Nesterov momentum and dampening.
 /// assert!(Sgd { nesterov: true, ..average }.check().is_err());
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sgd {
-    /// How much of the buffer is kept each step; at least 0, and below 1 in an average.
+    /// Fraction of the buffer kept in each step; at least 0, and below 1 in an average.
     pub momentum: f64,
-    /// What the buffer holds.
+    /// Form of the momentum buffer.
     pub form: Momentum,
-    /// How much of the gradient is left out of PyTorch's buffer, after the first step.
+    /// Fraction of the gradient left out of PyTorch's buffer, after the first step.
     pub dampening: f64,
-    /// Looks ahead along PyTorch's buffer. Needs `momentum > 0` and `dampening = 0`.
+    /// Uses Nesterov momentum, with PyTorch's buffer only. Requires `momentum > 0` and `dampening = 0`.
     pub nesterov: bool,
     /// Decay of the parameters; at least 0.
     pub weight_decay: f64,
-    /// Where the decay goes.
+    /// Form of weight decay.
     pub decay: Decay,
-    /// Climbs instead of descending.
+    /// Maximises instead of minimising.
     pub maximize: bool,
 }
 
-/// What a momentum buffer `b` holds, and how the parameters follow it.
+/// Form of the momentum buffer `b`, and of the step that uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Momentum {
-    /// A sum: `b = momentum * b + (1 - dampening) * g`, starting as the first gradient, undampened; `p -= lr * b`.
+    /// Sum: `b = momentum * b + (1 - dampening) * g`, starting with the first gradient, undampened; `p -= lr * b`.
     #[default]
     PyTorch,
-    /// An average: `b = momentum * b + (1 - momentum) * g`, starting as 0; `p -= lr * b`.
+    /// Average: `b = momentum * b + (1 - momentum) * g`, starting at 0; `p -= lr * b`.
     Average {
-        /// Divides by `1 - momentum^t`, so that the first steps are not short.
+        /// Divides by `1 - momentum^t`, so that the first steps are not too short.
         debias: bool,
     },
-    /// A sum of steps: `b = momentum * b + lr * g`; `p -= b`. A new learning rate does not rescale what is in the buffer
-    /// (Sutskever et al.; Caffe, TensorFlow's Keras).
+    /// Sum of steps: `b = momentum * b + lr * g`; `p -= b`. A new learning rate does not rescale the buffer (Sutskever et al.; Caffe,
+    /// TensorFlow's Keras).
     LrInside,
 }
 
 impl Default for Sgd {
-    /// PyTorch's: no momentum, no decay (coupled once it is set).
+    /// PyTorch's defaults: no momentum, no decay (coupled if it is set).
     fn default() -> Self {
         Sgd {
             momentum: 0.0,
@@ -134,7 +134,7 @@ impl Rule for Sgd {
         let momentum = StateSlot::average(self.momentum);
         match self.form {
             Momentum::Average { .. } => momentum,
-            // The first update replaces it.
+            // The first update replaces the buffer.
             Momentum::PyTorch | Momentum::LrInside => momentum.at_first(0.0),
         }
     }
@@ -154,7 +154,7 @@ impl Rule for Sgd {
     update_on!(0 or 1);
 }
 
-/// The letters of the sequence above, for one `t`.
+/// Constants of the sequence above, for one `t`.
 #[derive(Clone, Copy)]
 pub(crate) struct Constants<T> {
     frame: Frame<T>,

@@ -1,9 +1,9 @@
-//! One element of SGD, slow and obvious: the definition. Letters and formula: mod.rs.
+//! One element of SGD, slow and obvious: the definition. Notation and formula: mod.rs.
 
 use super::Constants;
 use crate::number::Real;
 
-/// One step; `s` is the buffer, where there is momentum.
+/// Computes one step; `s` is the buffer, if there is momentum.
 pub(super) fn step<T: Real, const S: usize>(c: &Constants<T>, p: T, g: T, s: [T; S]) -> (T, [T; S]) {
     let mut g1 = g * c.frame.scale;
     if c.frame.coupled {

@@ -1,13 +1,13 @@
-//! Adam as proofs about local updates write it (Cheng and Glasgow, *Convergence of Distributed Adaptive Optimization with Local
-//! Updates*, 2025; *DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models*, 2025): its moments
-//! are not corrected for their start, lambda^2 stands under the root, and gradients may be clipped coordinate by coordinate.
+//! Adam as in proofs about local updates (Cheng and Glasgow, *Convergence of Distributed Adaptive Optimization with Local Updates*, 2025;
+//! *DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models*, 2025): without bias correction of the
+//! moments, with lambda^2 under the root, and with optional clipping of each gradient element.
 //!
 //! One IEEE sequence per element, in the type of the parameters:
 //!
 //! ```text
 //! g1  = g * scale                         grad_scale, negated to maximise
 //! g1  = fma(wd, p, g1)                    coupled decay only
-//! g1  = within -clip..clip                a NaN stays one
+//! g1  = within -clip..clip                NaN stays NaN
 //! m   = fma(w1, g1 - m, m)                w1 = 1 - beta1
 //! v   = fma(w2 * g1, g1, b2 * v)          w2 = 1 - beta2, b2 = beta2
 //! den = sqrt(v + l2)                      l2 = lambda^2
@@ -23,27 +23,27 @@ use crate::number::Real;
 use crate::pass::Kind;
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
-/// Adam without corrections: no step knows its number, so that workers may average its moments whenever they like.
+/// Adam without bias correction: no step depends on its number, so workers may average the moments at any time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UncorrectedAdam {
     /// Decay of the first moment, in `[0, 1)`.
     pub beta1: f64,
     /// Decay of the second moment, in `[0, 1)`.
     pub beta2: f64,
-    /// Its square is added to the second moment; at least 0.
+    /// The square of this is added to the second moment; at least 0.
     pub lambda: f64,
-    /// The largest magnitude of a gradient's element, above 0; infinite for no clipping.
+    /// Largest magnitude of a gradient element, above 0; infinite for no clipping.
     pub clip: f64,
     /// Decay of the parameters; at least 0.
     pub weight_decay: f64,
-    /// Where the decay goes.
+    /// Form of weight decay.
     pub decay: Decay,
-    /// Climbs instead of descending.
+    /// Maximises instead of minimising.
     pub maximize: bool,
 }
 
 impl Default for UncorrectedAdam {
-    /// Adam's betas, lambda 1e-8, no clipping; decoupled decay once it is set.
+    /// Adam's betas, lambda 1e-8, no clipping, and decoupled decay if `weight_decay` is set.
     fn default() -> Self {
         UncorrectedAdam {
             beta1: 0.9,
@@ -99,7 +99,7 @@ impl Rule for UncorrectedAdam {
     update_on!(or 2);
 }
 
-/// The letters of the sequence above, for one step.
+/// Constants of the sequence above, for one step.
 #[derive(Clone, Copy)]
 pub(crate) struct Constants<T> {
     frame: Frame<T>,

@@ -1,9 +1,9 @@
-//! One element of Adam without corrections, slow and obvious: the definition. Letters and formula: mod.rs.
+//! One element of Adam without corrections, slow and obvious: the definition. Notation and formula: mod.rs.
 
 use super::Constants;
 use crate::number::Real;
 
-/// One step; `s` is m, v.
+/// Computes one step; `s` is m, v.
 pub(super) fn step<T: Real>(c: &Constants<T>, p: T, g: T, [m, v]: [T; 2]) -> (T, [T; 2]) {
     let mut g1 = g * c.frame.scale;
     if c.frame.coupled {

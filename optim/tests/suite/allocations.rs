@@ -1,4 +1,4 @@
-//! Updates, norms and hand-overs allocate nothing. Small ones, that is: rayon's own queues grow as it likes.
+//! Updates, norms and accumulations of small vectors allocate nothing; with large ones rayon's own queues may grow.
 
 use crate::common::{DTYPES, Memory, rules, segment, tried};
 use meshstep_optim::{Alone, Flat, Isa, Lbfgs, LineSearch, Loss, Norm, NormAccumulator, Scalars, accumulate};
@@ -8,11 +8,11 @@ use std::cell::Cell;
 
 thread_local!(static COUNT: Cell<usize> = const { Cell::new(0) });
 
-/// The system's allocator, counting this thread's allocations.
+/// System allocator that counts this thread's allocations.
 struct Counting;
 
-// SAFETY: every call goes to the system's allocator unchanged; the counter is a const-initialised thread local without
-// a destructor, so touching it allocates nothing.
+// SAFETY: every call goes to the system's allocator unchanged. The counter is a const-initialised thread local without a destructor, so
+// access to it allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.set(COUNT.get() + 1);

@@ -10,8 +10,7 @@ fn dot(isa: Isa, x: &Values, y: &Values) -> ExactSum {
     sum
 }
 
-/// Values of one kind: ordinary, of wildly different sizes, with some that are not finite, so small or so large that
-/// products leave f64.
+/// Returns values of one kind: ordinary, of very different sizes, with some not finite, or so small or large that products exceed f64.
 fn values(dtype: DType, len: usize, kind: u64, random: &mut Random) -> Values {
     Values::new(dtype, len, || match kind {
         0 => random.unit(),

@@ -1,4 +1,4 @@
-//! Every body equals the reference bit for bit, at every length and offset, however the work is cut.
+//! Every loop equals the reference bit for bit, at every length and offset, for any split of the work.
 
 use crate::common::{
     DTYPES, LENGTHS, Memory, Random, Values, cases, difference, fast, long, rules, segment, tried,
@@ -11,7 +11,7 @@ use std::ops::RangeInclusive;
 const SCALARS: Scalars =
     Scalars { lr: 0.01, grad_scale: 0.75, zero_grads: false, rounding: Rounding::Nearest };
 
-/// A step for each of `grads`; step 2 resets them.
+/// Takes a step for each of `grads`; step 2 resets them.
 fn steps(
     rule: &dyn Rule,
     isa: Isa,
@@ -53,8 +53,8 @@ fn compare(
 fn all_instruction_sets_give_the_reference_bits_at_every_length_and_offset() {
     let isas = fast();
     for (row, rule) in rules().iter().enumerate() {
-        // Each rule updates one long vector in one step. The rules together meet every type, length, offset and step; in the
-        // long run each rule meets all.
+        // Each rule updates one long vector in one step. Together the rules cover every type, length, offset and step; in the long run
+        // each rule covers all.
         let longest = LENGTHS[match row % 6 {
             0 => 10,
             3 => 8,
@@ -124,7 +124,7 @@ fn groups_update_their_own_segments_of_the_same_memory() {
 proptest! {
     #![proptest_config(cases(48, 6400))]
 
-    /// What sharding relies on: any cut of a range, in one call or in several, on any instruction set.
+    /// Sharding relies on this: any cut of a range gives the same bits, in one call or several, on any instruction set.
     #[test]
     fn however_the_range_is_cut_the_bits_are_the_same(
         (rule, dtypes, isa) in (any::<prop::sample::Index>(), 0..8usize, 0..4usize),

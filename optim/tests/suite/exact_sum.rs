@@ -34,7 +34,7 @@ proptest! {
     fn a_root_is_within_one_last_place(xs in prop::collection::vec(any::<f64>(), 1..50), narrow: bool) {
         let mut naive = Naive::default();
         let mut sum = ExactSum::new();
-        // A narrow range of exponents lets many terms matter; any exponents reach where f64's squares do not.
+        // With a narrow range of exponents many terms matter; arbitrary exponents exceed the range of f64's squares.
         for x in xs.into_iter().map(|x| if narrow { x % 8.0 } else { x }).filter(|x| x.is_finite()) {
             naive.add_product(x, x);
             sum.add_square(x);
@@ -62,7 +62,7 @@ proptest! {
         let mut sum = ExactSum::new();
         let finite = pairs.into_iter().map(|(x, y)| if narrow { (x % 8.0, y % 0.25) } else { (x, y) });
         for (x, y) in finite.filter(|(x, y)| x.is_finite() && y.is_finite()) {
-            // What is beyond the naive sum's range of products would not parse.
+            // Products beyond the naive sum's range would not parse.
             naive.add_product(x, y);
             sum.add_product(x, y);
         }
@@ -76,7 +76,7 @@ proptest! {
             equal.add_product(x, count as f64);
             prop_assert_eq!(equal.mean(count) + 0.0, x + 0.0);
         }
-        // Of one term it is a division, which rounds once too.
+        // The mean of one term is a division, which also rounds once.
         let mut one = ExactSum::new();
         one.add(y);
         prop_assert_eq!(one.mean(small) + 0.0, y / small as f64 + 0.0);
@@ -84,7 +84,7 @@ proptest! {
     }
 }
 
-/// The sum of `xs` and the squares of `roots`, rounded.
+/// Returns the sum of `xs` and the squares of `roots`, rounded.
 fn rounded(xs: &[f64], roots: &[f64]) -> f64 {
     let mut sum = ExactSum::new();
     xs.iter().for_each(|&x| sum.add(x));
@@ -126,7 +126,7 @@ fn words_of_many_ranks_wrap_to_their_sum() {
     let mut one = ExactSum::new();
     one.add(-1.5);
     one.add(2f64.powi(-1074));
-    // As 2^20 ranks would: each word times that, wrapping.
+    // The sum over 2^20 ranks: each word times that, wrapping.
     let many: Vec<u64> = one.words().iter().map(|word| word.wrapping_mul(1 << 20)).collect();
     let mut expected = ExactSum::new();
     expected.add(-1.5 * f64::from(1 << 20));

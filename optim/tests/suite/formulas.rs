@@ -9,15 +9,15 @@ use meshstep_optim::{
 const STEPS: i32 = 48;
 const ELEMENTS: usize = 16;
 
-/// The learning rate of a step, falling.
+/// Returns the learning rate of a step, which falls.
 fn lr(t: i32) -> f64 {
     0.02 - 0.0002 * f64::from(t)
 }
 
-/// A program's next parameter, from parameter, gradient and t.
+/// Function of a program: returns the next parameter, from parameter, gradient and t.
 type Program = Box<dyn FnMut(f64, f64, i32) -> f64>;
 
-/// Where decay goes, as the programs write it: the parameter after its decay, and the gradient with its penalty.
+/// Weight decay as in the programs: the parameter after its decay, and the gradient with its penalty.
 #[derive(Clone, Copy)]
 struct Ends {
     weight_decay: f64,
@@ -36,7 +36,7 @@ impl Ends {
     }
 }
 
-/// Every decay, up and down, for a rule made from it.
+/// Every form of decay, minimised and maximised, for a rule made from it.
 fn ends() -> impl Iterator<Item = Ends> {
     let table = [
         (0.0, Decay::Coupled, false),
@@ -47,7 +47,7 @@ fn ends() -> impl Iterator<Item = Ends> {
     table.into_iter().map(|(weight_decay, decay, maximize)| Ends { weight_decay, decay, maximize })
 }
 
-/// All steps of `rule` in f64 and in f32 stay close to `program`'s. States named in `unread` start as NaN: what they hold
+/// Asserts that all steps of `rule` in f64 and in f32 stay close to `program`'s. States named in `unread` start as NaN: their values
 /// before the first step must not matter.
 fn follow(rule: &dyn Rule, unread: &[&str], program: impl Fn() -> Program) {
     let mut random = Random::new(7);
@@ -258,7 +258,7 @@ const MOMENTS: [&[(f64, f64)]; 5] = [
     &[(0.9, 1.0)],
 ];
 
-/// QHAdam with nu2 = 1 and AdamW's decay; `mix` over all moments.
+/// QHAdam with nu2 = 1 and AdamW's decay, mixed over all moments.
 fn qhadamw(rule: QhAdamW, ends: Ends) -> Program {
     let (mut m, mut v) = ([0.0; 4], 0.0);
     Box::new(move |p, g, t| {
@@ -284,7 +284,7 @@ fn qhadamw_is_the_papers_with_any_number_of_moments() {
     }
 }
 
-/// ADOPT's program, its step mixed as QHAdam mixes.
+/// ADOPT's program, with its step mixed as in QHAdam.
 fn qhadopt(rule: QhAdopt, ends: Ends) -> Program {
     let (mut m, mut v) = ([0.0; 4], 0f64);
     Box::new(move |p, g, t| {
@@ -310,7 +310,7 @@ fn qhadopt_and_adopt_are_the_authors_with_any_number_of_moments() {
     for (row, pairs) in MOMENTS.into_iter().enumerate() {
         for ends @ Ends { weight_decay, decay, maximize } in ends() {
             let moments = Moments::new(pairs).unwrap();
-            // An eps large enough to be met.
+            // An eps large enough to take effect.
             let (beta2, eps) = (0.9, if row % 2 == 0 { 0.3 } else { 1e-6 });
             let rule = QhAdopt { moments, beta2, eps, weight_decay, decay, maximize };
             follow(&rule, &["v"], || qhadopt(rule.clone(), ends));

@@ -1,4 +1,4 @@
-//! What the rules compute, against numbers worked out by hand; defaults.
+//! Results of the rules against numbers computed by hand; defaults.
 
 use crate::common::{Memory, Random, Values, rules, segment};
 use meshstep_optim::{
@@ -10,7 +10,7 @@ use meshstep_tensor::DType;
 const SCALARS: Scalars =
     Scalars { lr: 0.05, grad_scale: 1.0, zero_grads: false, rounding: Rounding::Nearest };
 
-/// Two steps by hand: parameter 1, gradients 0.5 and 0.25, learning rate 0.1, all exact to f64's last places.
+/// Takes two steps: parameter 1, gradients 0.5 and 0.25, learning rate 0.1, all exact to f64's last digits.
 fn two_steps(rule: &dyn Rule) -> [f64; 2] {
     let values = |x: f64| Values::F64(vec![x]);
     let state = rule.state().iter().map(|_| values(0.0)).collect();
@@ -44,7 +44,7 @@ fn sgd_by_hand() {
 
 #[test]
 fn adam_by_hand() {
-    // The first step is lr * sign(g), whatever the gradient; decay comes on top of it or is part of g.
+    // The first step is lr * sign(g) for any gradient; decay comes on top of it or is part of g.
     let rule = AdamW { eps: 0.0, weight_decay: 0.0, ..AdamW::default() };
     let [first, second] = two_steps(&rule);
     let (m, v) = (0.1 * 0.9 * 0.5 + 0.1 * 0.25, 0.001 * 0.999 * 0.25 + 0.001 * 0.0625);
@@ -52,12 +52,12 @@ fn adam_by_hand() {
     close([first, second], [0.9, expected]);
     assert!((two_steps(&AdamW { weight_decay: 0.2, ..rule.clone() })[0] - 0.88).abs() < 1e-12);
     assert!((two_steps(&AdamW { maximize: true, ..rule })[0] - 1.1).abs() < 1e-12);
-    // A penalty of -2 * p outweighs the gradient: the sign turns.
+    // A penalty of -2 * p outweighs the gradient: the sign flips.
     let coupled = Adam { eps: 0.0, weight_decay: 2.0, maximize: true, ..Adam::default() };
     assert!((two_steps(&coupled)[0] - 0.9).abs() < 1e-12);
 }
 
-/// A rule's name, its state and all its hyperparameters, written out.
+/// Asserts a rule's name, its state and all its hyperparameters.
 fn is(rule: &dyn Rule, name: &str, state: &[&str], hyperparameters: &[(&str, f64)]) {
     assert_eq!((rule.name(), rule.state()), (name, state));
     assert_eq!(rule.hyperparameters(), hyperparameters, "{name}");
@@ -101,7 +101,7 @@ fn options_have_state_and_show() {
     let three = Moments::new(&moments.pairs()[..3]).unwrap();
     assert_eq!(states(&QhAdopt { moments: three, ..QhAdopt::default() }), ["m0", "m1", "m2", "v"]);
     assert_eq!(states(&QhAdamW { moments, ..QhAdamW::default() }), ["m0", "m1", "m2", "m3", "v"]);
-    // Ranks that compare hyperparameters notice any other value: no two rows of the table look the same.
+    // Ranks that compare hyperparameters detect any different value: no two rows of the table are equal.
     let rows: Vec<_> = rules().iter().map(|rule| (rule.name(), rule.hyperparameters())).collect();
     assert!((0..rows.len()).all(|i| !rows[..i].contains(&rows[i])));
 }
@@ -135,7 +135,7 @@ fn adopt_by_hand() {
     // A fifth of the step is 0.25, the rest h itself.
     let mixed = QhAdopt { moments: Moments::one(0.5, 0.2), beta2: 0.5, ..QhAdopt::default() };
     close(two_steps(&mixed), [1.0, 1.0 - 0.1 * (0.8 * 0.5 + 0.2 * 0.25)]);
-    // The first call does not decay either, the second does.
+    // The first step does not decay either, the second does.
     close(two_steps(&Adopt { weight_decay: 0.5, ..rule }), [1.0, 0.95 - 0.1 * 0.25]);
 }
 
@@ -144,7 +144,7 @@ fn lion_by_hand() {
     let rule = Lion { beta1: 0.5, ..Lion::default() };
     close(two_steps(&rule), [0.9, 0.8]);
     close(two_steps(&Lion { weight_decay: 0.5, ..rule }), [0.85, 0.85 * 0.95 - 0.1]);
-    // Without gradient there is no sign to follow.
+    // Without a gradient there is no sign to follow.
     let values = |x: f64| Values::F32(vec![x as f32; 3]);
     let mut memory = Memory {
         params: values(1.0),
@@ -192,7 +192,7 @@ fn gradients_are_scaled_first_and_the_copy_is_of_the_new_parameters() {
 
 #[test]
 fn a_decay_too_small_for_a_factor_is_not_lost() {
-    // 1 - 1e-8 is 1 in f32; subtracting 1e-8 of each parameter shows in how the sums round, on average exactly.
+    // 1 - 1e-8 is 1 in f32; subtracting 1e-8 of each parameter changes how the sums round, exactly on average.
     let len = 1 << 20;
     let mean = |weight_decay: f64| {
         let rule = AdamW { weight_decay, ..AdamW::default() };

@@ -19,7 +19,7 @@ fn layer_wise() -> Vec<Box<dyn Rule>> {
     ]
 }
 
-/// Parameters, gradients and state of ordinary size.
+/// Creates parameters, gradients and state of ordinary size.
 fn ordinary(rule: &dyn Rule, (params, grads): (DType, DType), len: usize, seed: u64) -> Memory {
     let mut random = Random::new(seed);
     Memory {
@@ -40,7 +40,7 @@ fn measure(memory: &mut Memory, rule: &dyn Rule, isa: Isa, segments: &[Segment])
     sums
 }
 
-/// One step of a tensor that is cut at `cuts`, its sums put together by words as ranks do.
+/// Takes one step of a tensor cut at `cuts`, with its sums combined by words as ranks do.
 fn step(memory: &mut Memory, rule: &dyn Rule, isa: Isa, cuts: &[usize], t: u64) {
     let mut segments: Vec<Segment> = cuts.windows(2).map(|w| Segment::new(w[0]..w[1], t)).collect();
     let parts = measure(memory, rule, isa, &segments);
@@ -60,7 +60,7 @@ fn neither_cuts_nor_instructions_change_a_bit() {
     let isas = fast();
     let types = [(DType::F32, DType::F32), (DType::F32, DType::BF16), (DType::F64, DType::F64)];
     for (i, rule) in layer_wise().into_iter().enumerate() {
-        // Each rule with two types in two steps, of which the second has a state; in the long run with all in three.
+        // Short runs try each rule with two types in two steps, of which the second has a state; long runs with all in three.
         let chosen = |j: usize| (long() || (i + j) % 3 != 2) && tried(types.len() * i + j, 1);
         let last = if long() { 3 } else { 2 };
         for (_, dtypes) in types.into_iter().enumerate().filter(|(j, _)| chosen(*j)) {
@@ -80,11 +80,11 @@ fn neither_cuts_nor_instructions_change_a_bit() {
     }
 }
 
-/// So long that the whole is measured by two threads, and its parts by one each.
+/// Long enough that two threads measure the whole, and one thread each part.
 #[test]
 fn a_tensor_measured_by_two_threads_has_the_sums_of_its_parts() {
     const LEN: usize = (1 << 20) + 4099;
-    // LAMB and LARS once each; in the long run with all their options.
+    // Short runs try LAMB and LARS once each; long runs with all their options.
     let chosen = |i: usize| (long() || i.is_multiple_of(2)) && tried(i, 1);
     for (_, rule) in layer_wise().into_iter().enumerate().filter(|(i, _)| chosen(*i)) {
         let mut memory = ordinary(&*rule, (DType::F32, DType::F32), LEN, 3);
@@ -105,7 +105,7 @@ fn a_tensor_measured_by_two_threads_has_the_sums_of_its_parts() {
     }
 }
 
-/// LAMB as its paper writes it, in f64.
+/// LAMB as in its paper, in f64.
 fn lamb(rule: &Lamb, memory: &Memory) -> Vec<f64> {
     let (mut p, g) = (memory.params.f64(), memory.grads.f64());
     let sign = if rule.maximize { -1.0 } else { 1.0 };
@@ -126,7 +126,7 @@ fn lamb(rule: &Lamb, memory: &Memory) -> Vec<f64> {
     p
 }
 
-/// LARS as its paper writes it, in f64.
+/// LARS as in its paper, in f64.
 fn lars(rule: &Lars, memory: &Memory) -> Vec<f64> {
     let (mut p, g) = (memory.params.f64(), memory.grads.f64());
     let sign = if rule.maximize { -1.0 } else { 1.0 };
@@ -196,7 +196,7 @@ fn as_many_sums_as_segments() {
     assert_eq!(refused, Err(Error::Len { what: "sums", given: 0, expected: 1 }));
 }
 
-/// Muon as PyTorch writes it, in f64, plainly.
+/// Muon as in PyTorch, in f64, written plainly.
 fn muon(rule: &Muon, (rows, cols): (usize, usize), memory: &Memory) -> Vec<f64> {
     let (mut p, g) = (memory.params.f64(), memory.grads.f64());
     let mut b = vec![0.0; p.len()];
@@ -221,7 +221,7 @@ fn muon(rule: &Muon, (rows, cols): (usize, usize), memory: &Memory) -> Vec<f64> 
     p
 }
 
-/// `a x + b (x xT) x + c (x xT)^2 x`, which needs no transposing.
+/// Returns `a x + b (x xT) x + c (x xT)^2 x`, which needs no transposing.
 fn polynomial([a, b, c]: [f64; 3], x: &[f64], rows: usize, cols: usize) -> Vec<f64> {
     let outer = |y: &[f64]| -> Vec<f64> {
         let xt_y = |k: usize, j: usize| (0..rows).map(|i| x[i * cols + k] * y[i * cols + j]).sum::<f64>();

@@ -1,4 +1,4 @@
-//! Loss scales against PyTorch's recorded ones and against the table in the documentation; what is refused.
+//! Loss scales against PyTorch's recorded ones and against the table in the documentation; refused values.
 
 use meshstep_optim::{DynamicLossScale, LossScale, LossScaleState};
 
@@ -7,7 +7,7 @@ const RECORDED: &str = include_str!("data/loss_scale.txt");
 const SOURCE: &str = include_str!("../../src/loss_scale.rs");
 const PATTERN: &str = "110001000001110000";
 
-/// The scale of every step of the pattern, and the one after it.
+/// Returns the scale of every step of the pattern, and the one after it.
 fn scales(dynamic: DynamicLossScale, pattern: &str) -> Vec<f64> {
     let rule = LossScale::Dynamic(dynamic);
     rule.check().unwrap();
@@ -60,7 +60,7 @@ fn the_documented_table_is_what_happens() {
     }
 }
 
-/// Counted by hand from Megatron's rule: overflows are used up by single ones too, and renewed by growth alone.
+/// Counted by hand from Megatron's rule: single overflows use up the hysteresis too, and only growth renews it.
 #[test]
 fn overflows_are_used_up_until_the_scale_grows() {
     let dynamic = DynamicLossScale {
@@ -106,7 +106,7 @@ fn a_restored_state_goes_on_as_the_saved_one() {
         assert_eq!(restored, straight);
         rule.update(&mut whole, overflow(step));
     }
-    // One of a run with a longer interval grows at once.
+    // A state from a run with a longer interval grows at once.
     let mut late = LossScaleState { scale: 2.0, growth_tracker: 1000, hysteresis_tracker: 1 };
     rule.update(&mut late, false);
     assert_eq!(late, LossScaleState { scale: 4.0, growth_tracker: 0, hysteresis_tracker: 2 });

@@ -1,4 +1,4 @@
-//! Every test of the crate's public interface, one module a subject.
+//! Tests of the crate's public interface, one module for each subject.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,

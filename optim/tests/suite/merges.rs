@@ -4,14 +4,14 @@ use crate::common::Random;
 use meshstep_optim::{Merge, OuterStep, Sgd, mix_zeros, pack};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut, bf16};
 
-/// Around the lengths of blocks, and of what is divided among threads.
+/// Lengths around those of blocks and of the split among threads.
 const LENS: [usize; 10] = [0, 1, 31, 1023, 1024, 1025, 65_536, 65_537, 65_538, 200_001];
 
 fn values(random: &mut Random, len: usize) -> Vec<f32> {
     (0..len).map(|_| (random.next() % 2_000_001) as f32 / 1000.0 - 1000.0).collect()
 }
 
-/// What mixing makes of one element.
+/// Mixes one element.
 fn mixed(taken: f64, own: f64, result: f64) -> f32 {
     (if taken == 1.0 { result } else { own + taken * (result - own) }) as f32
 }
@@ -66,7 +66,7 @@ fn means_are_merged_as_one_element_is() {
     }
 }
 
-/// The nearest bf16, in one rounding.
+/// Returns the nearest bf16, in one rounding.
 fn rounded(x: f64) -> bf16 {
     let mut one = [bf16::from_f32(0.0)];
     meshstep_tensor::cast(Slice::from(&[x][..]), SliceMut::from(&mut one[..])).unwrap();
@@ -138,7 +138,7 @@ fn rounding_takes_no_square_below_zero_and_what_is_nan_stays_so() {
         };
         merge.mean(SliceMut::from(values), &Queue::cpu()).unwrap();
     };
-    // What is left of 1 after an update that adds nothing, in f32.
+    // Value left of 1 after an update that adds nothing, in f32.
     let mut values = [0.9f32.next_down(), f32::NAN];
     merged(&mut values, true);
     assert!(values[0] == 0.0 && values[1].is_nan(), "{values:?}");

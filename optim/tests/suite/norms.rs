@@ -1,4 +1,4 @@
-//! Norms against integers of any length: exact, and the same bits in any order, split, merge and on any instructions.
+//! Norms against integers of any length: exact, with the same bits for any order, split, merge and instruction set.
 
 use crate::common::naive::{Naive, words};
 use crate::common::{Random, Values, cases, fast};
@@ -6,7 +6,7 @@ use meshstep_optim::{ExactSum, Isa, Norm, NormAccumulator};
 use meshstep_tensor::{DType, Slice};
 use proptest::prelude::*;
 
-/// Sum, largest and count of what is not finite, by definition.
+/// Returns sum, largest magnitude and non-finite count, by definition.
 fn expected(norm: Norm, values: &[f64]) -> (Vec<u64>, u64, u64) {
     let mut naive = Naive::default();
     let finite = values.iter().filter(|x| x.is_finite());
@@ -31,7 +31,7 @@ fn of(norm: Norm, isa: Isa, values: Slice<'_>) -> NormAccumulator {
     accumulator
 }
 
-/// Ordinary numbers; any bits; tiny ones beside huge ones; all on one side of the range; zeros with a few others.
+/// Ordinary numbers; random bits; tiny ones beside huge ones; all on one side of the range; zeros with a few others.
 fn values(dtype: DType, len: usize, kind: u8, seed: u64) -> Values {
     let mut random = Random::new(seed);
     Values::new(dtype, len, move || match kind {
@@ -47,8 +47,8 @@ fn values(dtype: DType, len: usize, kind: u8, seed: u64) -> Values {
     })
 }
 
-/// Between 3/4 and 1, with a square just above the middle of two multiples of 2^-42, so that what a block's lanes leave adds up as far as it
-/// can; now and then a small one, whose square's last bit lies as low as `gap` allows.
+/// Returns a number between 3/4 and 1 with a square just above the middle of two multiples of 2^-42, so that the rests of a block's lanes
+/// add up as far as possible; now and then a small one, with the last bit of its square as low as `gap` allows.
 fn hard(random: &mut Random, gap: i32) -> f64 {
     loop {
         let x = f64::from((0.75 + 0.25 * random.unit().abs()) as f32);
@@ -120,7 +120,7 @@ proptest! {
     }
 }
 
-/// Small ones from where the lanes hold what terms leave to where two levels do not.
+/// Small numbers from where the lanes hold the rests of terms to where two levels do not.
 #[test]
 fn lanes_filled_to_the_last_bit_are_exact() {
     for gap in 14..34 {
@@ -136,7 +136,7 @@ fn lanes_filled_to_the_last_bit_are_exact() {
     }
 }
 
-/// Sums go on from block to block: what follows a block is larger, smaller, or has bits further down.
+/// Sums continue from block to block: the next block is larger, smaller, or has bits further down.
 #[test]
 fn blocks_that_differ_in_magnitude_are_exact_together() {
     for seed in 0..u64::from(meshstep_cases::cases(40, 2000)) {

@@ -1,5 +1,5 @@
-//! Parameters, masters and moments narrower than what is computed: the same bits everywhere, nothing lost, and refused where
-//! something would be.
+//! Parameters, masters and moments narrower than the computation: the same bits everywhere, nothing lost, and recipes that would lose
+//! something are refused.
 
 use crate::common::{LENGTHS, Memory, RECIPES, Recipe, Values, cases, difference, fast, long, rules, tried};
 use meshstep_optim::{
@@ -16,7 +16,7 @@ fn scalars(recipe: &Recipe) -> Scalars {
     Scalars { rounding: recipe.rounding, ..SCALARS }
 }
 
-/// Elements `range` of a tensor that begins `before` elements earlier.
+/// Returns elements `range` of a tensor that begins `before` elements earlier.
 fn segment(range: std::ops::Range<usize>, before: usize, t: u64) -> Segment {
     let first = (range.start + before) as u64;
     Segment { key: KEY, first, ..Segment::new(range, t) }
@@ -51,7 +51,7 @@ fn all_instruction_sets_give_the_reference_bits_under_every_recipe() {
     let isas = fast();
     for (row, rule) in rules().iter().enumerate() {
         for (column, recipe) in RECIPES.iter().enumerate().filter(|(_, recipe)| recipe.suits(&**rule)) {
-            // The table's rows together meet every offset; in the long run each row meets all.
+            // Together the table's rows cover every offset; in the long run each row covers all.
             let cell = row * RECIPES.len() + column;
             let one = cell % 18;
             let lengths = LENGTHS.into_iter().enumerate().filter(|&(_, len)| long() || len < 65_537);
@@ -59,7 +59,7 @@ fn all_instruction_sets_give_the_reference_bits_under_every_recipe() {
                 |&(i, len): &(usize, usize)| tried(cell * LENGTHS.len() + i, if len < 1000 { 2 } else { 12 });
             for (_, len) in lengths.filter(chosen) {
                 for offset in if long() { 0..18 } else { one..one + 1 } {
-                    // Long vectors make one step of three, but in the long run.
+                    // Long vectors take one step of three, except in the long run.
                     let step = 1 + cell as u64 % 3;
                     let which = if len < 1000 || long() { 1..=3 } else { step..=step };
                     compare(&**rule, recipe, (offset, len), which, &isas);
@@ -72,7 +72,7 @@ fn all_instruction_sets_give_the_reference_bits_under_every_recipe() {
 proptest! {
     #![proptest_config(cases(40, 6400))]
 
-    /// What sharding relies on: random bits go with the element of the tensor, not with the cut.
+    /// Sharding relies on this: random bits depend on the element of the tensor, not on the cut.
     #[test]
     fn however_a_tensor_is_cut_the_bits_are_the_same(
         (rule, recipe, isa) in (any::<prop::sample::Index>(), 0..RECIPES.len(), 0..4usize),
@@ -105,7 +105,7 @@ proptest! {
 proptest! {
     #![proptest_config(cases(48, 6400))]
 
-    /// A tensor that is cut across its rows: each run of a part has the bits of a segment that begins where it does.
+    /// A tensor cut across its rows: each run of a part has the bits of a segment that begins at the same element.
     #[test]
     fn runs_have_the_bits_of_their_place_in_the_tensor(
         (rule, recipe, isa) in (any::<prop::sample::Index>(), 0..RECIPES.len(), 0..4usize),
@@ -136,7 +136,7 @@ proptest! {
     }
 }
 
-/// A remainder is an f32 master of which the parameters are the rounded halves.
+/// A remainder and the bf16 parameters are the halves of an f32 master.
 #[test]
 fn a_remainder_is_an_f32_master_but_for_ties() {
     let rule = AdamW::default();
@@ -162,8 +162,8 @@ fn a_remainder_is_an_f32_master_but_for_ties() {
     assert!(differ <= 2, "{differ} of 5000 differ from the f32 master's copy");
 }
 
-/// Without gradients v is multiplied by beta2 each step: on average bf16 must follow, though each product is far less than
-/// half of its last bit away.
+/// Without gradients v is multiplied by beta2 in each step: on average bf16 must follow, although each change is far less than half of
+/// its last bit.
 #[test]
 fn stochastic_moments_decay_as_f32_does() {
     const STEPS: u64 = 600;
@@ -198,7 +198,7 @@ fn stochastic_bf16_parameters_take_small_steps_on_average() {
     assert!((mean - 0.99).abs() < 2e-4, "100 steps of 1e-4 lead from 1 to {mean}");
 }
 
-/// Refused with what is said, by every rule that keeps state; not a bit has changed.
+/// Refused with these messages, by every rule with state; no bit has changed.
 #[test]
 fn recipes_that_lose_are_refused() {
     let adamw = AdamW::default();

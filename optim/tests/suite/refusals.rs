@@ -1,4 +1,4 @@
-//! What cannot work is refused by name, says what would, and leaves all memory as it was.
+//! Invalid input is refused by name, with the valid values, and leaves all memory unchanged.
 
 use crate::common::{DTYPES, Memory, Values, rules, segment};
 use meshstep_optim::{
@@ -9,7 +9,7 @@ use meshstep_tensor::{DType, Queue, SliceMut};
 
 const SCALARS: Scalars = Scalars { lr: 0.1, grad_scale: 1.0, zero_grads: true, rounding: Rounding::Nearest };
 
-/// Refused with a message that contains every one of `says`; not a bit has changed.
+/// Asserts a refusal with a message that contains every one of `says`, without any change of bits.
 fn refused(rule: &dyn Rule, memory: &Memory, segments: &[Segment], scalars: &Scalars, says: &[&str]) {
     for isa in Isa::available() {
         let mut after = memory.clone();
@@ -22,11 +22,11 @@ fn refused(rule: &dyn Rule, memory: &Memory, segments: &[Segment], scalars: &Sca
 const NAN: f64 = f64::NAN;
 const INF: f64 = f64::INFINITY;
 
-/// What is no decay of an average, and what is no number of at least 0 that f32 holds.
+/// Invalid decays of an average, and values that are not numbers of at least 0 in the range of f32.
 const NO_BETA: [f64; 4] = [-0.1, 1.0, 1.5, NAN];
 const NO_SIZE: [f64; 4] = [-1e-8, NAN, INF, 1e39];
 
-/// Refuses a rule for each bad value, naming rule, hyperparameter and value.
+/// Asserts that a rule is refused for each bad value, by rule, hyperparameter and value.
 fn bad<R: Rule>(values: &[f64], name: &str, rule: impl Fn(f64) -> R) {
     for &value in values {
         let rule = rule(value);
@@ -39,7 +39,7 @@ fn bad<R: Rule>(values: &[f64], name: &str, rule: impl Fn(f64) -> R) {
     }
 }
 
-/// The hyperparameters that every rule has.
+/// Hyperparameters common to all rules.
 macro_rules! common_ones {
     ($($rule:ident)*) => {$(
         bad(&NO_SIZE, "weight_decay", |weight_decay| $rule { weight_decay, ..$rule::default() });
@@ -151,7 +151,7 @@ fn scalars_out_of_range() {
         for grad_scale in [f64::NAN, f64::NEG_INFINITY, 1e39] {
             refused(&*rule, &memory, &segments, &Scalars { grad_scale, ..SCALARS }, &["grad_scale", "use"]);
         }
-        // f64 parameters can be given more.
+        // f64 parameters accept larger values.
         let mut wide = Memory::random(&*rule, DTYPES[7], 40, 1);
         let scalars = Scalars { grad_scale: 1e39, ..SCALARS };
         assert_eq!(wide.update(&*rule, Isa::detect(), 0, &segments, &scalars), Ok(()));

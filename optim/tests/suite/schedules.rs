@@ -1,4 +1,4 @@
-//! Learning rates against recorded ones of transformers and PyTorch, what is refused, and the ends of phases.
+//! Learning rates against recorded ones of transformers and PyTorch, refused parameters, and the ends of phases.
 
 use meshstep_optim::Error;
 use meshstep_optim::schedule::*;
@@ -223,7 +223,7 @@ fn what_the_sources_refuse_is_refused() {
     }
 }
 
-/// Every step of every count has a finite rate, from 0 to the base rate (a one-cycle's first rate may be a little above).
+/// Every step of every count has a finite rate, from 0 to the base rate (a one-cycle's first rate may be slightly above).
 #[test]
 fn no_step_is_without_a_rate() {
     let check = |schedule: Result<Schedule, Error>| {
@@ -257,7 +257,7 @@ fn no_step_is_without_a_rate() {
 fn one_cycle_holds_its_last_rate_and_skips_phases_without_steps() {
     let cycle = Schedule::new(1.0, OneCycleLR::new(10)).unwrap();
     assert_eq!([cycle.at(9), cycle.at(10), cycle.at(1000)], [1.0 / 25.0 / 1e4; 3]);
-    // 0.1 of 10 steps: the peak is at step 0.
+    // With a `pct_start` of 0.1 and 10 steps the peak is at step 0.
     let sudden = Schedule::new(1.0, OneCycleLR { pct_start: 0.1, ..OneCycleLR::new(10) }).unwrap();
     assert_eq!(sudden.at(0), 1.0);
 }

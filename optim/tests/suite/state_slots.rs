@@ -1,9 +1,9 @@
-//! What rules say of their state vectors, against what their updates do.
+//! Descriptions of state vectors against the effect of updates.
 
 use crate::common::{Memory, Values, rules, segment};
 use meshstep_optim::{Carry, Isa, Rounding, Rule, Scalars};
 
-/// State vector `slot` after an update, from `before`, of one f64 element.
+/// Returns state vector `slot` after an update, from `before`, of one f64 element.
 fn update(rule: &dyn Rule, slot: usize, before: f64, t: u64) -> f64 {
     let values = |x: f64| Values::F64(vec![x]);
     let mut state: Vec<Values> = rule.state().iter().map(|_| values(0.75)).collect();

@@ -1,69 +1,69 @@
-//! Collectives between the ranks of a group as operations on tensors, with gradients.
+//! Collectives of a group as tensor operations with gradients.
 
 use super::exchange::{Exchange, Kind};
 use candle_core::{Result, Tensor};
 use meshstep_comm::Communicator;
 use std::sync::Arc;
 
-/// Ranks that have parts of the same tensors.
+/// Group of ranks that hold parts of the same tensors.
 ///
 /// | forward | backward |
 /// |---|---|
-/// | `all_gather`: the ranks' parts after each other | `reduce_scatter`: each rank's part of the summed gradient |
+/// | `all_gather`: concatenates the ranks' parts | `reduce_scatter`: each rank's part of the summed gradient |
 /// | `reduce_scatter`: each rank's part of the sum | `all_gather`: the whole gradient |
-/// | `all_reduce`: the sum | nothing moves: the gradient of a sum is that of each term |
-/// | `copy`: nothing moves | `all_reduce`: the sum of what the ranks' uses give |
+/// | `all_reduce`: the sum | no communication: the gradient of a sum is that of each term |
+/// | `copy`: no communication | `all_reduce`: the sum of the gradients of all ranks' uses |
 ///
-/// `all_gather` and `copy` begin what each rank then does for itself, with its own part of a layer: the gradient is the sum of
-/// theirs. `reduce_scatter` and `all_reduce` end it: what follows is the same on all ranks, or its own part on each. All
-/// of them block, and are called by all ranks in the same order (see the module). Among one rank they are nothing.
+/// `all_gather` and `copy` begin a section in which each rank computes with its own part of a layer, so the gradient is the sum over
+/// ranks. `reduce_scatter` and `all_reduce` end such a section: the result is the same on all ranks, or each rank's part. All of them
+/// block, and all ranks call them in the same order (see the module). In a group of one rank they do nothing.
 #[derive(Clone, Debug)]
 pub struct Collectives {
     comm: Arc<dyn Communicator>,
 }
 
 impl Collectives {
-    /// Among the ranks of `comm`.
+    /// Wraps the collectives of `comm`.
     pub fn new(comm: Arc<dyn Communicator>) -> Self {
         Collectives { comm }
     }
 
-    /// This rank among them.
+    /// Returns this rank's index in the group.
     pub fn rank(&self) -> usize {
         self.comm.rank()
     }
 
-    /// How many there are.
+    /// Returns the number of ranks in the group.
     pub fn world_size(&self) -> usize {
         self.comm.world_size()
     }
 
-    /// What carries them.
+    /// Returns the communicator.
     pub fn comm(&self) -> &Arc<dyn Communicator> {
         &self.comm
     }
 
-    /// The ranks' tensors after each other along `dim`, in the order of the ranks: `[.., n, ..]` to `[.., ranks * n, ..]`.
+    /// Concatenates the ranks' tensors along `dim`, in rank order: `[.., n, ..]` to `[.., ranks * n, ..]`.
     pub fn all_gather(&self, x: &Tensor, dim: usize) -> Result<Tensor> {
         self.exchange(x, Kind::AllGather, dim)
     }
 
-    /// This rank's part along `dim` of the sum of the ranks' tensors: `[.., ranks * n, ..]` to `[.., n, ..]`.
+    /// Returns this rank's part along `dim` of the sum of the ranks' tensors: `[.., ranks * n, ..]` to `[.., n, ..]`.
     pub fn reduce_scatter(&self, x: &Tensor, dim: usize) -> Result<Tensor> {
         self.exchange(x, Kind::ReduceScatter, dim)
     }
 
-    /// The sum of the ranks' tensors, the same bits on all of them.
+    /// Returns the sum of the ranks' tensors, with the same bits on all ranks.
     pub fn all_reduce(&self, x: &Tensor) -> Result<Tensor> {
         self.exchange(x, Kind::AllReduce, 0)
     }
 
-    /// The tensor itself, which is the same on all ranks and which each will use for its own part of something.
+    /// Returns the tensor itself. It is the same on all ranks, and each rank uses it for its own part of a layer.
     pub fn copy(&self, x: &Tensor) -> Result<Tensor> {
         self.exchange(x, Kind::Copy, 0)
     }
 
-    /// The largest of the ranks' elements, without a gradient.
+    /// Returns the elementwise maximum over ranks, without a gradient.
     pub fn max(&self, x: &Tensor) -> Result<Tensor> {
         self.exchange(&x.detach(), Kind::Max, 0)
     }

@@ -1,18 +1,18 @@
-//! What can be wrong with a tensor that is spread over ranks, as candle's error and back.
+//! Errors of tensors that are distributed over ranks, and their conversion to and from candle's error.
 
 use candle_core::DType;
 
-/// What went wrong between ranks. Layers return candle's error, which has this one inside: [`cause`] finds it.
+/// Error between ranks. Layers return candle's error with this error inside: [`cause`] finds it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] meshstep_comm::Error),
-    /// Memory for a collective.
+    /// Allocation for a collective.
     #[error(transparent)]
     Memory(#[from] meshstep_tensor::Error),
-    /// A dimension that does not divide.
+    /// Dimension that does not divide among the ranks.
     #[error("dimension {dim} of shape {shape:?} does not divide among {ranks} ranks; pad it to {}", shape[*dim].next_multiple_of(*ranks))]
     Uneven {
         /// The tensor's shape.
@@ -22,18 +22,18 @@ pub enum Error {
         /// The ranks.
         ranks: usize,
     },
-    /// Elements that do not travel.
+    /// Element type without collectives.
     #[error("{dtype:?} is not exchanged between ranks; f32, f64, bf16 and f16 are")]
     Unsupported {
-        /// Their type.
+        /// Element type.
         dtype: DType,
     },
-    /// A token outside the vocabulary.
+    /// Token outside the vocabulary.
     #[error("token {token} of a vocabulary of {vocab}")]
     NoSuchToken {
         /// The token.
         token: u32,
-        /// The vocabulary of all ranks together.
+        /// Vocabulary size over all ranks.
         vocab: usize,
     },
 }
@@ -45,7 +45,7 @@ impl From<Error> for candle_core::Error {
     }
 }
 
-/// The error of this module inside one of candle's, if there is one.
+/// Returns the error of this module inside a candle error, if there is one.
 pub fn cause(error: &candle_core::Error) -> Option<&Error> {
     use candle_core::Error as E;
     match error {

@@ -1,4 +1,4 @@
-//! One collective as an operation of candle: how a tensor lies in a buffer, and which collective its gradient takes.
+//! A collective as a candle operation: its buffer layout, and the collective of its gradient.
 
 use super::Error;
 use candle_core::backend::BackendStorage;
@@ -7,7 +7,7 @@ use meshstep_comm::{Communicator, Reduction};
 use meshstep_tensor::{Buffer, Category, Element, Meter};
 use std::sync::Arc;
 
-/// What ranks do with a tensor.
+/// Kind of collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     AllGather,
@@ -17,10 +17,10 @@ pub(super) enum Kind {
     Max,
 }
 
-/// A rank's elements after a collective, and their shape.
+/// Elements of a rank after a collective, and their shape.
 type Moved<T> = std::result::Result<(Vec<T>, Vec<usize>), Error>;
 
-/// A collective of `comm`'s ranks, along `dim` where it changes the shape.
+/// Collective of `comm`'s ranks, along `dim` if it changes the shape.
 #[derive(Clone, Debug)]
 pub(super) struct Exchange {
     pub(super) comm: Arc<dyn Communicator>,
@@ -29,7 +29,7 @@ pub(super) struct Exchange {
 }
 
 impl Kind {
-    /// What the gradient does.
+    /// Returns the collective of the gradient.
     fn reverse(self) -> Option<Kind> {
         match self {
             Kind::AllGather => Some(Kind::ReduceScatter),
@@ -75,13 +75,13 @@ impl CustomOp1 for Exchange {
 impl Exchange {
     fn of<T: WithDType + Element>(&self, storage: &[T], layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let Some((start, end)) = layout.contiguous_offsets() else {
-            candle_core::bail!("{} of a tensor with gaps", self.name())
+            candle_core::bail!("{} of a tensor that is not contiguous", self.name())
         };
         let (values, shape) = self.run(&storage[start..end], layout.dims())?;
         Ok((T::to_cpu_storage_owned(values), shape.into()))
     }
 
-    /// This rank's elements, of a tensor of `shape`, to those it has afterwards, and their shape.
+    /// Runs the collective on this rank's elements of a tensor of `shape`; returns the resulting elements and their shape.
     fn run<T: Element>(&self, values: &[T], shape: &[usize]) -> Moved<T> {
         match self.kind {
             Kind::Copy => Ok((values.to_vec(), shape.to_vec())),
@@ -123,19 +123,19 @@ impl Exchange {
     }
 }
 
-/// Elements that lie together for each index of the dimensions before `dim`.
+/// Returns the number of contiguous elements per index of the dimensions before `dim`.
 fn inner(shape: &[usize], dim: usize) -> usize {
     shape[dim..].iter().product()
 }
 
-/// From parts after each other to a whole in which runs of `inner` of each part alternate.
+/// Interleaves consecutive parts in runs of `inner` elements.
 fn together<T: Copy>(parts: &[T], ranks: usize, inner: usize) -> Vec<T> {
     let len = parts.len() / ranks;
     let runs = (0..len).step_by(inner.max(1)).flat_map(|at| (0..ranks).map(move |rank| rank * len + at));
     runs.flat_map(|start| &parts[start..start + inner]).copied().collect()
 }
 
-/// The reverse of [`together`].
+/// Separates interleaved runs into consecutive parts, the reverse of [`together`].
 fn apart<T: Copy>(whole: &[T], ranks: usize, inner: usize) -> Vec<T> {
     let rows = (ranks * inner).max(1);
     let runs = (0..ranks).flat_map(|rank| (0..whole.len()).step_by(rows).map(move |row| row + rank * inner));

@@ -1,17 +1,17 @@
-//! Linear layers of which each rank has a part.
+//! Tensor-parallel linear layers: each rank holds a part of the weight.
 
 use super::Residual;
 use crate::{Axis, Placement};
 use candle_core::{D, Module, Result, Tensor};
 
-/// `y = x W'` with W `[outputs, inputs]` cut by its outputs: from the whole residual stream to a part of the outputs.
+/// Layer `y = x W'` with W `[outputs, inputs]` cut by its outputs: from the whole residual stream to a part of the outputs.
 #[derive(Clone, Debug)]
 pub struct ColumnLinear {
     weight: Tensor,
     residual: Residual,
 }
 
-/// `y = x W'` with W `[outputs, inputs]` cut by its inputs: from a part of the inputs to the residual stream.
+/// Layer `y = x W'` with W `[outputs, inputs]` cut by its inputs: from a part of the inputs to the residual stream.
 #[derive(Clone, Debug)]
 pub struct RowLinear {
     weight: Tensor,
@@ -19,50 +19,50 @@ pub struct RowLinear {
 }
 
 impl ColumnLinear {
-    /// The layer of this rank's rows, `[outputs / tp, inputs]`.
+    /// Creates the layer from this rank's rows of the weight, `[outputs / tp, inputs]`.
     pub fn new(weight: Tensor, residual: Residual) -> Self {
         ColumnLinear { weight, residual }
     }
 
-    /// Where the weight lies.
+    /// Returns the placement of the weight.
     pub fn placement() -> Placement {
         Placement::whole().cut(Axis::Tp, 0)
     }
 
-    /// Where the weight lies if it is several matrices on top of each other, `blocks` rows each, such as queries, keys and values:
-    /// a rank has its part of each, and its outputs are these parts after each other.
+    /// Returns the placement of a weight that stacks several matrices with `blocks` rows each, such as queries, keys and values. A rank
+    /// holds its part of every matrix, and its outputs are these parts, concatenated.
     pub fn stacked(blocks: impl IntoIterator<Item = usize>) -> Placement {
         Placement::whole().cut_in_blocks(Axis::Tp, 0, blocks)
     }
 }
 
 impl RowLinear {
-    /// The layer of this rank's columns, `[outputs, inputs / tp]`.
+    /// Creates the layer from this rank's columns of the weight, `[outputs, inputs / tp]`.
     pub fn new(weight: Tensor, residual: Residual) -> Self {
         RowLinear { weight, residual }
     }
 
-    /// Where the weight lies.
+    /// Returns the placement of the weight.
     pub fn placement() -> Placement {
         Placement::whole().cut(Axis::Tp, 1)
     }
 }
 
 impl Module for ColumnLinear {
-    /// `[.., inputs]`, as the residual stream lies, to `[.., outputs / tp]` of the whole sequence.
+    /// Maps `[.., inputs]`, in the layout of the residual stream, to `[.., outputs / tp]` of the whole sequence.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         project(&self.residual.enter(x)?, &self.weight)
     }
 }
 
 impl Module for RowLinear {
-    /// `[.., inputs / tp]` of the whole sequence to `[.., outputs]`, as the residual stream lies.
+    /// Maps `[.., inputs / tp]` of the whole sequence to `[.., outputs]`, in the layout of the residual stream.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.residual.leave(&project(x, &self.weight)?)
     }
 }
 
-/// `x W'` for any number of leading dimensions.
+/// Returns `x W'` for any number of leading dimensions.
 fn project(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let mut shape = x.dims().to_vec();
     let rows = x.reshape(((), x.dim(D::Minus1)?))?;

@@ -1,18 +1,18 @@
-//! Layers of a network that is spread over a mesh, for candle: what they exchange, and their gradients.
+//! Candle layers of a network that is distributed over a mesh: their communication, and their gradients.
 //!
 //! | item | along | forward | backward |
 //! |---|---|---|---|
-//! | [`Collectives`] | any | `all_gather`, `reduce_scatter`, `all_reduce`, `copy` | each the reverse of another |
-//! | [`Residual`] | `tp` | how activations between layers lie: whole, or cut along the sequence | |
-//! | [`ColumnLinear`] | `tp` | reads the whole residual stream, gives a part of the outputs | the input's gradient summed |
-//! | [`RowLinear`] | `tp` | reads a part of the inputs, adds the ranks' results up | the output's gradient whole |
-//! | [`VocabEmbedding`] | `tp` | rows of the tokens a rank has, added up | the rows' gradients, on the rank that has them |
+//! | [`Collectives`] | any | `all_gather`, `reduce_scatter`, `all_reduce`, `copy` | the reverse collective |
+//! | [`Residual`] | `tp` | layout of activations between layers: whole, or cut along the sequence | |
+//! | [`ColumnLinear`] | `tp` | reads the whole residual stream, returns a part of the outputs | sums the input's gradient |
+//! | [`RowLinear`] | `tp` | reads a part of the inputs, sums the ranks' results | makes the output's gradient whole |
+//! | [`VocabEmbedding`] | `tp` | looks up the rank's own tokens, sums over ranks | gradients of the rank's own rows |
 //! | [`cross_entropy`] | `tp` | loss from parts of the logits: one maximum and one sum on the wire | none |
-//! | [`causal_attention`] | `cp` | own queries, everybody's keys and values | the keys' and values' gradients summed |
-//! | [`rms_norm`] | none | of each token on its own | the weight's gradient is of the rank's own tokens |
+//! | [`causal_attention`] | `cp` | own queries, keys and values of all ranks | sums the gradients of keys and values |
+//! | [`rms_norm`] | none | normalises each token on its own | the weight's gradient covers the rank's own tokens |
 //!
-//! What the parameters' gradients need after this is said by their placements: `ColumnLinear::placement` and its like, and
-//! [`Gradient::PartialSum`](crate::Gradient::PartialSum) for what works on a residual stream that is cut along `tp`.
+//! Placements state the further reduction of the parameters' gradients: `ColumnLinear::placement` and its siblings, and
+//! [`Gradient::PartialSum`](crate::Gradient::PartialSum) for parameters that act on a residual stream cut along `tp`.
 //!
 //! ```
 //! use candle_core::{Device, Module, Tensor, Var};
@@ -34,27 +34,27 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What ranks must do alike
+//! # Same calls on every rank
 //!
-//! Each collective waits for all ranks of its group, in the forward pass where a layer is called and in the backward pass where
-//! candle reaches it. `Tensor::backward` visits operations in an order that the graph alone decides (the reverse of a walk along
-//! the operands, first operand first), so ranks that call the same layers in the same order, with tensors of the same shapes and
-//! variables in the same places, exchange in the same order. A layer that only some ranks of a group call, or whose
-//! input needs a gradient on some of them only, is a mismatch, which `meshstep_comm` tells every rank.
+//! Each collective waits for all ranks of its group: in the forward pass when a layer is called, in the backward pass when candle reaches
+//! it. `Tensor::backward` visits operations in an order determined by the graph alone (the reverse of a walk along the operands, first
+//! operand first). Ranks that call the same layers in the same order, with tensors of the same shapes and variables in the same places,
+//! therefore communicate in the same order. A layer that only some ranks of a group call, or an input that needs a gradient on only some
+//! of them, is a mismatch, which `meshstep_comm` reports on every rank.
 //!
-//! # How losses add up
+//! # Scale of the loss
 //!
-//! Under context parallelism a token's loss reaches the keys and values of other ranks, so gradients of different ranks' tokens
-//! are mixed before the optimizer sees them. Each rank's loss must then have one scale: the sum over its tokens divided by the
-//! number of tokens of *all* ranks, with `Combine::Sum` of `meshstep_shard`. A mean over a rank's own tokens, weighted afterwards
-//! (`Combine::Weighted`), is wrong where ranks along `cp` have different numbers of them.
+//! Under context parallelism a token's loss reaches the keys and values of other ranks, so gradients of different ranks' tokens are mixed
+//! before the optimizer sees them. Each rank's loss must then have the same scale: the sum over its tokens divided by the number of
+//! tokens of *all* ranks, with `Combine::Sum` of `meshstep_shard`. A mean over a rank's own tokens, weighted afterwards
+//! (`Combine::Weighted`), is wrong if ranks along `cp` have different numbers of tokens.
 //!
 //! # Limits
 //!
-//! - Tensors on the CPU, of f32, f64, bf16 or f16. Elsewhere candle says that there is no implementation.
-//! - Collectives block; none is hidden behind computation.
-//! - A sequence is cut into contiguous parts: with a causal mask later ranks along `cp` have more to look at.
-//! - Linear layers have no bias, attention as many heads of keys as of queries.
+//! - Tensors on the CPU, of f32, f64, bf16 or f16. On other devices candle reports that there is no implementation.
+//! - Collectives block and do not overlap computation.
+//! - A sequence is cut into contiguous parts: with a causal mask, later ranks along `cp` have more work.
+//! - Linear layers have no bias, and attention has as many key heads as query heads.
 
 mod attention;
 mod collectives;

@@ -1,4 +1,4 @@
-//! How the residual stream lies along `tp`: what column-parallel layers read from it, and row-parallel layers add to it.
+//! Layout of the residual stream along `tp`: input of column-parallel layers, output of row-parallel layers.
 
 use super::Collectives;
 use candle_core::{Result, Tensor};
@@ -10,9 +10,9 @@ use candle_core::{Result, Tensor};
 /// |---|---|---|
 /// | `enter` | `copy` | `all_gather` |
 /// | `leave` | `all_reduce` | `reduce_scatter` |
-/// | gradient of what works on the stream itself: norms, positions | `Gradient::Same` | `Gradient::PartialSum` |
+/// | gradient of parameters on the stream itself: norms, positions | `Gradient::Same` | `Gradient::PartialSum` |
 ///
-/// Both move the same bytes. Cut, a rank keeps and normalises 1/tp of the stream.
+/// Both layouts move the same bytes. With the cut one, a rank holds and normalises 1/tp of the stream.
 #[derive(Clone, Debug)]
 pub struct Residual {
     tp: Collectives,
@@ -20,22 +20,22 @@ pub struct Residual {
 }
 
 impl Residual {
-    /// Every rank has all of it.
+    /// Creates a stream that every rank holds whole.
     pub fn whole(tp: Collectives) -> Self {
         Residual { tp, cut: None }
     }
 
-    /// Each rank has its part of the sequence, which is dimension `dim` of activations.
+    /// Creates a stream cut along the sequence, which is dimension `dim` of activations.
     pub fn cut(tp: Collectives, dim: usize) -> Self {
         Residual { tp, cut: Some(dim) }
     }
 
-    /// The ranks along `tp`.
+    /// Returns the collectives along `tp`.
     pub fn tp(&self) -> &Collectives {
         &self.tp
     }
 
-    /// From the stream to what each rank computes its part of something from: whole.
+    /// Makes the stream whole, as the input of a section in which each rank computes its own part.
     pub fn enter(&self, x: &Tensor) -> Result<Tensor> {
         match self.cut {
             None => self.tp.copy(x),
@@ -43,7 +43,7 @@ impl Residual {
         }
     }
 
-    /// From the ranks' terms to their sum, as it lies in the stream.
+    /// Sums the ranks' terms, in the layout of the stream.
     pub fn leave(&self, x: &Tensor) -> Result<Tensor> {
         match self.cut {
             None => self.tp.all_reduce(x),
@@ -51,8 +51,8 @@ impl Residual {
         }
     }
 
-    /// Of something that every rank has whole, such as the embeddings of positions, what belongs to this rank's part of the stream;
-    /// `dim` is the dimension of the sequence.
+    /// Returns this rank's part of a tensor that every rank holds whole, such as position embeddings, in the layout of the stream. `dim`
+    /// is the dimension of the sequence.
     pub fn own(&self, x: &Tensor, dim: usize) -> Result<Tensor> {
         let (ranks, extent) = (self.tp.world_size(), x.dim(dim)?);
         match self.cut {

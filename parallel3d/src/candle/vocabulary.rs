@@ -1,10 +1,10 @@
-//! What lies along `tp` by entries of the vocabulary: the embedding of tokens, and the loss of their logits.
+//! Vocabulary-parallel layers along `tp`: token embedding and cross-entropy.
 
 use super::{Collectives, Error, Residual};
 use crate::{Axis, Placement};
 use candle_core::{D, Module, Result, Tensor};
 
-/// Rows of an embedding `[vocab, width]` that is cut by its rows: each rank looks up the tokens it has.
+/// Embedding `[vocab, width]` cut by rows: each rank looks up the tokens in its part of the vocabulary.
 #[derive(Clone, Debug)]
 pub struct VocabEmbedding {
     weight: Tensor,
@@ -12,19 +12,19 @@ pub struct VocabEmbedding {
 }
 
 impl VocabEmbedding {
-    /// The layer of this rank's rows, `[vocab / tp, width]`.
+    /// Creates the layer from this rank's rows, `[vocab / tp, width]`.
     pub fn new(weight: Tensor, residual: Residual) -> Self {
         VocabEmbedding { weight, residual }
     }
 
-    /// Where the weight lies.
+    /// Returns the placement of the weight.
     pub fn placement() -> Placement {
         Placement::whole().cut(Axis::Tp, 0)
     }
 }
 
 impl Module for VocabEmbedding {
-    /// Tokens (u32) of the whole sequence, the same on every rank, to `[.., width]`, as the residual stream lies.
+    /// Maps tokens (u32) of the whole sequence, the same on every rank, to `[.., width]`, in the layout of the residual stream.
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let Own { index, has } = Own::of(tokens, self.weight.dim(0)?, self.residual.tp())?;
         let rows = self.weight.index_select(&index, 0)?;
@@ -34,28 +34,28 @@ impl Module for VocabEmbedding {
     }
 }
 
-/// `-log softmax(logits)[target]` of each token, in nats, from logits `[.., vocab / tp]` of which each rank along `tp` has the part
-/// that [`ColumnLinear::placement`](super::ColumnLinear::placement) gives it, and targets (u32) `[..]`; the same on every rank.
+/// Returns `-log softmax(logits)[target]` of each token, in nats, the same on every rank. `logits` is `[.., vocab / tp]`: each rank along
+/// `tp` holds the part that [`ColumnLinear::placement`](super::ColumnLinear::placement) gives it. `targets` (u32) is `[..]`.
 ///
-/// Two collectives of a token each: the maximum, and together the sum of exponentials and the target's logit, which the rank
-/// gives that has it.
+/// Two collectives: one of the maximum per token, and one of two numbers per token, the sum of exponentials and the target's logit, which
+/// is nonzero only on the rank that holds it.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor, tp: &Collectives) -> Result<Tensor> {
     let Own { index, has } = Own::of(targets, logits.dim(D::Minus1)?, tp)?;
     let logits = logits.reshape(((), logits.dim(D::Minus1)?))?;
     let shifted = logits.broadcast_sub(&tp.max(&logits.max_keepdim(D::Minus1)?)?)?;
     let chosen = shifted.gather(&index.unsqueeze(1)?, 1)?;
-    // Not a product with 0: another token's logit may be minus infinity.
+    // A product with 0 would be wrong: another token's logit may be minus infinity.
     let chosen = has.unsqueeze(1)?.where_cond(&chosen, &chosen.zeros_like()?)?;
     let terms = Tensor::cat(&[&shifted.exp()?.sum_keepdim(D::Minus1)?, &chosen], 1)?;
     let sums = tp.all_reduce(&terms)?;
     (sums.narrow(1, 0, 1)?.log()? - sums.narrow(1, 1, 1)?)?.reshape(targets.shape())
 }
 
-/// Where tokens are among this rank's entries of the vocabulary.
+/// Lookup of tokens in this rank's part of the vocabulary.
 struct Own {
-    /// The entry of each token; that of a token another rank has is 0.
+    /// Entry of each token; 0 for a token of another rank.
     index: Tensor,
-    /// 1 for a token this rank has, else 0.
+    /// 1 for a token of this rank, else 0.
     has: Tensor,
 }
 

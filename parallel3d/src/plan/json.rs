@@ -1,4 +1,4 @@
-//! A plan as JSON, for other programs to read.
+//! JSON output of plans, for other programs.
 
 use super::{Kind, Plan, RankPlan, Totals};
 use crate::{Axes, Error, Piece, Sharing};
@@ -7,8 +7,8 @@ use meshstep_tensor::Layout;
 use serde_json::{Map, Value, json};
 
 impl Plan {
-    /// All of it: who shares what, every bucket with its parameters, bytes by kind of rank, and totals. Bytes are integers, axes lists
-    /// of names.
+    /// Returns the whole plan as JSON: sharing groups, every bucket with its parameters, bytes by kind of rank, and totals. Bytes are
+    /// integers, axes lists of names.
     pub fn json(&self) -> String {
         let kinds = self.kinds();
         let of = |(stage, of): (usize, &super::PipelineStage)| {
@@ -33,7 +33,7 @@ impl Plan {
         format!("{plan:#}\n")
     }
 
-    /// `travels`: where each bucket comes among those of all families.
+    /// Returns one family as JSON. `travels` holds each bucket's position in the travel order over all families.
     fn family(&self, sharing: Sharing, part: &Part, travels: impl Iterator<Item = usize>) -> Value {
         let extra_reductions: Vec<Value> =
             sharing.extra_reductions(&self.mesh).into_iter().map(axes).collect();
@@ -48,7 +48,7 @@ impl Plan {
 }
 
 impl RankPlan<'_> {
-    /// All of it: where the rank sits, what it holds of each parameter, what it sends to whom, and the bytes.
+    /// Returns the rank's plan as JSON: its coordinate, its part of each parameter, its messages with their groups, and its bytes.
     pub fn json(&self) -> Result<String, Error> {
         let holds = self.holds().map(|holds| {
             json!({
@@ -86,7 +86,7 @@ fn axes(axes: Axes) -> Value {
     axes.iter().map(|axis| axis.name()).collect()
 }
 
-/// A range of indices for each dimension, in the parameter and in what the rank stores.
+/// Returns index ranges per dimension, both in the parameter and in the rank's storage.
 fn pieces(pieces: &[Piece]) -> Value {
     let ranges = |ranges: &[std::ops::Range<usize>]| -> Value {
         ranges.iter().map(|range| json!([range.start, range.end])).collect()

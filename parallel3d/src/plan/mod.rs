@@ -1,4 +1,4 @@
-//! What every rank of a mesh holds, owns and sends, before there is a rank: arithmetic, no memory, no communicator.
+//! Plan of a mesh before any rank starts: storage, ownership and traffic of every rank. Arithmetic only: no memory, no communicator.
 
 mod json;
 mod rank;
@@ -13,8 +13,8 @@ pub use totals::{Kind, Totals};
 use crate::{Axes, Axis, Error, Family, Mesh, Model, Sharing};
 use meshstep_shard::{Combine, Groups, Options, Part, Seat, Seats, Sizes, Stage, UnitError};
 
-/// A model's parameters, gradients and optimizer state on a mesh: who stores what, who updates what of it, who sends how much to
-/// whom. An [`Optimizer`](crate::Optimizer) allocates what its plan says.
+/// Plan of a model's parameters, gradients and optimizer state on a mesh: for every rank the stored and updated parts and the bytes sent,
+/// by group. An [`Optimizer`](crate::Optimizer) allocates exactly its plan.
 ///
 /// ```
 /// use meshstep_optim::AdamW;
@@ -29,7 +29,7 @@ use meshstep_shard::{Combine, Groups, Options, Part, Seat, Seats, Sizes, Stage, 
 /// println!("{plan}");
 /// let totals = plan.totals();
 /// assert_eq!(totals.ranks, 16_384);
-/// // Whoever holds most, in detail.
+/// // The rank with the highest memory use, in detail.
 /// let rank = plan.rank(totals.most_held.0)?;
 /// assert_eq!(rank.memory(), totals.most_held.1);
 /// assert_eq!(rank.holds().count(), 73); // of 1,137 tensors: those of its pipeline stage
@@ -44,7 +44,7 @@ pub struct Plan {
     pipeline: Vec<PipelineStage>,
 }
 
-/// What the ranks of one pipeline stage hold: the same for all of them, but for their places in groups.
+/// Plan of one pipeline stage. All its ranks share it and differ only in their positions within groups.
 #[derive(Clone, Debug)]
 pub struct PipelineStage {
     sharings: Vec<Sharing>,
@@ -52,7 +52,7 @@ pub struct PipelineStage {
 }
 
 impl Plan {
-    /// The plan for `model` on `mesh`, updated by `rules`, or what in them contradicts it.
+    /// Returns the plan for `model` on `mesh` with update rules `rules`, or an error if they contradict each other.
     pub fn new(
         mesh: &Mesh,
         model: &Model,
@@ -62,7 +62,7 @@ impl Plan {
         Plan::placed(mesh, model, families(mesh, model)?, &rules.into(), options)
     }
 
-    /// The same for what the ranks of each pipeline stage hold.
+    /// Builds the plan from the families of each pipeline stage.
     fn placed(
         mesh: &Mesh,
         model: &Model,
@@ -86,37 +86,37 @@ impl Plan {
         Ok(Plan { mesh, model, rules, stage: options.stage, pipeline })
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// How parameters are updated.
+    /// Returns the update rules.
     pub fn rules(&self) -> &Groups {
         &self.rules
     }
 
-    /// What is divided among ranks.
+    /// Returns the ZeRO stage: the data divided among ranks.
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// What the ranks of each pipeline stage hold.
+    /// Returns the plans of the pipeline stages, in order.
     pub fn pipeline(&self) -> &[PipelineStage] {
         &self.pipeline
     }
 
-    /// One rank in detail.
+    /// Returns the plan of one rank in detail.
     pub fn rank(&self, rank: usize) -> Result<RankPlan<'_>, Error> {
         RankPlan::new(self, rank)
     }
 
-    /// The pipeline stage of a rank of the mesh, and its seats there.
+    /// Returns the pipeline stage of a rank of the mesh, and its seats in the groups of that stage.
     fn seats(&self, rank: usize) -> (usize, Seats) {
         let stage = self.mesh.seat(rank, Axis::Pp.into());
         (stage, self.pipeline[stage].seats(&self.mesh, rank))
@@ -124,12 +124,12 @@ impl Plan {
 }
 
 impl PipelineStage {
-    /// Who shares what, by parts.
+    /// Iterates over the parts of the stage, each with the sharing of its parameters.
     pub fn families(&self) -> impl Iterator<Item = (Sharing, &Part)> {
         self.sharings.iter().copied().zip(self.plan.parts())
     }
 
-    /// Where everything goes.
+    /// Returns the bucket plan of the stage.
     pub fn plan(&self) -> &meshstep_shard::Plan {
         &self.plan
     }
@@ -147,12 +147,12 @@ impl PipelineStage {
     }
 }
 
-/// Along which axes ranks decide a step together: all but `pp`.
+/// Returns the axes along which ranks decide a step together: all but `pp`.
 pub(crate) fn deciding(mesh: &Mesh) -> Axes {
     mesh.all().without(Axis::Pp)
 }
 
-/// What the ranks of each pipeline stage hold, by the ways they share it.
+/// Returns the families of each pipeline stage: its parameters grouped by sharing.
 fn families(mesh: &Mesh, model: &Model) -> Result<Vec<Vec<Family>>, Error> {
     let first = mesh.coordinate(0)?;
     let of = |stage| Ok(model.families(mesh, &first.clone().with(Axis::Pp, stage))?);
@@ -193,7 +193,7 @@ impl PipelineStage {
     }
 }
 
-/// Means or weights over different ranks do not add up to one norm, nor to one gradient.
+/// Refuses means and weights if families reduce over different ranks: neither the norm nor the gradient would be consistent.
 fn check_data(mesh: &Mesh, families: &[Family], combine: Combine) -> Result<(), Error> {
     let data = mesh.resolve(Axis::Dp | Axis::Cp);
     let ranks = |axes: Axes| mesh.degree(axes);

@@ -1,4 +1,4 @@
-//! One rank of a plan in detail: what of each parameter it stores and updates, and what it sends to whom.
+//! Plan of one rank in detail: stored and updated parts of each parameter, and traffic by purpose and group.
 
 use super::{PipelineStage, Plan, deciding};
 use crate::{Axes, Coordinate, Error, Group, Parameter, Piece, Sharing};
@@ -7,7 +7,7 @@ use meshstep_shard::{Memory, Part, Placed, Seat, Seats, Stage, Wire};
 use std::fmt;
 use std::ops::Range;
 
-/// What one rank of a [`Plan`] holds, owns and sends. Each answer is computed when it is asked for.
+/// Memory, ownership and traffic of one rank of a [`Plan`]. Every method computes its answer on demand.
 #[derive(Clone, Debug)]
 pub struct RankPlan<'p> {
     plan: &'p Plan,
@@ -17,37 +17,37 @@ pub struct RankPlan<'p> {
     seats: Seats,
 }
 
-/// What a rank has of one parameter.
+/// A rank's part of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holds<'p> {
     /// The parameter.
     pub parameter: &'p Parameter,
-    /// Which ranks share it.
+    /// Sharing of the parameter among ranks.
     pub sharing: Sharing,
-    /// What of it the rank computes with: its part under the placement.
+    /// Pieces the rank computes with: its part under the placement.
     pub used: Vec<Piece>,
-    /// What of that it stores between steps: all of it, but at [`Stage::Zero3`] what it owns.
+    /// Pieces the rank stores between steps: all of `used`, or only `owned` at [`Stage::Zero3`].
     pub stored: Vec<Piece>,
-    /// What of that it keeps state of, and updates: boxes, in order.
+    /// Pieces the rank holds optimizer state for and updates: boxes, in order.
     pub owned: Vec<Piece>,
-    /// Whether what it owns counts in the norm: where other ranks own the same, one of them does.
+    /// True if `owned` counts in the norm: of several ranks that own the same elements exactly one counts them.
     pub counts: bool,
-    /// The bucket its gradient travels in, counted over those of all families in the order they travel.
+    /// Bucket of the parameter's gradient, numbered over all families in travel order.
     pub bucket: usize,
-    /// Where in that bucket.
+    /// Element range of the parameter within the bucket.
     pub range: Range<usize>,
 }
 
-/// What something is sent for.
+/// Purpose of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Purpose {
-    /// Gradients become one over the ranks that divide the state.
+    /// Reduction of gradients over the ranks that divide the state.
     Reduce,
-    /// Reduced gradients become one over replicas of the state, or over parts of a gradient.
+    /// Further reduction of reduced gradients, over replicas of the state or over partial gradients.
     Further,
-    /// Parameters go to everyone: updated, or at [`Stage::Zero3`] each unit's for the forward and for the backward pass.
+    /// All-gather of parameters: once updated, or at [`Stage::Zero3`] each unit's before the forward and the backward pass.
     Gather,
-    /// All ranks decide the step together.
+    /// Exchange by which all ranks decide the step together.
     Decide,
 }
 
@@ -62,16 +62,16 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// Bytes a rank sends in a step with one micro-batch, as ring algorithms send them.
+/// Bytes a rank sends in a step with one micro-batch, by ring algorithms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sends {
-    /// What for.
+    /// Purpose of the messages.
     pub purpose: Purpose,
-    /// Along which axes.
+    /// Axes that the group spans.
     pub axes: Axes,
-    /// With whom.
+    /// Group that communicates.
     pub group: Group,
-    /// How much, for all parameters together.
+    /// Bytes, summed over all parameters.
     pub bytes: u64,
 }
 
@@ -82,7 +82,7 @@ impl<'p> RankPlan<'p> {
         Ok(RankPlan { plan, rank, coordinate, stage: &plan.pipeline[stage], seats })
     }
 
-    /// What it shares with others, in which ways.
+    /// Iterates over the rank's parts with their rules and its seat in the group that divides the state.
     pub(crate) fn shares(&self) -> impl Iterator<Item = Shares<'_>> {
         let of = |((_, part), seat): ((_, &'p Part), &Seat)| {
             let rules = self.plan.rules.within(part.layout());
@@ -95,28 +95,27 @@ impl<'p> RankPlan<'p> {
         &self.plan.model
     }
 
-    /// Which one.
+    /// Returns the rank.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Where it sits.
+    /// Returns the rank's coordinate.
     pub fn coordinate(&self) -> &Coordinate {
         &self.coordinate
     }
 
-    /// The bytes it holds at its peak, when one thread hands gradients over in bucket order, without a verification, whose words
-    /// come on top.
+    /// Returns the rank's peak memory if one thread hands gradients over in bucket order. The words of a verification come on top.
     pub fn memory(&self) -> Memory {
         self.stage.plan.memory(self.seats.clone(), self.plan.rules.rule())
     }
 
-    /// The bytes it sends in a step with one micro-batch.
+    /// Returns the bytes that the rank sends in a step with one micro-batch.
     pub fn wire(&self) -> Wire {
         self.stage.plan.wire(self.seats.clone(), self.plan.rules.rule())
     }
 
-    /// The same by purpose and axes: what is sent for the same along the same axes is one, and what is nothing is left out.
+    /// Returns the rank's traffic by purpose and axes. Messages with equal purpose and axes are summed; empty ones are left out.
     pub fn sends(&self) -> Result<Vec<Sends>, Error> {
         let mut bytes: Vec<(Purpose, Axes, u64)> = Vec::new();
         let mut add =
@@ -143,7 +142,7 @@ impl<'p> RankPlan<'p> {
         bytes.into_iter().map(sends).collect()
     }
 
-    /// What it has of each parameter, in the order the parameters' gradients travel.
+    /// Iterates over the rank's parts of all parameters, in the travel order of their gradients.
     pub fn holds(&self) -> impl Iterator<Item = Holds<'p>> {
         let (plan, stage, coordinate) = (self.plan, self.stage, self.coordinate.clone());
         let shards = self.seats.parts.iter().map(|seat| seat.shard);
@@ -168,7 +167,7 @@ impl<'p> RankPlan<'p> {
     }
 }
 
-/// Which elements of a parameter, counted from its first, a rank owns.
+/// Iterates over the elements of a parameter that the rank owns, counted from the parameter's first element.
 fn owned<'p>(
     part: &'p Part,
     bucket: usize,
@@ -182,8 +181,8 @@ fn owned<'p>(
     })
 }
 
-/// Elements `flat` of a tensor in row-major order as boxes, a range of indices for each dimension: part of a first row, whole
-/// rows, part of a last one.
+/// Splits elements `flat` of a row-major tensor into boxes, one index range for each dimension: part of a first row, whole rows, part of
+/// a last row.
 fn boxes(flat: Range<usize>, shape: &[usize]) -> Vec<Vec<Range<usize>>> {
     let Some((_, rest)) = shape.split_first() else { return vec![Vec::new()] };
     let row: usize = rest.iter().product();
@@ -213,7 +212,7 @@ fn boxes(flat: Range<usize>, shape: &[usize]) -> Vec<Vec<Range<usize>>> {
     found
 }
 
-/// What of a box of a rank's part lies in each piece of it.
+/// Intersects a box of the rank's part with each piece.
 fn within(pieces: &[Piece], local: &[Range<usize>]) -> Vec<Piece> {
     let cut = |piece: &Piece| {
         let mut cut = Piece { global: Vec::new(), local: Vec::new() };

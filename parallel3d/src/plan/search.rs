@@ -1,22 +1,22 @@
-//! Which meshes, stages, recipes and buckets fit a cluster, with their bytes.
+//! Search for the meshes, stages, recipes and bucket lengths that fit a cluster, with their bytes.
 
 use super::{Plan, families};
 use crate::{Axis, Error, Mesh, Model};
 use meshstep_shard::{Groups, Master, Memory, Options, Precision, Stage, Wire};
 use meshstep_tensor::DType;
 
-/// The ranks there are, and what each has for parameters and the step. Activations are not counted: leave them room.
+/// Number of ranks and the memory of each for parameters and the step. The plan does not count activations: leave room for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// All ranks.
+    /// Total number of ranks.
     pub ranks: usize,
-    /// Bytes of each.
+    /// Bytes available on each rank.
     pub memory: u64,
-    /// Ranks with a fast connection: tensor parallelism stays among them, as it exchanges activations in every layer.
+    /// Ranks with a fast connection. The search keeps tensor parallelism within them, because it exchanges activations in every layer.
     pub ranks_per_node: usize,
 }
 
-/// The types of what is kept, beside the model's own.
+/// Data types besides the model's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Recipe {
     /// Masters, moments and rounding.
@@ -25,22 +25,22 @@ pub struct Recipe {
     pub grads: Option<DType>,
 }
 
-/// What is tried: every combination, on every mesh.
+/// Search space: every combination is tried on every mesh.
 #[derive(Clone, Debug)]
 pub struct Space {
-    /// What is divided among ranks.
+    /// ZeRO stages to try.
     pub stages: Vec<Stage>,
-    /// Types; those that contradict the model or the rule are passed over.
+    /// Recipes to try. The search skips those that contradict the model or the rule.
     pub recipes: Vec<Recipe>,
-    /// [`Options::bucket_len`].
+    /// Values of [`Options::bucket_len`] to try.
     pub bucket_lens: Vec<Option<usize>>,
-    /// Everything else.
+    /// All other options.
     pub options: Options,
 }
 
 impl Default for Space {
-    /// Stages 0 to 3; f32 masters, remainders, or neither; gradients of the parameters' types; buckets of Megatron-Core's length and
-    /// an eighth of it.
+    /// Stages 0 to 3; f32 masters, remainders, or neither; gradients in the parameters' types; buckets of Megatron-Core's length and an
+    /// eighth of that.
     fn default() -> Self {
         let recipe = |master| Recipe { precision: Precision { master, ..Precision::default() }, grads: None };
         Space {
@@ -52,25 +52,25 @@ impl Default for Space {
     }
 }
 
-/// A plan that fits.
+/// Search result: a configuration that fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The ranks' arrangement.
+    /// Arrangement of the ranks.
     pub mesh: Mesh,
-    /// What is divided among them.
+    /// ZeRO stage.
     pub stage: Stage,
-    /// The types.
+    /// Data types.
     pub recipe: Recipe,
     /// Elements after which a bucket is closed.
     pub bucket_len: Option<usize>,
-    /// What the rank holds that holds most.
+    /// Memory of the rank that holds most.
     pub memory: Memory,
-    /// What the rank sends in a step that sends most.
+    /// Bytes sent in a step by the rank that sends most.
     pub wire: Wire,
 }
 
 impl Found {
-    /// Options to build it with.
+    /// Returns the options for building this configuration.
     pub fn options(&self, space: &Space) -> Options {
         let Found { stage, recipe: Recipe { precision, grads }, bucket_len, .. } = *self;
         Options { stage, precision, grads, bucket_len, ..space.options.clone() }
@@ -78,10 +78,10 @@ impl Found {
 }
 
 impl Plan {
-    /// Every mesh of `cluster` with every combination of `space` that fits its memory, that whose ranks send least in a step first, by
-    /// eight binary digits, which pads do not reach; among equals that which holds least, then that with fewer ranks along `tp`, then along `cp`, then in the order of `space`.
-    /// What is sent for activations is not counted. The model's pipeline stages are taken as they are. What contradicts itself is
-    /// passed over, unless everything does: then it is an error.
+    /// Returns every mesh of `cluster` with every combination of `space` that fits its memory, least traffic in a step first.
+    /// Traffic is compared in its first eight binary digits, so that padding makes no difference. Ties go to lower memory, then to fewer
+    /// ranks along `tp`, then along `cp`, then to the order of `space`. The traffic of activations is not counted, and the model's
+    /// pipeline stages are fixed. Configurations that contradict themselves are skipped; if all do, the first error is returned.
     pub fn search(
         model: &Model,
         cluster: &Cluster,
@@ -119,7 +119,7 @@ impl Plan {
 }
 
 impl Space {
-    /// Every combination, without its bytes.
+    /// Iterates over every combination, with zero bytes.
     fn on(&self, mesh: &Mesh) -> impl Iterator<Item = Found> {
         let (memory, wire) = (Memory::default(), Wire::default());
         let found = move |stage, recipe, bucket_len| Found {
@@ -136,7 +136,7 @@ impl Space {
     }
 }
 
-/// Every arrangement of the ranks, fewer along `tp` first, then fewer along `cp`.
+/// Returns every arrangement of the ranks: fewer ranks along `tp` first, then fewer along `cp`.
 fn meshes(model: &Model, cluster: &Cluster) -> Result<Vec<Mesh>, Error> {
     let Cluster { ranks, ranks_per_node, .. } = *cluster;
     let stages = model.parameters().iter().map(|p| p.stage.saturating_add(1)).max().unwrap_or(1);
@@ -155,13 +155,13 @@ fn meshes(model: &Model, cluster: &Cluster) -> Result<Vec<Mesh>, Error> {
     Ok(meshes)
 }
 
-/// The first eight binary digits: what differs by pads alone is alike.
+/// Returns the first eight binary digits: byte counts that differ only by padding compare as equal.
 fn rough(bytes: u64) -> (u32, u64) {
     let dropped = (u64::BITS - bytes.leading_zeros()).saturating_sub(8);
     (dropped, bytes >> dropped)
 }
 
-/// Ascending.
+/// Returns the divisors of `n`, ascending.
 fn divisors(n: usize) -> Vec<usize> {
     let small: Vec<usize> = (1..=n.isqrt()).filter(|&i| n.is_multiple_of(i)).collect();
     let large = small.iter().rev().map(|&i| n / i).filter(|&i| i > n.isqrt());

@@ -1,4 +1,4 @@
-//! A plan as tables, for a person to read.
+//! Table output of plans, for people.
 
 use super::{Holds, Kind, Plan, Purpose, RankPlan, Sends, Totals};
 use crate::{Axes, Piece, Sharing};
@@ -15,7 +15,7 @@ impl fmt::Display for Plan {
         writeln!(f, "{} parameters in {} tensors", grouped(elements), grouped(tensors as u64))?;
         writeln!(f, "on {mesh}: {} ranks, {:?}, {rule}", grouped(ranks), self.stage)?;
         let sections = [
-            ("Who shares what", together(self.shared(), 0)),
+            ("Sharing of parameters", together(self.shared(), 0)),
             (
                 "Bytes held, by the first rank of each pipeline stage that holds most",
                 together(self.held(&kinds), 1),
@@ -44,7 +44,7 @@ fn all_ranks(totals: &Totals) -> Vec<Vec<String>> {
 }
 
 impl Plan {
-    /// A row for each way in which parameters of a pipeline stage are shared.
+    /// One row for each sharing of each pipeline stage.
     fn shared(&self) -> Vec<Vec<String>> {
         let head = [
             "pp",
@@ -79,7 +79,7 @@ impl Plan {
         rows
     }
 
-    /// A row for each pipeline stage: what its ranks hold.
+    /// One row for each pipeline stage: bytes held by its fullest rank.
     fn held(&self, kinds: &[Kind]) -> Vec<Vec<String>> {
         let names = Memory::default().by_category().map(|(category, _)| category.to_string());
         let head = ["pp", "rank"].map(String::from).into_iter().chain(names).chain(["total".to_owned()]);
@@ -92,7 +92,7 @@ impl Plan {
         rows
     }
 
-    /// A row for each pipeline stage: what is sent for what, along which axes.
+    /// One row for each pipeline stage: bytes sent by its busiest rank, one column for each purpose and set of axes.
     fn sent(&self, kinds: &[Kind]) -> Vec<Vec<String>> {
         let of_stages = self.most_of_each(kinds, |kind| kind.wire.total());
         let sends = |kind: &Kind| self.rank(kind.first).and_then(|rank| rank.sends()).unwrap_or_default();
@@ -116,7 +116,7 @@ impl Plan {
         rows
     }
 
-    /// Of each pipeline stage the first kind of ranks that has most.
+    /// Returns for each pipeline stage the kind of ranks with the largest `of`; the first one on a tie.
     fn most_of_each(&self, kinds: &[Kind], of: impl Fn(&Kind) -> u64) -> Vec<Kind> {
         let own = |stage| kinds.iter().filter(move |kind| kind.stage == stage);
         let most = |stage| own(stage).max_by_key(|kind| (of(kind), usize::MAX - kind.first)).copied();
@@ -147,7 +147,7 @@ impl fmt::Display for RankPlan<'_> {
     }
 }
 
-/// Ranges of indices in the parameter, dimension by dimension.
+/// Formats index ranges in the parameter, one for each dimension.
 fn places(pieces: &[Piece]) -> String {
     let range = |range: &std::ops::Range<usize>| format!("{}..{}", range.start, range.end);
     let place =
@@ -156,12 +156,12 @@ fn places(pieces: &[Piece]) -> String {
     if places.is_empty() { "-".to_owned() } else { places.join(" ") }
 }
 
-/// Axes as a table writes them.
+/// Formats axes for a table cell.
 fn short(axes: Axes) -> String {
     if axes.is_empty() { "-".to_owned() } else { axes.to_string() }
 }
 
-/// Bytes, exactly and roughly.
+/// Formats bytes exactly and rounded.
 fn bytes(bytes: u64) -> String {
     let units = [("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)];
     let rough = units.iter().find(|(_, unit)| bytes as f64 >= *unit);
@@ -169,7 +169,7 @@ fn bytes(bytes: u64) -> String {
     grouped(bytes) + &rough
 }
 
-/// 1234567 as 1,234,567.
+/// Formats 1234567 as 1,234,567.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut grouped = String::new();
@@ -182,7 +182,8 @@ fn grouped(number: u64) -> String {
     grouped
 }
 
-/// Rows of pipeline stages that differ in the first cell alone, the stage, or in the next `own` cells too, as one: that of the first.
+/// Merges rows of pipeline stages that differ only in the first cell (the stage) and the next `own` cells; a merged row keeps the cells
+/// of its first.
 fn together(rows: Vec<Vec<String>>, own: usize) -> Vec<Vec<String>> {
     let mut merged: Vec<(Vec<usize>, Vec<String>)> = Vec::new();
     let (head, rows) = rows.split_first().map_or((Vec::new(), &[][..]), |(head, rows)| (head.clone(), rows));
@@ -197,7 +198,7 @@ fn together(rows: Vec<Vec<String>>, own: usize) -> Vec<Vec<String>> {
     [head].into_iter().chain(named).collect()
 }
 
-/// Ascending numbers, neighbours as a range.
+/// Formats ascending numbers, with consecutive numbers as a range.
 fn ranges(numbers: &[usize]) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for &number in numbers {
@@ -212,7 +213,7 @@ fn ranges(numbers: &[usize]) -> String {
     runs.iter().map(run).collect::<Vec<_>>().join(", ")
 }
 
-/// Rows under each other, the first their head: columns of numbers to the right, others to the left.
+/// Formats rows as a table with the first row as head. Columns of numbers are aligned right, others left.
 fn table(rows: &[Vec<String>]) -> String {
     let number = |cell: &String| cell.starts_with(|c: char| c.is_ascii_digit());
     let columns = rows.first().map_or(0, Vec::len);

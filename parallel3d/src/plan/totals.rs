@@ -1,41 +1,41 @@
-//! What all ranks of a plan hold and send together. Ranks of a kind are looked at once.
+//! Bytes held and sent by all ranks of a plan together. Each kind of rank is computed once.
 
 use super::Plan;
 use meshstep_shard::{Memory, Part, Seat, Seats, Stage, Wire};
 use std::collections::HashMap;
 
-/// Ranks of one pipeline stage that hold and send as many bytes each.
+/// Ranks of one pipeline stage with equal memory use and equal traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
-    /// Their pipeline stage.
+    /// Pipeline stage of the ranks.
     pub stage: usize,
-    /// The first of them.
+    /// Lowest rank of this kind.
     pub first: usize,
-    /// How many there are.
+    /// Number of ranks of this kind.
     pub ranks: usize,
-    /// What each of them holds.
+    /// Memory of each rank.
     pub memory: Memory,
-    /// What each of them sends in a step with one micro-batch.
+    /// Bytes that each rank sends in a step with one micro-batch.
     pub wire: Wire,
 }
 
-/// Bytes over all ranks of a mesh.
+/// Byte totals over all ranks of a mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Totals {
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
-    /// What all of them hold.
+    /// Memory of all ranks together.
     pub memory: Memory,
-    /// What all of them send in a step with one micro-batch.
+    /// Bytes that all ranks send in a step with one micro-batch.
     pub wire: Wire,
-    /// The first rank that holds most, and what.
+    /// First rank with the highest memory use, and its memory.
     pub most_held: (usize, Memory),
-    /// The first rank that sends most, and what.
+    /// First rank with the most bytes sent, and its traffic.
     pub most_sent: (usize, Wire),
 }
 
 impl Totals {
-    /// Of ranks of these kinds.
+    /// Sums up the ranks of these kinds.
     pub(super) fn of(kinds: &[Kind]) -> Totals {
         let first = |best: &Kind| usize::MAX - best.first;
         let held = kinds.iter().max_by_key(|kind| (kind.memory.total(), first(kind)));
@@ -51,7 +51,7 @@ impl Totals {
 }
 
 impl Plan {
-    /// All ranks by kind, in the order of their first ranks.
+    /// Returns all kinds of ranks, in the order of their first ranks.
     pub fn kinds(&self) -> Vec<Kind> {
         let (mut kinds, mut known): (Vec<Kind>, HashMap<(usize, Seats), usize>) = Default::default();
         for rank in 0..self.mesh.world_size() {
@@ -72,14 +72,14 @@ impl Plan {
         Kind { stage, first: rank, ranks: 1, memory, wire: plan.wire(seats, self.rules.rule()) }
     }
 
-    /// Bytes over all ranks.
+    /// Returns the byte totals over all ranks.
     pub fn totals(&self) -> Totals {
         Totals::of(&self.kinds())
     }
 
-    /// What the rank holds that holds most, and what the rank sends that sends most, without a look at each. Where chunks are equal
-    /// ranks hold alike, and the last of a pipeline stage sends most: it is the last of all its groups, and a ring's longer chunks
-    /// are the first ones' own.
+    /// Returns the highest memory use and the highest traffic of any rank, without visiting every rank. With equal chunks all ranks of a
+    /// pipeline stage use the same memory, and the last rank sends most: it is the last of all its groups, and in a ring the first ranks
+    /// own the longer chunks.
     pub(super) fn most(&self) -> (Memory, Wire) {
         if matches!(self.stage, Stage::WholeParams(_)) {
             let Totals { most_held, most_sent, .. } = self.totals();
@@ -93,7 +93,7 @@ impl Plan {
     }
 }
 
-/// The last place in each group.
+/// Returns the last seat of every group.
 fn last(plan: &meshstep_shard::Plan) -> Seats {
     let seat = |part: &Part| Seat {
         shard: part.sizes().shards - 1,

@@ -1,4 +1,4 @@
-//! What ranks hold and send, and who owns what, is what the plan says: to the byte, on every rank.
+//! Plans against measurements: every rank holds, sends and owns exactly the planned bytes and elements.
 
 use meshstep_cases::{long, tried};
 use meshstep_comm::{Communicator, loopback};
@@ -15,7 +15,7 @@ use meshstep_tensor::{Buffer, Category, Meter};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Three ranks along `tp` too: what they reduce further does not divide.
+/// Includes three ranks along `tp`, so that lengths of further reductions do not divide evenly.
 const MESHES: [&str; 11] = [
     "tp=2,cp=2,dp=2",
     "tp=1",
@@ -38,12 +38,12 @@ const STAGES: [Stage; 6] = [
     Stage::WholeParams(Owners::RoundRobin),
 ];
 
-/// Every mesh with every stage.
+/// Returns every mesh with every stage.
 fn arrangements() -> impl Iterator<Item = (&'static str, Stage)> {
     MESHES.into_iter().flat_map(|mesh| STAGES.map(|stage| (mesh, stage)))
 }
 
-/// Every kind of placement, one parameter without elements.
+/// Every kind of placement, and one parameter without elements.
 fn model(dtype: DType) -> Model {
     let whole = Placement::whole();
     Model::builder()
@@ -63,7 +63,7 @@ fn model(dtype: DType) -> Model {
         .unwrap()
 }
 
-/// Steps on ranks whose bytes are counted, and the plan made without them.
+/// Counts the bytes of a step on every rank and compares them with the plan.
 fn measure(mesh: &str, dtype: DType, rules: &Groups, options: &Options) {
     let mesh: Mesh = mesh.parse().unwrap();
     let model = model(dtype);
@@ -98,7 +98,7 @@ fn measure(mesh: &str, dtype: DType, rules: &Groups, options: &Options) {
     .unwrap();
 }
 
-/// Every unit read forwards and backwards, each while the next is on its way; gradients in the order they travel.
+/// Gathers every unit forwards and backwards, each while the next is in flight, and hands gradients over in travel order.
 fn step(opt: &mut Optimizer, planned: &RankPlan<'_>, dtype: DType) -> Outcome {
     let units: Vec<String> = opt.units().map(str::to_owned).collect();
     let mb = opt.micro_batch(1).unwrap();
@@ -123,10 +123,10 @@ fn elements(pieces: &[Piece]) -> usize {
     pieces.iter().map(|piece| piece.local.iter().map(|range| range.len()).product::<usize>()).sum()
 }
 
-/// Of each communicator the bytes it has sent, and those that the plan says it sends in a step.
+/// Returns for each communicator the bytes it has sent and the bytes that the plan expects in a step.
 fn sent(opt: &Optimizer, planned: &RankPlan<'_>) -> BTreeMap<usize, (u64, u64)> {
     let mut sent = BTreeMap::new();
-    // Units are gathered by communicators of their own.
+    // Unit gathers use separate communicators.
     let apart = |sends: &Sends| opt.options().stage == Stage::Zero3 && sends.purpose == Purpose::Gather;
     for sends in planned.sends().unwrap().into_iter().filter(|sends| !apart(sends)) {
         let comms = opt.communicators();
@@ -173,7 +173,7 @@ fn other_types_rules_and_policies_are_planned_too() {
     }
 }
 
-/// Blocks of matrices and norms, which are two families.
+/// Blocks of matrices and norms, which form two families.
 fn blocks() -> Model {
     let whole = Placement::whole();
     let norm = whole.clone().gradient(Gradient::PartialSum);
@@ -192,7 +192,7 @@ fn blocks() -> Model {
     last.param("head", &[48, 20], F32, rows.clone()).build().unwrap()
 }
 
-/// Steps of gradients as a backward pass brings them, the last parameter's first: the pool's peak, and every bit this rank ends with.
+/// Takes steps with gradients in backward order, last parameter first. Returns the pool's peak and all parameter bits of this rank.
 fn backward(opt: &mut Optimizer, model: &Model, plan: &RankPlan<'_>) -> (u64, Vec<u32>) {
     let len = |p: &Parameter| elements(&plan.holds().find(|holds| holds.parameter == p).unwrap().used);
     let mut bits = Vec::new();
@@ -217,7 +217,7 @@ fn backward(opt: &mut Optimizer, model: &Model, plan: &RankPlan<'_>) -> (u64, Ve
     (opt.options().meter.peak(Category::Buckets), bits)
 }
 
-/// However families mix in the model, the pool is as long as where each bucket comes whole. Stages end with the same bits.
+/// For any mix of families the pool is as long as with buckets that arrive whole. All stages end with the same bits.
 #[test]
 fn a_backward_pass_takes_the_pool_that_is_planned() {
     for (m, (model, families)) in [(blocks(), 2), (model(F32), 4)].into_iter().enumerate() {
@@ -225,7 +225,7 @@ fn a_backward_pass_takes_the_pool_that_is_planned() {
         for (n, mesh) in meshes.into_iter().enumerate() {
             let mesh: Mesh = mesh.parse().unwrap();
             let buckets = [Some(100), None, Some(500)].into_iter().enumerate();
-            // One length on each mesh, others for each model, but in long runs all.
+            // Short runs try one length on each mesh, a different one for each model; long runs try all.
             let own = |b: usize| long() || b == (m + n) % 3;
             for (_, bucket_len) in buckets.filter(|(b, _)| own(*b) && tried(9 * m + 3 * n + b, 1)) {
                 let mut first: Option<Vec<Vec<u32>>> = None;
@@ -262,7 +262,7 @@ fn pool_backwards(plan: &Plan, model: &Model) -> u64 {
     stage.plan().pool_bytes(model.parameters().iter().rev().map(index))
 }
 
-/// Row-major indices of boxes, in the parameter (`true`) or in what the rank stores.
+/// Row-major indices of boxes, in the parameter (`global` true) or in the rank's storage.
 fn indices(pieces: &[Piece], shape: &[usize], global: bool) -> Vec<usize> {
     let of = |piece: &Piece| {
         let ranges = if global { &piece.global } else { &piece.local };
@@ -273,7 +273,7 @@ fn indices(pieces: &[Piece], shape: &[usize], global: bool) -> Vec<usize> {
     pieces.iter().flat_map(of).collect()
 }
 
-/// Over all ranks every element is stored by each of its copies, and owned so that the norm counts it once.
+/// Over all ranks every element is stored once per copy, and owned so that the norm counts it once.
 #[test]
 fn every_element_is_stored_owned_and_counted_as_often_as_it_is_to_be() {
     let model = model(F32);
@@ -299,7 +299,7 @@ fn every_element_is_stored_owned_and_counted_as_often_as_it_is_to_be() {
                 let sharing = sharing.unwrap();
                 let what = format!("{} on {mesh} at {stage:?}", parameter.name);
                 let (replicas, shards) = (mesh.degree(sharing.replicas), mesh.degree(sharing.shards()));
-                // At stage 0 who counts is divided, not who owns.
+                // Stage 0 divides the counting of elements, not their ownership.
                 let divided = if stage == Stage::Replicated { 1 } else { shards };
                 let stores = if stage == Stage::Zero3 { replicas / shards } else { replicas };
                 assert!(stored.iter().all(|&n| n == stores), "{what}: {stored:?}");
@@ -310,7 +310,7 @@ fn every_element_is_stored_owned_and_counted_as_often_as_it_is_to_be() {
     }
 }
 
-/// What the plan says a rank owns is what its optimizer has state of.
+/// The optimizer has state exactly for the elements that the plan gives the rank.
 #[test]
 fn owned_pieces_are_those_with_state() {
     let model = model(F32);
@@ -335,7 +335,7 @@ fn owned_pieces_are_those_with_state() {
     }
 }
 
-/// Ranks of a kind stand for each other: totals are those of a loop over all ranks.
+/// Totals by kind of rank equal a sum over all ranks.
 #[test]
 fn totals_are_those_of_all_ranks_one_by_one() {
     let model = model(F32);

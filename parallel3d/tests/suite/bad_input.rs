@@ -1,4 +1,4 @@
-//! What ranks cannot be given: an error on every rank when the optimizer is made, naming axis and parameter; none waits.
+//! Invalid input: the constructor returns an error on every rank that names axis and parameter, and no rank waits.
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
@@ -10,7 +10,7 @@ use meshstep_tensor::DType::{BF16, F32};
 use meshstep_tensor::SliceMut;
 use std::sync::Arc;
 
-/// What each of 8 ranks is told.
+/// Errors of 8 ranks.
 fn told(mesh: impl Fn(usize) -> &'static str + Sync, model: impl Fn(usize) -> Model + Sync) -> Vec<Error> {
     let ranks = loopback::spawn(8, |world: Arc<dyn Communicator>| {
         let rank = world.rank();
@@ -53,7 +53,7 @@ fn sizes_and_dimensions_that_do_not_go_with_the_mesh_are_named() {
     );
 }
 
-/// A rank along each axis, and along all, with another list of parameters.
+/// One rank with a different parameter list, along each axis and along all.
 #[test]
 fn ranks_with_other_parameters_are_named_with_their_axes() {
     let whole = Placement::whole;
@@ -96,7 +96,7 @@ fn ranks_with_other_parameters_are_named_with_their_axes() {
     }
 }
 
-/// What one rank alone cannot do reaches all; so does a mesh of its own.
+/// Input that one rank alone rejects is an error on all ranks, and so is a different mesh on one rank.
 #[test]
 fn what_one_rank_alone_is_given_reaches_all() {
     for odd in [0, 5] {
@@ -119,7 +119,7 @@ fn what_one_rank_alone_is_given_reaches_all() {
     }
 }
 
-/// Another name of a parameter before the first unit, by which a unit is gathered.
+/// A tied name of a parameter outside all units that is also the name of a unit.
 #[test]
 fn a_tied_name_that_is_a_unit_is_refused() {
     let model = || {

@@ -1,4 +1,4 @@
-//! One communicator for each set of axes, the same ranks in it as in the mesh's groups.
+//! Communicators have the same members as the mesh's groups.
 
 use Axis::{Cp, Dp, Pp, Tp};
 use meshstep_comm::{Communicator, Op, loopback};
@@ -6,7 +6,7 @@ use meshstep_parallel3d::{Axes, Axis, Communicators, Error, Mesh, MeshError};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 use std::sync::Arc;
 
-/// Whom a communicator joins, in its order: everyone's rank in the world, gathered.
+/// Returns the members of a communicator in its order: world ranks, gathered.
 fn members(comm: &dyn Communicator, rank: usize) -> Vec<usize> {
     let mut ranks = Buffer::zeroed(comm.world_size(), DType::U64, &Meter::new(), Category::Staging).unwrap();
     ranks.as_mut().into_typed::<u64>().unwrap()[comm.rank()] = rank as u64;
@@ -22,7 +22,7 @@ fn communicators_join_the_ranks_of_the_meshs_groups() {
     loopback::spawn(8, |comm: Arc<dyn Communicator>| {
         let mesh: Mesh = "tp=2,cp=2,dp=2".parse().unwrap();
         let rank = comm.rank();
-        // In any order on each rank.
+        // Each rank passes the sets in a different order.
         let mut own = sets;
         own.rotate_left(rank % 6);
         let all = Communicators::new(comm, mesh.clone(), own).unwrap();

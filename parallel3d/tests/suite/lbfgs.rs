@@ -1,4 +1,4 @@
-//! L-BFGS on meshes: the iterates of one rank, wherever parameters lie.
+//! L-BFGS on meshes takes the same iterates as one rank, for any placement.
 
 use crate::common::{TOKENS, held_at, model};
 use meshstep_comm::{Communicator, loopback};
@@ -14,17 +14,17 @@ const MESHES: [&str; 6] =
     ["tp=2,cp=2,dp=2", "tp=4,cp=2", "cp=4,dp=2", "dp=8", "tp=8", "dp_replicate=2,dp_shard=2,tp=2"];
 const STAGES: [Stage; 4] = [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3];
 
-/// What is minimised: the mean over tokens of a function of each element of the whole parameters.
+/// Objective: the mean over tokens of a function of each element of the whole parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Problem {
-    /// Curvatures of 1 to 40, and fourth powers.
+    /// Curvatures of 1 to 40, plus fourth powers.
     Smooth,
-    /// Gradients and losses of whole numbers, whose sums are exact in every order.
+    /// Integer gradients and losses: their sums are exact in every order.
     Whole,
 }
 
 impl Problem {
-    /// Of element `i` at `w`, for a token: the loss and its derivative.
+    /// Returns the loss and its derivative for element `i` with value `w`, for a token.
     fn at(self, parameter: &Parameter, i: usize, token: usize, w: f64) -> (f64, f64) {
         let salt: usize = parameter.name.bytes().map(usize::from).sum();
         let target = ((i * 7 + token * 13 + salt * 3) % 23) as f64 - 11.0;
@@ -40,7 +40,7 @@ impl Problem {
     }
 }
 
-/// A rank's part of the whole gradient, as in `common::gradient`: parts to add, or to average.
+/// Returns a rank's factor of the whole gradient, as in `common::gradient`: for parts to sum or to average.
 fn part_of(parameter: &Parameter, mesh: &Mesh, at: &Coordinate) -> f64 {
     let tp = mesh.degree(Axis::Tp) as f64;
     match (parameter.name.as_str(), at.along(Axis::Tp)) {
@@ -52,7 +52,7 @@ fn part_of(parameter: &Parameter, mesh: &Mesh, at: &Coordinate) -> f64 {
     }
 }
 
-/// One rank's data and place.
+/// Data and coordinate of one rank.
 struct Rank<'a> {
     model: &'a Model,
     mesh: &'a Mesh,
@@ -69,7 +69,7 @@ impl Rank<'_> {
         place * own..(place + 1) * own
     }
 
-    /// Hands over this rank's gradients; the loss of its tokens, the same along tp.
+    /// Hands over this rank's gradients and returns the loss of its tokens, the same along tp.
     fn evaluate(&self, mb: &MicroBatch<'_>, units: &[String]) -> Result<f64, Error> {
         let (tokens, mut loss) = (self.tokens(), 0.0);
         for unit in units.iter().rev() {
@@ -110,7 +110,7 @@ fn first(
     values.copy_from(Slice::from(&own[..]))
 }
 
-/// The whole parameters, losses of all iterates, and evaluations.
+/// Whole parameters, losses of all iterates, and number of evaluations.
 type Run = (Vec<Vec<f64>>, Vec<f64>, u64);
 
 fn made(
@@ -146,7 +146,7 @@ fn rank<'a>(world: &Arc<dyn Communicator>, model: &'a Model, mesh: &'a Mesh, pro
     Rank { model, mesh, at, along_tp, problem }
 }
 
-/// What a rank holds of each parameter, and where that is in the whole.
+/// A rank's part of each parameter, with its indices in the whole.
 type Held = Vec<(Vec<usize>, Vec<f64>)>;
 
 fn whole_of(opt: &ShardedLbfgs, model: &Model, mesh: &Mesh) -> Held {
@@ -179,7 +179,7 @@ fn rules() -> [Lbfgs; 2] {
     [Lbfgs { line_search: LineSearch::StrongWolfe, max_iter: 9, ..fixed.clone() }, fixed]
 }
 
-/// Every mesh and stage; of short runs a part of them.
+/// Every mesh and stage; short runs try some of them.
 fn arrangements() -> impl Iterator<Item = (&'static str, Stage)> {
     let all = (0..MESHES.len() * STAGES.len()).filter(|&i| meshstep_cases::tried(i, 2));
     all.map(|i| (MESHES[i % MESHES.len()], STAGES[i / MESHES.len()]))
@@ -213,7 +213,7 @@ fn exact_sums_give_the_same_bits_on_every_mesh() {
     }
 }
 
-/// Sums of losses, too, count each micro-batch once.
+/// A sum of losses also counts each micro-batch once.
 #[test]
 fn a_sum_counts_the_loss_of_a_micro_batch_once() {
     let model =
@@ -223,7 +223,7 @@ fn a_sum_counts_the_loss_of_a_micro_batch_once() {
             let options = Options { combine, ..Options::default() };
             let (mesh, rule) = ("tp=2,dp=2".parse().unwrap(), Lbfgs { max_iter: 1, ..Lbfgs::default() });
             let mut opt = ShardedLbfgs::new(world, mesh, &model, rule, |_, _, _| Ok(()), options).unwrap();
-            // The loss of a rank that does not count may be anything.
+            // A rank with a loss that does not count may return anything.
             let counts = opt.coordinate().along(Axis::Tp) == 0;
             let step = opt.step(|mb| {
                 mb.grad("w", &[2f64; 4][..])?;
@@ -235,7 +235,7 @@ fn a_sum_counts_the_loss_of_a_micro_batch_once() {
     }
 }
 
-/// A run that is saved half way on one mesh and goes on on another ends as the one that never stopped.
+/// A run saved half way on one mesh and continued on another ends like an uninterrupted one.
 #[cfg(feature = "checkpoint")]
 #[test]
 fn a_history_goes_on_on_another_mesh() {
@@ -273,7 +273,7 @@ fn a_history_goes_on_on_another_mesh() {
     }
 }
 
-/// A rank whose closure fails stops all, and the mesh goes on.
+/// A failing closure on one rank stops all ranks, and the mesh stays usable.
 #[test]
 fn a_closure_that_fails_on_one_rank_fails_on_all() {
     let (mesh, model): (Mesh, Model) = (MESHES[0].parse().unwrap(), model(F64));

@@ -1,4 +1,4 @@
-//! Ranks, coordinates and groups: Megatron's tables, and what holds for any mesh.
+//! Ranks, coordinates and groups: Megatron's tables, and properties of any mesh.
 
 use Axis::{Cp, Dp, DpReplicate, DpShard, Pp, Tp};
 use meshstep_parallel3d::{Axes, Axis, Mesh, MeshError, UnknownAxis};
@@ -8,7 +8,7 @@ fn table(mesh: &Mesh, axes: impl Into<Axes>) -> Vec<Vec<usize>> {
     mesh.groups(axes).map(|group| group.ranks().collect()).collect()
 }
 
-/// What `generate_masked_orthogonal_rank_groups` of Megatron-Core gives for tp-cp-dp-pp.
+/// Output of Megatron-Core's `generate_masked_orthogonal_rank_groups` for tp-cp-dp-pp.
 #[test]
 fn groups_are_megatrons() {
     let mesh = Mesh::megatron("tp-cp-dp-pp", [(Tp, 2), (Cp, 2), (Dp, 2)]).unwrap();
@@ -24,7 +24,7 @@ fn groups_are_megatrons() {
     for (axes, groups) in expected {
         assert_eq!(table(&mesh, axes), groups, "{axes}");
     }
-    // The order is what says which ranks are neighbours.
+    // The order determines the neighbours.
     let pp_inside = Mesh::megatron("tp-pp-dp", [(Tp, 2), (Dp, 2), (Pp, 2)]).unwrap();
     assert_eq!(table(&pp_inside, Dp), [[0, 4], [1, 5], [2, 6], [3, 7]]);
     assert_eq!(table(&pp_inside, Pp), [[0, 2], [1, 3], [4, 6], [5, 7]]);
@@ -41,7 +41,7 @@ fn there_are_three_ways_to_write_a_mesh() {
     assert_eq!(read.to_string().parse(), Ok(read));
 }
 
-/// `dp` in two parts is still an axis, of both.
+/// `dp` split into two parts still works as one axis.
 #[test]
 fn dp_in_two_parts_is_dp() {
     let mesh = Mesh::new([(DpReplicate, 2), (DpShard, 2), (Tp, 2)]).unwrap();
@@ -117,7 +117,7 @@ proptest! {
         }
     }
 
-    /// Every rank is in one group of the right size, at its place, and its members share what they should and nothing else.
+    /// Every rank is in one group of the right size, at its index; members share exactly the coordinates off the axes.
     #[test]
     fn groups_are_a_disjoint_cover(mesh in meshes(), picks in any::<[bool; 6]>()) {
         let axes: Axes = Axis::ALL.into_iter().zip(picks).filter(|(_, picked)| *picked).map(|(axis, _)| axis).collect();

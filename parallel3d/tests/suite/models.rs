@@ -1,10 +1,10 @@
-//! Well-known models have as many parameters as is known of them, and divide as is known of them.
+//! Well-known models have the published parameter counts and divide as expected.
 
 use meshstep_parallel3d::models::{Gpt2, Llama3};
 use meshstep_parallel3d::{Axis, Mesh, MeshError, Model};
 use meshstep_tensor::DType::{BF16, F32};
 
-/// Counts of the published checkpoints.
+/// Parameter counts of the published checkpoints.
 #[test]
 fn sizes_are_the_published_ones() {
     let gpt2 = |config: Gpt2| config.model(F32).build().unwrap().len();
@@ -15,7 +15,7 @@ fn sizes_are_the_published_ones() {
     assert_eq!(sizes, [8_030_261_248, 70_553_706_496, 405_853_388_800]);
 }
 
-/// Over the ranks along tp and pp, what is cut adds up to the model, and what is whole counts once by the rank that counts.
+/// Over the ranks along tp and pp, cut parameters add up to the model and whole parameters count once.
 #[test]
 fn ranks_hold_the_model_once() {
     let models: [(Model, &str); 3] = [
@@ -38,7 +38,7 @@ fn ranks_hold_the_model_once() {
     }
 }
 
-/// A vocabulary that does not divide says what it is to be padded to.
+/// A vocabulary that does not divide is an error with the extent to pad.
 #[test]
 fn an_odd_vocabulary_is_refused() {
     let mesh: Mesh = "tp=2".parse().unwrap();

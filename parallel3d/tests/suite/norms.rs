@@ -1,4 +1,4 @@
-//! The norm over a mesh: of any type, clipped by alike on all ranks, and stopped by what is not finite on any.
+//! Norms over a mesh: every type, equal clipping on all ranks, and steps skipped for non-finite gradients on any rank.
 
 use crate::common::{
     AT, MESHES, PERIOD, STAGES, STEPS, TOKENS, arrangements, fill, gradient, model, read, run, token_grad,
@@ -12,7 +12,7 @@ use meshstep_shard::{Combine, Options, Outcome, Stage};
 use meshstep_tensor::DType::F32;
 use std::sync::Arc;
 
-/// The magnitudes of the whole gradient of a step, which are exact.
+/// Returns the magnitudes of the whole gradient of a step, which are exact.
 fn magnitudes(step: usize) -> Vec<f64> {
     let mean = |p: &meshstep_parallel3d::Parameter, i: usize| {
         let sum: f32 = (0..TOKENS).map(|token| token_grad(p, i, token, step)).sum();
@@ -27,7 +27,7 @@ fn magnitudes(step: usize) -> Vec<f64> {
     all
 }
 
-/// Of few elements and many ranks, so that some own nothing. `run` compares the ranks' norms and factors.
+/// With few elements and many ranks, some ranks own nothing. `run` compares the ranks' norms and factors.
 #[test]
 fn every_norm_is_that_of_the_whole_gradient() {
     let magnitudes: Vec<Vec<f64>> = (0..STEPS).map(magnitudes).collect();
@@ -41,7 +41,7 @@ fn every_norm_is_that_of_the_whole_gradient() {
         }
     };
     for (n, norm) in [Norm::L1, Norm::L2, Norm::P(3.0), Norm::Inf].into_iter().enumerate() {
-        // Each mesh and stage with one norm, in long runs with all.
+        // Short runs try each mesh and stage with one norm, long runs with all.
         for (_, mesh, stage) in arrangements().filter(|(i, ..)| long() || i / MESHES.len() % 4 == n) {
             let (combine, bucket_len) = (Combine::Weighted, Some(40));
             let options = Options { stage, norm, combine, bucket_len, ..Options::default() };
@@ -60,7 +60,7 @@ fn every_norm_is_that_of_the_whole_gradient() {
     }
 }
 
-/// Every byte that a step may change. Collective.
+/// Returns all data that a step may change. Collective.
 fn dump(opt: &Optimizer, names: &[String]) -> Vec<(Vec<u32>, Vec<Vec<u32>>, u64)> {
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
     let one = |name: &String| {
@@ -71,13 +71,13 @@ fn dump(opt: &Optimizer, names: &[String]) -> Vec<(Vec<u32>, Vec<Vec<u32>>, u64)
     names.iter().map(one).collect()
 }
 
-/// One element of one rank's own gradient, of each kind of parameter, on each rank in turn: also where the rank only repeats
-/// what another counts.
+/// A non-finite element in one rank's gradient, for each kind of parameter and each rank in turn, including ranks with elements that only
+/// another rank counts.
 #[test]
 fn what_is_not_finite_on_one_rank_skips_the_step_on_all() {
     let meshes = ["tp=2,cp=2,dp=2", "dp_replicate=2,dp_shard=2,tp=2", "tp=4,dp=2"];
     let all = meshes.into_iter().flat_map(|mesh| STAGES.map(|stage| (mesh, stage)));
-    // Of each mesh and stage one or two pairs, but in long runs all.
+    // Short runs try one or two combinations of each mesh and stage, long runs all.
     let some = |i: usize| long() || (i / STAGES.len() + i % STAGES.len()).is_multiple_of(3);
     for (_, (mesh, stage)) in all.enumerate().filter(|(i, _)| some(*i) && tried(*i, 1)) {
         let ranks = loopback::spawn(8, |world: Arc<dyn Communicator>| {
@@ -111,7 +111,7 @@ fn skips(world: Arc<dyn Communicator>, mesh: Mesh, stage: Stage) {
     for (i, culprit) in (0..world.world_size()).enumerate() {
         assert!(matches!(step(&mut opt, i % STEPS, None), Outcome::Applied { .. }));
         let _ = step(&mut undisturbed, i % STEPS, None);
-        // No skipped step changes it.
+        // Skipped steps leave it unchanged.
         let before = dump(&opt, &names);
         for (skipped, name) in names.iter().enumerate() {
             let value = [f32::NAN, f32::INFINITY][skipped % 2];

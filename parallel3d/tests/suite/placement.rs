@@ -1,4 +1,4 @@
-//! What of a parameter a rank holds: shapes, pieces, who counts, and what is refused.
+//! A rank's part of a parameter: shapes, pieces, counting, and refused placements.
 
 use Axis::{Cp, Dp, DpReplicate, DpShard, Pp, Tp};
 use meshstep_optim::Strided;
@@ -17,7 +17,7 @@ fn pieces(placement: &Placement, shape: &[usize], mesh: &Mesh, rank: usize) -> V
 
 type Ranges = Vec<Range<usize>>;
 
-/// Megatron's interleaved queries, keys and values with fewer heads for the latter: rank 1 of 2 has the second half of each.
+/// Megatron's interleaved queries, keys and values, with fewer heads for keys and values: rank 1 of 2 has the second half of each.
 #[test]
 fn blocks_are_each_cut() {
     let qkv = Placement::whole().cut_in_blocks(Tp, 0, [8, 2, 2]);
@@ -34,7 +34,7 @@ fn blocks_are_each_cut() {
     assert_eq!(pieces(&row, &[5, 4], &mesh("dp=2"), 1)[0].global, [0..5, 0..4]);
 }
 
-/// What is cut by columns, also in equal blocks, is one part however many rows it has; unequal blocks are parts of their own.
+/// A cut by columns, also in equal blocks, is one part for any number of rows; unequal blocks are separate parts.
 #[test]
 fn parts_are_few() {
     let on = mesh("tp=2,dp=2");
@@ -51,7 +51,7 @@ fn parts_are_few() {
     assert_eq!(parts(w().cut_in_blocks(Tp, 0, [12, 2, 2]), &[16]), heads);
 }
 
-/// Which ranks have the same values, a part of the same gradient, the same reduced gradient.
+/// Axes with equal values, with partial gradients, and with equal reduced gradients.
 #[test]
 fn axes_follow_from_the_placement() {
     let whole = Placement::whole();
@@ -98,7 +98,7 @@ fn what_is_wrong_is_named() {
     assert_eq!(refused(w.clone().reduced_over(Dp | Pp), &[4]), stages);
     let endless = w.clone().cut_in_blocks(Tp, 0, [usize::MAX - 1, 10]);
     assert!(matches!(refused(endless, &[8]), MeshError::Blocks { extent: 8, .. }));
-    // dp and one of its parts are one axis.
+    // dp and one of its parts count as the same axis.
     let (hsdp, apart) = (mesh("dp_replicate=2,dp_shard=2"), w.reduced_over(Axes::NONE));
     for (first, second) in [(Dp, DpShard), (DpShard, Dp), (Dp, DpReplicate)] {
         let error = apart.clone().cut(first, 0).cut(second, 1).local_shape("w", &[8, 8], &hsdp).unwrap_err();
@@ -134,7 +134,7 @@ fn tied_parameters_are_one() {
     );
 }
 
-/// A family is what travels together: cut matrices, norms whose gradients are partial, what is whole everywhere.
+/// Parameters of a family travel together: cut matrices, norms with partial gradients, whole parameters.
 #[test]
 fn families_are_the_ways_gradients_become_whole() {
     let (whole, cut) = (Placement::whole(), Placement::whole().cut(Tp, 0));
@@ -168,7 +168,7 @@ fn families_are_the_ways_gradients_become_whole() {
 }
 
 proptest! {
-    /// Over the ranks of a group with one copy of each part, every element is held once; and what a rank holds is filled once.
+    /// Over a group with one copy of each part, every element is held once, and every position of a rank's part is filled once.
     #[test]
     fn pieces_cover_a_parameter_once(
         tp in 1usize..5,
@@ -201,7 +201,7 @@ proptest! {
                 prop_assert_eq!(extents(&piece.global), extents(&piece.local));
             }
             prop_assert!(filled.iter().all(|&n| n == 1));
-            // The same elements in the same order, as parts.
+            // `parts` has the same elements in the same order.
             let mut indices = vec![0; filled.len()];
             for piece in pieces(&placement, &shape, &on, rank) {
                 for (i, r) in piece.global[0].clone().enumerate() {

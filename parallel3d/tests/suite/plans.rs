@@ -1,4 +1,4 @@
-//! Plans of well-known models: reviewed as text, checked against published numbers, quick for many ranks.
+//! Plans of well-known models: reviewed as text, checked against published numbers, fast for many ranks.
 
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::models::{Gpt2, Llama3};
@@ -8,7 +8,7 @@ use meshstep_tensor::DType::{BF16, F32};
 use std::path::Path;
 use std::time::Instant;
 
-/// Compares with `tests/snapshots/NAME.txt`; with `UPDATE_SNAPSHOTS=1` writes it, to be reviewed.
+/// Compares with `tests/snapshots/NAME.txt`. With `UPDATE_SNAPSHOTS=1` writes that file, for review.
 fn snapshot(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(name).with_extension("txt");
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some_and(|value| value == "1") {
@@ -18,7 +18,7 @@ fn snapshot(name: &str, text: &str) {
     assert!(text == reviewed, "{} differs; UPDATE_SNAPSHOTS=1 writes it:\n{text}", path.display());
 }
 
-/// bf16 parameters and gradients, f32 masters.
+/// Returns options with bf16 parameters and gradients and f32 masters.
 fn mixed(stage: Stage) -> Options {
     let precision = Precision { master: Master::F32, ..Precision::default() };
     Options { stage, precision, ..Options::default() }
@@ -74,8 +74,8 @@ fn one_rank() {
     snapshot("one_rank", &plan.rank(3).unwrap().to_string());
 }
 
-/// A 405 B-parameter model on 16,384 ranks, as many of them along `cp` as in its training on long sequences: all of it, totals and
-/// the detail of any one rank.
+/// A model with 405 billion parameters on 16,384 ranks, with the `cp` degree of its long-context training: totals, and one rank in
+/// detail.
 #[test]
 fn the_largest_plan_takes_less_than_a_second() {
     let begun = Instant::now();
@@ -89,16 +89,15 @@ fn the_largest_plan_takes_less_than_a_second() {
         let took = begun.elapsed();
         assert!(owned > 0 && totals.ranks == 16_384);
         assert!(took.as_secs_f64() < 1.0, "{mesh} took {took:?}");
-        // Every element's master and moments once, and pads.
+        // Master and moments of every element once, plus padding.
         let (elements, state) = (model.len(), totals.memory.master + totals.memory.state);
         assert!(state >= 12 * elements && state < 12 * elements * 10_001 / 10_000, "{mesh}: {totals:?}");
     }
     println!("{:?}", begun.elapsed());
 }
 
-/// Bytes per rank of Rajbhandari et al. (2020), figure 1: 7.5 billion parameters of 2 bytes, gradients of 2, and 12 bytes of
-/// master and moments each, over 64 ranks. Neither what travels through buckets is
-/// in it, nor units that are gathered.
+/// Bytes per rank of Rajbhandari et al. (2020), figure 1: 7.5 billion parameters of 2 bytes, gradients of 2 bytes, and 12 bytes of master
+/// and moments each, over 64 ranks. The figure includes neither buckets nor gathered units.
 #[test]
 fn the_zero_papers_table() {
     let layer = |model: meshstep_parallel3d::ModelBuilder, i: usize| {
@@ -116,8 +115,8 @@ fn the_zero_papers_table() {
     }
 }
 
-/// Without ZeRO, parameters and Adam's two moments of f32 are three times the model's bytes, of which tensor-parallel ranks have a
-/// part each; norms are whole on all of them.
+/// Without ZeRO, f32 parameters and Adam's two moments are three times the model's bytes. Tensor-parallel ranks divide them, except for
+/// norms, which are whole on every rank.
 #[test]
 fn without_zero_three_times_the_model_over_tp() {
     for (tp, mesh) in [(1, "tp=1,dp=8"), (2, "tp=2,dp=4"), (4, "tp=4,cp=2"), (8, "tp=8,dp=2")] {
@@ -130,7 +129,7 @@ fn without_zero_three_times_the_model_over_tp() {
     }
 }
 
-/// Whole parameters are balanced over the ranks that divide them, whichever way they are shared otherwise.
+/// Whole parameters are balanced over the ranks that divide them, across families.
 #[test]
 fn whole_parameters_of_several_families_are_balanced_together() {
     let whole = Placement::whole();
@@ -143,12 +142,12 @@ fn whole_parameters_of_several_families_are_balanced_together() {
     for owners in [Owners::SortedGreedy, Owners::RoundRobin] {
         let plan = plan("tp=2,dp=2", &model, &full(Stage::WholeParams(owners)));
         let owned = |rank| plan.rank(rank).unwrap().memory().state / 8;
-        // 64, then 64 to the other, then 128 to the first of both.
+        // 64 to the first rank, then 64 to the other, then 128 to the first of both.
         assert_eq!([0, 1, 2, 3].map(owned), [192, 192, 64, 64], "{owners:?}");
     }
 }
 
-/// The numbers a program reads are those a person does.
+/// JSON and table output have the same numbers.
 #[test]
 fn json_says_the_same() {
     let model = Gpt2 { vocab: 50_304, ..Gpt2::SMALL }.model(F32).build().unwrap();
@@ -175,18 +174,18 @@ fn json_says_the_same() {
     assert_eq!(json["sends"][0]["ranks"], serde_json::json!([1, 3, 5, 7]));
 }
 
-/// Norms, whose gradients are summed over `tp` too, lie in buckets of their own between those of matrices. Of each family that is the
-/// longest two buckets that follow each other, in bf16; they are 40 million elements where a parameter is no longer.
+/// Norms are also reduced over `tp` and have buckets of their own between those of matrices. The pool holds the longest two consecutive
+/// buckets of each family, in bf16; a bucket has 40 million elements unless a parameter is longer.
 #[test]
 fn a_backward_pass_takes_two_buckets_of_each_family() {
     let llama = Llama3::B8.model(BF16, 1).build().unwrap();
     let gpt2 = Gpt2 { vocab: 50_304, ..Gpt2::SMALL }.model(BF16).build().unwrap();
-    // Half of the head, and of the last block's projection down, which does not fit into a bucket with the one before it.
+    // Half of the head, and half of the last block's down projection, which does not fit into the bucket before it.
     let matrices = 128_256 * 4096 / 2 + 14_336 * 4096 / 2;
-    // In one bucket, or in one for each unit, where a block has two.
+    // All norms in one bucket, or with units one bucket for each unit; a block has two norms.
     let norms = [65 * 4096, 2 * 2 * 4096];
-    // Of GPT-2, which has no more than two buckets of a family, all that a rank has, and pads; by units, of each family the
-    // embedding's and the first block's.
+    // GPT-2 has at most two buckets of a family, so the pool holds everything a rank has, plus padding; with units it holds the
+    // embedding's and the first block's buckets of each family.
     let gpt2_is = [
         50_304 * 768 / 2 + 12 * 3_541_632 + 843_264 + 3072,
         50_304 * 768 / 2 + 3_541_632 + 786_432 + 4608 + 2944,
@@ -195,7 +194,7 @@ fn a_backward_pass_takes_two_buckets_of_each_family() {
     let models =
         [(&llama, Stage::Zero2), (&llama, Stage::Zero3), (&gpt2, Stage::Zero2), (&gpt2, Stage::Zero3)];
     let pools = models.map(|(model, stage)| {
-        // Buckets of which two of a family are not a small share.
+        // Bucket length for which two buckets of a family are not a small share.
         let options = Options { bucket_len: Some(40_000_000), ..mixed(stage) };
         let plan = plan("tp=2,dp=32", model, &options);
         let [pipeline] = plan.pipeline() else { panic!("one stage") };
@@ -209,7 +208,7 @@ fn a_backward_pass_takes_two_buckets_of_each_family() {
     assert_eq!(pools, expected);
 }
 
-/// What an optimizer refuses its plan does, before there is a rank.
+/// A plan refuses the same input as an optimizer, before any rank starts.
 #[test]
 fn what_contradicts_itself_is_refused() {
     let mesh: Mesh = "tp=2,dp=2".parse().unwrap();
@@ -239,7 +238,7 @@ fn what_contradicts_itself_is_refused() {
     assert!(Plan::new(&mesh, &own, AdamW::default(), &sum).is_ok());
     let plan = plan("tp=2,dp=2", &model, &full(Stage::Zero1));
     assert!(plan.rank(4).unwrap_err().to_string().contains("rank 4 of a mesh of 4"));
-    // Other stages of a pipeline may have no parameters.
+    // Other pipeline stages may have no parameters.
     let empty = Plan::new(&"pp=2,dp=2".parse().unwrap(), &model, AdamW::default(), &full(Stage::Zero2));
     assert_eq!(empty.unwrap().rank(3).unwrap().holds().count(), 0);
 }

@@ -1,4 +1,4 @@
-//! Learning rates by a schedule on a mesh: every rank's from the same step.
+//! Learning rate schedules on a mesh: every rank's rate comes from the same step.
 
 use crate::common::{fill, gradient, model, values};
 use meshstep_comm::{Communicator, loopback};
@@ -32,7 +32,7 @@ fn another_schedule_on_one_rank_is_refused_before_any_step() {
     }
 }
 
-/// What a schedule gives is what was given by hand, over a skipped step and a restart of the count.
+/// A schedule gives the same rates as passing them by hand, across a skipped step and a restored step count.
 #[test]
 fn a_schedules_rates_are_those_given_by_hand() {
     let mesh: Mesh = "tp=2,cp=2,dp=2".parse().unwrap();

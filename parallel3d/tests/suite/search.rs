@@ -1,4 +1,4 @@
-//! A search finds every plan that fits, and orders them by their bytes.
+//! The search finds every plan that fits and orders them by bytes.
 
 use meshstep_cases::{Effort, effort, long};
 use meshstep_optim::{AdamW, Sgd};
@@ -10,7 +10,7 @@ use meshstep_tensor::DType::{BF16, F32};
 const STAGES: [Stage; 5] =
     [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3, Stage::WholeParams(Owners::SortedGreedy)];
 
-/// Rows that four ranks share out, and no eight.
+/// Model with rows that divide among four ranks but not among eight.
 fn model() -> Model {
     let cut = Placement::whole().cut(Axis::Tp, 0);
     let model = Model::builder().param("cut", &[36, 70], BF16, cut);
@@ -21,8 +21,7 @@ fn mesh(dp: usize, cp: usize, tp: usize) -> Mesh {
     Mesh::new([(Axis::Dp, dp), (Axis::Cp, cp), (Axis::Tp, tp)]).unwrap()
 }
 
-/// The slow, obvious search: everything, one plan after another, all its ranks. What fits a cluster is a part of what fits a larger
-/// one.
+/// Slow, obvious search: every plan in turn, over all its ranks. A larger cluster's results include those of a smaller one.
 fn all(cluster: &Cluster, space: &Space) -> Vec<Found> {
     let (model, mut found) = (model(), Vec::new());
     for (tp, cp) in [1, 2, 4, 8].into_iter().flat_map(|tp| [1, 2, 4, 8].map(|cp| (tp, cp))) {
@@ -72,7 +71,7 @@ fn nothing_that_fits_is_left_out() {
     assert!(counts[3] < counts[6] && counts[6] < counts[9], "{counts:?}");
 }
 
-/// Masters are for bf16 alone, and what the vocabulary does not divide among is passed over.
+/// Masters apply to bf16 only, and meshes that do not divide the vocabulary are skipped.
 #[test]
 fn what_contradicts_itself_is_passed_over() {
     let model = Gpt2::SMALL.model(F32).build().unwrap();
@@ -81,7 +80,7 @@ fn what_contradicts_itself_is_passed_over() {
     assert!(!found.is_empty());
     assert!(found.iter().all(|found| found.mesh.degree(Axis::Tp) == 1));
     assert!(found.iter().all(|found| found.recipe.precision.master == Master::None));
-    // Nobody gathers more than once what is reduced once; among equals whoever holds least is first.
+    // Stages that gather only once send least; ties go to the lowest memory.
     assert_eq!((found[0].stage, found[0].mesh.clone()), (Stage::Zero2, mesh(8, 1, 1)));
     let options = found[0].options(&Space::default());
     let plan = Plan::new(&found[0].mesh, &model, AdamW::default(), &options).unwrap();
@@ -92,7 +91,7 @@ fn what_contradicts_itself_is_passed_over() {
 fn what_cannot_be_is_an_error() {
     let four = Llama3 { layers: 4, ..Llama3::B8 }.model(BF16, 4).build().unwrap();
     let cluster = Cluster { ranks: 10, memory: u64::MAX, ranks_per_node: 8 };
-    // No number of ranks takes long.
+    // Any number of ranks returns quickly.
     let endless = Cluster { ranks: 1 << 36, ..cluster };
     let found = Plan::search(&four, &endless, AdamW::default(), &Space::default());
     assert!(found.is_err(), "{found:?}");
@@ -111,16 +110,16 @@ fn what_cannot_be_is_an_error() {
     assert!(matches!(error, Error::Shard(meshstep_shard::Error::UnusedPrecision { .. })), "{error}");
 }
 
-/// 405 billion parameters on 16,384 ranks of 80 GB: what fits divides at least the state, and the sizes are known.
+/// 405 billion parameters on 16,384 ranks of 80 GB: every plan that fits divides at least the state, and the sizes are known.
 #[test]
 fn the_largest_model_fits_its_cluster() {
-    // A block for each pipeline stage in short runs.
+    // Short runs use one block for each pipeline stage.
     let layers = if effort() == Effort::Tenth { 16 } else { Llama3::B405.layers };
     let model = Llama3 { layers, ..Llama3::B405 }.model(BF16, 16).build().unwrap();
     let mut space = Space::default();
     if !long() {
         space.stages = vec![Stage::Zero1, Stage::Zero3];
-        // Bf16 parameters alone are refused: those with f32 masters.
+        // The search skips bf16 parameters without masters, so short runs try only f32 masters.
         space.recipes = vec![space.recipes[1]];
         space.bucket_lens.truncate(1);
     }

@@ -19,7 +19,7 @@ fn every_mesh_and_stage_gives_the_same_bits() {
     }
 }
 
-/// Equal numbers of tokens on each rank: the mean of means is the mean.
+/// With equally many tokens on each rank, the mean of means is the mean.
 #[test]
 fn a_mean_of_means_is_the_mean_where_ranks_have_as_many_tokens() {
     let options = |combine| Options { combine, ..Options::default() };
@@ -29,8 +29,8 @@ fn a_mean_of_means_is_the_mean_where_ranks_have_as_many_tokens() {
     }
 }
 
-/// One valid token in a sequence that is cut along cp: by tokens its gradient is the same however it is cut, where the mean of the
-/// ranks' means would divide it by their number.
+/// One valid token in a sequence cut along cp: weighted by tokens, its gradient does not depend on the cut; the mean of the ranks' means
+/// would divide it by their number.
 #[test]
 fn a_mask_does_not_show_how_a_sequence_is_cut() {
     let model = Model::builder().param("w", &[1], F32, Placement::whole()).build().unwrap();
@@ -54,7 +54,7 @@ fn a_mask_does_not_show_how_a_sequence_is_cut() {
     assert_eq!([1, 2, 4].map(|cp| moved(cp, Combine::Mean)), [-3.0, -1.5, -0.75]);
 }
 
-/// n ones have the norm sqrt(n), however many ranks hold them; the sum of all ranks' own squares is more.
+/// n ones have the norm sqrt(n), for any number of ranks that hold them; the sum of all ranks' own squares is larger.
 #[test]
 fn what_several_ranks_hold_counts_once() {
     let ones = Model::builder()
@@ -91,7 +91,7 @@ fn what_several_ranks_hold_counts_once() {
     }
 }
 
-/// Ones on four tensor-parallel ranks: parts add up to 4, average to 1, equal gradients are 1.
+/// Ones on four tensor-parallel ranks: partial sums add up to 4, partial means to 1, equal gradients stay 1.
 #[test]
 fn parts_become_one_as_their_placement_says() {
     let parts = |gradient| Placement::whole().gradient(gradient);
@@ -170,7 +170,7 @@ fn what_cannot_step_is_refused_on_every_rank() {
     });
 }
 
-/// One rank along tp gives the micro-batch they share another weight: all are told, and step on.
+/// One rank along tp passes a different weight for the shared micro-batch: every rank gets an error, and the next step works.
 #[test]
 fn weights_that_differ_along_tp_are_told() {
     let model = Model::builder().param("w", &[4], F32, Placement::whole()).build().unwrap();
@@ -205,7 +205,7 @@ fn weights_that_differ_along_tp_are_told() {
                 let odd = if rank == odd { 7 } else { 3 };
                 step(odd, true).unwrap();
                 let told = step(odd, false).unwrap_err();
-                // Other data has other weights.
+                // Different data has different weights.
                 step(1 + place(mesh, rank), false).unwrap();
                 told
             });
@@ -218,14 +218,14 @@ fn weights_that_differ_along_tp_are_told() {
     }
 }
 
-/// A number of each place along dp and cp.
+/// Returns a number for each index along dp and cp.
 fn place(mesh: &str, rank: usize) -> u64 {
     let mesh: Mesh = mesh.parse().unwrap();
     let at = mesh.coordinate(rank).unwrap();
     (mesh.place(&at, Axis::Dp) * 8 + mesh.place(&at, Axis::Cp)) as u64
 }
 
-/// One rank with another placement: every rank is told, none waits for a group that never forms.
+/// One rank with a different placement: every rank gets an error, and none waits for a group that never forms.
 #[test]
 fn ranks_with_different_models_are_told() {
     let told = loopback::spawn(4, |world: Arc<dyn Communicator>| {
@@ -241,7 +241,7 @@ fn ranks_with_different_models_are_told() {
     }
 }
 
-/// A tied parameter goes by either name, wherever one is asked for; it is one.
+/// A tied parameter is one parameter and can be accessed by either name.
 #[test]
 fn tied_parameters_go_by_either_name() {
     let model = || {
@@ -295,7 +295,7 @@ fn tied_parameters_go_by_either_name() {
     });
     for (twice, models) in refused.unwrap() {
         assert!(matches!(twice, Error::Shard(meshstep_shard::Error::InTwoGroups { .. })), "{twice}");
-        // The first in the order of the alphabet.
+        // The first alias in alphabetical order.
         let tied = "tied parameter \"lm_head\"";
         assert!(matches!(&models, Error::Models { what, rank: 2, .. } if what == tied), "{models}");
     }

@@ -1,4 +1,4 @@
-//! Stochastic rounding on meshes: random bits go with the elements of the whole, however a mesh cuts them.
+//! Stochastic rounding on meshes: random bits depend on the element of the whole parameter, not on the cuts.
 
 use crate::common::{MESHES, arrangements, run};
 use meshstep_cases::long;
@@ -7,7 +7,7 @@ use meshstep_parallel3d::{Axis, Gradient, Model, Placement};
 use meshstep_shard::{Combine, Moments, Options, Precision, Stage};
 use meshstep_tensor::DType::{self, BF16, F32};
 
-/// Cut by rows, by columns in runs longer and shorter than a row of counters, in blocks of either, inside, and not at all.
+/// Cuts by rows, by columns in runs longer and shorter than a row of counters, in blocks of either, in a middle dimension, and none.
 fn model(dtype: DType) -> Model {
     let whole = Placement::whole();
     let cut = |dim| whole.clone().cut(Axis::Tp, dim);
@@ -37,7 +37,7 @@ fn every_mesh_and_stage_draws_the_same_bits() {
         };
         let expected = run(&model, "tp=1", &options(Stage::Replicated, 1));
         assert_ne!(run(&model, "tp=1", &options(Stage::Replicated, 2)), expected, "the seed shows");
-        // Each mesh and stage with one recipe, in long runs with all.
+        // Short runs try each mesh and stage with one recipe, long runs with all.
         for (_, mesh, stage) in arrangements().filter(|(i, ..)| long() || i / MESHES.len() % 3 == r) {
             assert_eq!(run(&model, mesh, &options(stage, 1)), expected, "{mesh} {stage:?} {dtype}");
         }

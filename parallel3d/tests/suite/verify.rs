@@ -1,4 +1,4 @@
-//! What differs on a mesh is named: the vector, its ranks by their coordinates, and the element of the whole parameter.
+//! A difference on a mesh is reported with its vector, the ranks' coordinates, and the element of the whole parameter.
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 const AT: StepArgs = StepArgs { lr: 0.01, max_norm: Some(1.0), grad_scale: 1.0 };
 
-/// A norm with a part of its gradient on each rank along tp, one that all compute alike, and matrices cut in three ways.
+/// A norm with partial gradients along tp, one with equal gradients, and matrices cut in three ways.
 fn model() -> Model {
     let whole = Placement::whole();
     Model::builder()
@@ -29,7 +29,7 @@ fn built(world: Arc<dyn Communicator>, mesh: &str, stage: Stage) -> Optimizer {
     let rank = world.rank();
     let options = Options { stage, bucket_len: Some(300), meter: Meter::new(), ..Options::default() };
     let initial = |p: &Parameter, pieces: &[Piece], mut values: SliceMut<'_>| {
-        // Other values on each rank that holds another part.
+        // Different values on ranks that hold different parts.
         let salt = pieces.iter().flat_map(|piece| &piece.global).fold(p.name.len(), |s, r| s * 31 + r.start);
         let own: Vec<f32> = (0..values.len()).map(|i| ((i * 7 + salt) % 101) as f32 / 32.0 - 1.5).collect();
         values.copy_from((&own[..]).into())
@@ -40,7 +40,7 @@ fn built(world: Arc<dyn Communicator>, mesh: &str, stage: Stage) -> Optimizer {
     opt
 }
 
-/// A step whose gradients are the same for the same part, whichever rank has it.
+/// Takes a step with gradients that are equal for equal parts.
 fn take(opt: &mut Optimizer, t: usize) -> Result<(), Error> {
     let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
     let mb = opt.micro_batch(1)?;
@@ -60,8 +60,8 @@ fn differs(error: Error) -> Differs {
     }
 }
 
-/// The lowest bit of one element of a vector flips on the rank at `at`: what all ranks are told, by `verify` and by the next
-/// step alike.
+/// Flips the lowest bit of one element of a vector on the rank at `at`. Returns the error that all ranks get from `verify`; the next step
+/// reports the same.
 fn flipped(mesh: &str, stage: Stage, at: &str, (name, slot): (&str, &str), element: usize) -> Differs {
     let shape: Mesh = mesh.parse().unwrap();
     let told = loopback::spawn(shape.world_size(), |world: Arc<dyn Communicator>| {
@@ -104,7 +104,7 @@ fn a_replicated_moment_on_a_context_parallel_rank_is_named() {
     let told = flipped(CUBE, Stage::Replicated, "dp=0 cp=1 tp=0", ("pos", "m"), 100);
     assert_eq!((told.difference.odd(), told.difference.held.len()), (vec![2], 8));
     assert_eq!(told.index, Some(vec![33, 1]));
-    // Cut along tp: the four ranks with the same part, and the element of the whole.
+    // Cut along tp: four ranks have the same part; the element is reported in the whole parameter.
     let told = flipped(CUBE, Stage::Replicated, "dp=1 cp=1 tp=1", ("down", "v"), 8 + 3);
     let ranks: Vec<usize> = told.difference.held.iter().map(|held| held.rank).collect();
     assert_eq!((ranks, told.axes), (vec![1, 3, 5, 7], Axis::Dp | Axis::Cp));
@@ -115,7 +115,7 @@ fn a_replicated_moment_on_a_context_parallel_rank_is_named() {
 fn a_sharded_moment_is_named() {
     let moments = [Stage::Zero1, Stage::Zero2, Stage::Zero3].map(|stage| (stage, "v"));
     for (stage, slot) in moments.into_iter().chain([(Stage::Zero3, "param")]) {
-        // 20 of each of tp's rows; the ranks along dp x cp have 64 elements each, padded.
+        // `up` has 20 columns; the ranks along dp x cp own 64 elements each, padded.
         let told = flipped(CUBE, stage, "dp=0 cp=1 tp=1", ("up", slot), 64 + 5);
         let down = &told.difference;
         assert_eq!((down.odd(), down.held.len(), told.axes), (vec![3], 1, Axes::NONE), "{told}");
@@ -124,7 +124,7 @@ fn a_sharded_moment_is_named() {
     }
 }
 
-/// A shard that others hold too: along dp_replicate, and along tp where the parameter is whole.
+/// A shard with replicas: along dp_replicate, and along tp for a whole parameter.
 #[test]
 fn a_shard_with_replicas_is_compared_with_them() {
     let mesh = "dp_replicate=4,dp_shard=2";
@@ -134,7 +134,7 @@ fn a_shard_with_replicas_is_compared_with_them() {
         assert_eq!((ranks, told.difference.odd()), (vec![1, 3, 5, 7], vec![5]));
         assert_eq!((told.axes, told.difference.wrote), (Axes::from(Axis::DpReplicate), None));
     }
-    // Cut along tp, and its part of that divided along dp_shard.
+    // Cut along tp, with the part divided along dp_shard.
     let mesh = "dp_replicate=3,dp_shard=2,tp=2";
     let told = flipped(mesh, Stage::Zero3, "dp_replicate=1 dp_shard=1 tp=1", ("up", "param"), 80 + 70);
     let ranks: Vec<usize> = told.difference.held.iter().map(|held| held.rank).collect();
@@ -155,7 +155,7 @@ fn a_parameter_on_a_data_parallel_rank_is_named() {
     assert_eq!((told.index, told.element), (Some(vec![16 + 2, 1]), Some(18 * 6 + 1)));
 }
 
-/// Two ranks: neither is believed, both are named.
+/// Two ranks: there is no majority, and both are reported.
 #[test]
 fn a_tie_names_both() {
     let told = loopback::spawn(4, |world: Arc<dyn Communicator>| {
@@ -175,7 +175,7 @@ fn a_tie_names_both() {
     }
 }
 
-/// Steps that are verified each.
+/// Number of verified steps.
 fn clean_steps() -> usize {
     meshstep_cases::cases(60, 1000) as usize
 }
@@ -215,7 +215,7 @@ fn clean_steps_raise_no_alarm_and_majorities_repair() {
 
 #[test]
 fn clean_steps_at_stage_3_raise_no_alarm_and_majorities_repair_a_part() {
-    // Who has rank 2's part: two along tp have no majority.
+    // Ranks that hold rank 2's part: two along tp have no majority.
     let hsdp = "dp_replicate=2,dp_shard=2,tp=2";
     let all = [(hsdp, vec![2, 3, 6, 7]), (CUBE, vec![]), ("tp=4,dp=2", vec![0, 1, 2, 3])];
     for (_, (mesh, same)) in all.into_iter().enumerate().filter(|(i, _)| meshstep_cases::tried(*i, 1)) {
@@ -244,7 +244,7 @@ fn clean_steps_at_stage_3_raise_no_alarm_and_majorities_repair_a_part() {
     }
 }
 
-/// Ranks along tp that compute other gradients for what they hold alike: told before they are applied.
+/// Ranks along tp with different gradients for a shared parameter: reported before the gradients are applied.
 #[test]
 fn gradients_that_should_be_the_same_are_compared() {
     for stage in [Stage::Replicated, Stage::Zero1] {
@@ -258,7 +258,7 @@ fn gradients_that_should_be_the_same_are_compared() {
                 if tp == 2 && name == "pos" {
                     grad[65] = 1.5;
                 }
-                // Parts that are to differ, until the step has added them up.
+                // Partial gradients may differ until the step sums them.
                 if name == "ln" {
                     grad.fill(1.0 + tp as f32);
                 }
@@ -278,7 +278,7 @@ fn gradients_that_should_be_the_same_are_compared() {
     }
 }
 
-/// What is reduced further by the step is compared among those that have the same until then.
+/// Gradients with a further reduction are compared among the ranks that hold the same values before it.
 #[test]
 fn gradients_that_are_reduced_further_are_compared_before() {
     let zero3 = [Stage::Zero1, Stage::Zero2, Stage::Zero3];
@@ -291,12 +291,12 @@ fn gradients_that_are_reduced_further_are_compared_before() {
             let mut verify = |odd: &str| {
                 let mb = opt.micro_batch(1).unwrap();
                 for (name, len) in &lens {
-                    // Each replica has other data.
+                    // Each replica has different data.
                     let mut grad = vec![1.0 + copy as f32; *len];
                     if tp == 1 && copy == 1 && name == odd {
                         grad[65] = 9.0;
                     }
-                    // Parts that are to differ, until the step has added them up.
+                    // Partial gradients may differ until the step sums them.
                     if name == "ln" {
                         grad.fill(1.0 + tp as f32);
                     }
@@ -308,7 +308,7 @@ fn gradients_that_are_reduced_further_are_compared_before() {
                 told
             };
             let clean = verify("none").unwrap();
-            // Divided, only `pos` has other ranks that have the same, along tp.
+            // If gradients are divided, only `pos` has other ranks with the same values, along tp.
             let compared = if whole.contains(&stage) { 5 } else { 1 };
             assert_eq!((clean.compared, clean.unchecked), (compared, 5 - compared), "{stage:?}");
             differs(verify("pos").unwrap_err())
@@ -322,7 +322,7 @@ fn gradients_that_are_reduced_further_are_compared_before() {
     }
 }
 
-/// Parts of a cut matrix that all ranks began alike; constants are no surprise.
+/// Parts of a cut matrix that began equal on all ranks; constant parts are not listed.
 #[test]
 fn parts_that_are_alike_are_listed() {
     let model = Model::builder()
@@ -336,7 +336,7 @@ fn parts_that_are_alike_are_listed() {
         let initial = |p: &Parameter, pieces: &[Piece], mut values: SliceMut<'_>| {
             let part = pieces[0].global.iter().map(|range| range.start).sum::<usize>();
             let of = |i: usize| match p.name.as_str() {
-                // The second and the fourth rank have the same.
+                // The second and the fourth rank have equal parts.
                 "same" => (i * (1 + part / 2 % 2)) as f32,
                 "zeros" => 0.0,
                 _ => (i + part) as f32,
@@ -359,7 +359,7 @@ fn parts_that_are_alike_are_listed() {
     }
 }
 
-/// A difference that a step with a closure meets is told where it is, as by any other step.
+/// A step with a closure reports the location of a difference as any other step does.
 #[test]
 fn a_step_with_a_closure_tells_where() {
     let told = loopback::spawn(4, |world: Arc<dyn Communicator>| {
@@ -381,7 +381,7 @@ fn a_step_with_a_closure_tells_where() {
     assert_eq!(told.unwrap(), vec![[Some(vec![9, 1]), Some(vec![9, 1])]; 4]);
 }
 
-/// Some ranks verify while others step, whoever shares a group with whom: an error on all of them, and nobody waits.
+/// Some ranks verify while others step, for every split into the two: all of them get an error, and none waits.
 #[test]
 fn ranks_that_verify_while_others_step_are_told() {
     for (s, stage) in [Stage::Replicated, Stage::Zero1, Stage::Zero2].into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A rank that fails alone in a verification, or that does something else meanwhile, is an error on all ranks: nobody waits.
+//! A rank that fails alone during a verification, or makes another call, is an error on all ranks, and none waits.
 
 use crate::common::{AT, STAGES, fill};
 use meshstep_cases::{long, stride, tried};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-/// Refuses one of its rank's calls, and knows which communicators were made of it, and whether they are aborted.
+/// Communicator that refuses one of its rank's calls; it records the communicators split from it and their aborts.
 #[derive(Debug)]
 struct Failing {
     inner: Arc<dyn Communicator>,
@@ -32,7 +32,7 @@ impl Failing {
         Failing { inner, left, aborted, made }
     }
 
-    /// An error at the call at which none is left.
+    /// Counts down and fails at the call at which the count is 0.
     fn call(&self) -> Result<(), CommError> {
         let refused = meshstep_tensor::Error::OutOfMemory { bytes: 1, category: Category::Staging };
         if self.left.fetch_sub(1, SeqCst) == 0 { Err(refused.into()) } else { Ok(()) }
@@ -88,7 +88,7 @@ fn built(world: Arc<dyn Communicator>, mesh: &str, stage: Stage) -> Optimizer {
     Optimizer::new(world, mesh.parse().unwrap(), &model, AdamW::default(), fill, options).unwrap()
 }
 
-/// Verifications with a step between them, and its gradients' too.
+/// Runs two verifications around a step, and one of its gradients.
 fn verify_and_step(opt: &mut Optimizer) -> Result<(), Error> {
     opt.verify()?;
     let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
@@ -101,7 +101,7 @@ fn verify_and_step(opt: &mut Optimizer) -> Result<(), Error> {
     Ok(())
 }
 
-/// Four ranks that stay, with what they hold, until all have ended: nobody hears of a failure because a rank has left.
+/// Runs `call` on four ranks that all keep their communicators until the last ends, so that no error comes from a rank that left.
 fn on_four<T: Send>(call: impl Fn(Arc<dyn Communicator>) -> (T, Optimizer) + Sync) -> Vec<T> {
     let config = loopback::Config { timeout: Duration::from_secs(3), ..loopback::Config::new(4) };
     let ended = Barrier::new(4);
@@ -129,7 +129,7 @@ fn is_prompt(told: &Result<(), Error>) -> bool {
 fn a_rank_that_fails_alone_in_a_verification_ends_it_for_all() {
     let meshes = ["tp=2,dp=2", "dp_replicate=2,tp=2", "tp=4"];
     let all = meshes.into_iter().flat_map(|mesh| STAGES.map(|stage| (mesh, stage)));
-    // Of each mesh and stage one or two pairs, but in long runs all.
+    // Short runs try one or two combinations of each mesh and stage, long runs all.
     let some = |i: usize| long() || (i / STAGES.len() + i % STAGES.len()).is_multiple_of(3);
     for (_, (mesh, stage)) in all.enumerate().filter(|(i, _)| some(*i) && tried(*i, 1)) {
         for at in (0..).step_by(stride(1)) {
@@ -146,7 +146,7 @@ fn a_rank_that_fails_alone_in_a_verification_ends_it_for_all() {
             });
             let all = |of: fn(&Result<(), Error>) -> bool| told.iter().all(|(told, ..)| of(told));
             assert!(all(is_prompt), "{mesh} {stage:?} call {at}: {told:?}");
-            // It wraps once it has failed, which has to abort all that the rank has made.
+            // A failed call wraps the count, and the rank must have aborted all its communicators.
             if told[1].1 {
                 assert!(all(Result::is_ok) && at > 10, "{mesh} {stage:?} call {at}: {told:?}");
                 break;

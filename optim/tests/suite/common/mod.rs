@@ -1,4 +1,4 @@
-//! What the tests share: the tables of rules and types, random memory with special values in it, comparison of bits.
+//! Shared test code: tables of rules and types, random memory with special values, comparison of bits.
 
 pub(crate) mod naive;
 
@@ -9,7 +9,7 @@ use meshstep_optim::{
 use meshstep_tensor::{DType, Queue, Slice, SliceMut, bf16, f16};
 use std::ops::Range;
 
-/// Every rule with every option that changes its arithmetic. A new rule is new rows.
+/// All rules with all options that change the arithmetic. Add rows for a new rule.
 pub(crate) fn rules() -> Vec<Box<dyn Rule>> {
     let momentum = Sgd { momentum: 0.9, ..Sgd::default() };
     let average = |debias| Sgd { form: Momentum::Average { debias }, ..momentum.clone() };
@@ -75,7 +75,7 @@ pub(crate) fn rules() -> Vec<Box<dyn Rule>> {
     ]
 }
 
-/// Types of parameters, gradients and copy that go together.
+/// Valid combinations of parameter, gradient and copy types.
 pub(crate) const DTYPES: [(DType, DType, Option<DType>); 8] = [
     (DType::F32, DType::F32, None),
     (DType::F32, DType::F32, Some(DType::BF16)),
@@ -87,7 +87,7 @@ pub(crate) const DTYPES: [(DType, DType, Option<DType>); 8] = [
     (DType::F64, DType::F64, None),
 ];
 
-/// Types of everything an update touches, and how it rounds.
+/// Types of all memory that an update touches, and its rounding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recipe {
     pub(crate) params: DType,
@@ -99,7 +99,7 @@ pub(crate) struct Recipe {
 }
 
 impl Recipe {
-    /// Whether `rule`'s state can decay.
+    /// Returns true if this recipe's state type can represent the decay of `rule`.
     pub(crate) fn suits(&self, rule: &dyn Rule) -> bool {
         let nearest = self.state == DType::BF16 && self.rounding == Rounding::Nearest;
         !nearest || rule.state().is_empty() || rule.retention() <= NEAREST_RETENTION
@@ -117,7 +117,7 @@ const F32: Recipe = Recipe {
 const MOMENTS: Recipe = Recipe { state: DType::BF16, rounding: Rounding::Stochastic, ..F32 };
 const SPLIT: Recipe = Recipe { params: DType::BF16, grads: DType::BF16, remainder: true, ..F32 };
 
-/// Every recipe in which something is not f32 or f64, besides gradients and copies.
+/// Every recipe with parameters or state other than f32 or f64.
 pub(crate) const RECIPES: [Recipe; 9] = [
     SPLIT,
     Recipe { grads: DType::F16, ..SPLIT },
@@ -140,12 +140,12 @@ pub(crate) const LENGTHS: [usize; 11] = [0, 1, 15, 16, 17, 63, 64, 65, 65_535, 6
 
 pub(crate) use meshstep_cases::{long, tried};
 
-/// Proptest cases: `normal`, or `long` in the long run.
+/// Returns the proptest configuration: `normal` cases, or `long` in the long run.
 pub(crate) fn cases(normal: u32, long: u32) -> proptest::test_runner::Config {
     proptest::test_runner::Config::with_cases(meshstep_cases::cases(normal, long))
 }
 
-/// The instructions to compare with the reference. Says what is skipped; `REQUIRE_AVX512=1` makes that a failure.
+/// Returns the instruction sets to compare with the reference. Prints those skipped; `REQUIRE_AVX512=1` makes a skip a failure.
 pub(crate) fn fast() -> Vec<Isa> {
     for isa in [Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| !isa.is_available()) {
         println!("skipped: this machine has no {isa}");
@@ -154,7 +154,7 @@ pub(crate) fn fast() -> Vec<Isa> {
     Isa::available().filter(|&isa| isa != Isa::Reference).collect()
 }
 
-/// A small generator (xorshift64*), so that a seed is all a case is.
+/// Small generator (xorshift64*), so that a seed determines a case.
 #[derive(Clone)]
 pub(crate) struct Random(u64);
 
@@ -170,12 +170,12 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Between -1 and 1.
+    /// Returns a number between -1 and 1.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
 
-    /// Mostly ordinary, sometimes as small, as large or as odd as numbers get.
+    /// Returns a number that is mostly ordinary, and sometimes extremely small, large or special.
     pub(crate) fn any(&mut self) -> f64 {
         match self.next() % 64 {
             0 => f64::NAN,
@@ -192,7 +192,7 @@ impl Random {
     }
 }
 
-/// Flat memory of some type.
+/// Flat memory of one type.
 #[derive(Clone, Debug)]
 pub(crate) enum Values {
     F32(Vec<f32>),
@@ -233,7 +233,7 @@ impl Values {
         }
     }
 
-    /// As bits, all NaN alike.
+    /// Returns the values as bits, with all NaN equal.
     pub(crate) fn bits(&self) -> Vec<u64> {
         let one = |nan: bool, bits: u64| if nan { u64::MAX } else { bits };
         match self {
@@ -245,7 +245,7 @@ impl Values {
         }
     }
 
-    /// Where bits differ first, all NaN alike.
+    /// Returns the first index at which bits differ, with all NaN equal.
     pub(crate) fn first_other(&self, b: &Values) -> Option<usize> {
         macro_rules! first {
             ($a:ident, $b:ident) => {
@@ -273,7 +273,7 @@ impl Values {
     }
 }
 
-/// Everything an update touches.
+/// All memory that an update touches.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     pub(crate) params: Values,
@@ -284,7 +284,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Random parameters, gradients, state and even copy.
+    /// Creates random parameters, gradients, state and copy.
     pub(crate) fn random(
         rule: &dyn Rule,
         (params, grads, copy): (DType, DType, Option<DType>),
@@ -301,7 +301,7 @@ impl Memory {
         }
     }
 
-    /// Random memory of a recipe's types. Remainders lie within a half.
+    /// Creates random memory of a recipe's types. Remainders are within half a bf16 ulp.
     pub(crate) fn of(rule: &dyn Rule, recipe: &Recipe, len: usize, seed: u64) -> Self {
         let mut memory = Memory::random(rule, (recipe.params, recipe.grads, recipe.copy), len, seed);
         let mut random = Random::new(seed + 1);
@@ -325,7 +325,7 @@ impl Memory {
         self.flat(offset, |flat| rule.update_on(isa, flat, segments, scalars, &Queue::cpu()))
     }
 
-    /// What `f` makes of the elements from `offset` on.
+    /// Calls `f` with the elements from `offset` on.
     pub(crate) fn flat<R>(&mut self, offset: usize, f: impl FnOnce(Flat<'_, '_>) -> R) -> R {
         let mut state: Vec<SliceMut<'_>> = self.state.iter_mut().map(|s| from(offset, s)).collect();
         f(Flat {
@@ -337,18 +337,18 @@ impl Memory {
         })
     }
 
-    /// Vector by vector.
+    /// Iterates over all vectors.
     fn all(&self) -> impl Iterator<Item = &Values> {
         let fixed = [&self.params, &self.grads].into_iter();
         fixed.chain(&self.state).chain(&self.copy).chain(&self.remainder)
     }
 
-    /// All bits, vector by vector.
+    /// Returns all bits, vector by vector.
     pub(crate) fn bits(&self) -> Vec<Vec<u64>> {
         self.all().map(Values::bits).collect()
     }
 
-    /// Fresh gradients for another step.
+    /// Replaces the gradients by new random ones.
     pub(crate) fn new_grads(&mut self, seed: u64) {
         let mut random = Random::new(seed);
         let slice = self.grads.slice();
@@ -366,7 +366,7 @@ pub(crate) fn segment(range: Range<usize>, t: u64) -> Segment {
     Segment::new(range, t)
 }
 
-/// The first place where two memories differ, in words; any NaN is like any other.
+/// Describes the first difference between two memories, with all NaN equal.
 pub(crate) fn difference(a: &Memory, b: &Memory) -> Option<String> {
     let name = |i: usize| ["params", "grads"].get(i).copied().unwrap_or("state, copy or remainder");
     a.all().zip(b.all()).enumerate().find_map(|(i, (a, b))| {

@@ -1,11 +1,11 @@
-//! Sums by schoolbook arithmetic on integers of any length: what exact sums must equal.
+//! Reference for exact sums: schoolbook arithmetic on integers of any length.
 
 use meshstep_optim::ExactSum;
 
-/// The weight of an integer's last bit: squares of the smallest f64.
+/// Exponent of an integer's last bit, as in the square of the smallest f64.
 const LOWEST: i32 = -2148;
 
-/// A fixed-point number as two schoolbook integers, what was added and what was taken off.
+/// Fixed-point number as two schoolbook integers: the sum of positive and the sum of negative terms.
 #[derive(Clone, Default)]
 pub(crate) struct Naive([Vec<u64>; 2]);
 
@@ -16,7 +16,7 @@ impl Naive {
         let product = u128::from(sx) * u128::from(sy);
         let at = (ex + ey - LOWEST) as usize;
         let (first, shift) = (at / 64, at % 64);
-        // Of at most 106 bits, so that three digits hold it wherever it begins.
+        // The product has at most 106 bits, so three digits hold it at any offset.
         let above = if shift == 0 { 0 } else { product >> (128 - shift) };
         let below = product << shift;
         for (i, digit) in [below as u64, (below >> 64) as u64, above as u64].into_iter().enumerate() {
@@ -24,7 +24,7 @@ impl Naive {
         }
     }
 
-    /// What remains, as digits of 64 bits, and whether it is negative.
+    /// Returns the difference of both sums as digits of 64 bits, with its sign.
     pub(crate) fn difference(&self) -> (bool, Vec<u64>) {
         let [plus, minus] = &self.0;
         let len = plus.len().max(minus.len());
@@ -42,10 +42,10 @@ impl Naive {
         (negative, digits.collect())
     }
 
-    /// In decimal, so that the standard library's parser rounds it.
+    /// Converts to decimal, so that the standard library's parser does the rounding.
     pub(crate) fn parse(&self) -> f64 {
         let (negative, mut digits) = self.difference();
-        // Times 10^2148 / 2^2148 = 5^2148 makes it an integer of decimal digits, 2148 of them behind the point.
+        // Times 10^2148 / 2^2148 = 5^2148 makes an integer of decimal digits, 2148 of them after the point.
         for _ in 0..-LOWEST {
             multiply(&mut digits, 5);
         }
@@ -95,7 +95,7 @@ fn divide(digits: &mut [u64], by: u64) -> u64 {
     rest as u64
 }
 
-/// The words of a sum of squares or magnitudes, from the naive integer.
+/// Returns the words of a sum of squares or magnitudes, from the naive integer.
 pub(crate) fn words(naive: &Naive) -> Vec<u64> {
     let (negative, digits) = naive.difference();
     assert!(!negative);

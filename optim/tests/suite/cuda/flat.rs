@@ -1,4 +1,4 @@
-//! Whole vectors: added, scaled, cast.
+//! Operations on whole vectors: add, scale, cast.
 
 use crate::cuda::gpu::{LENS, difference, queue, upload, wild};
 use meshstep_optim::{accumulate, cast, scale};
@@ -66,7 +66,7 @@ fn what_does_not_fit_is_refused() {
     for weight in [f64::NAN, f64::INFINITY, 1e39] {
         accumulate(dst.as_mut(), src.as_slice(), weight, false, &queue).unwrap_err();
     }
-    // Memory of the CPU, and a queue of the CPU.
+    // CPU memory, and a CPU queue.
     let told = accumulate(dst.as_mut(), long.slice(), 1.0, false, &queue).unwrap_err().to_string();
     assert_eq!(told, "memory is on the CPU but memory on GPU 0 is needed");
     accumulate(dst.as_mut(), src.as_slice(), 1.0, false, &Queue::cpu()).unwrap_err();

@@ -1,4 +1,4 @@
-//! L-BFGS on a device: every iterate, loss and report is the CPU's, bit for bit.
+//! L-BFGS on a device: every iterate, loss and report equals the CPU's, bit for bit.
 
 use crate::common::Random;
 use crate::cuda::gpu::{all, queue};
@@ -9,7 +9,7 @@ use meshstep_tensor::cuda;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut, cast};
 use std::sync::{Barrier, Mutex};
 
-/// Loss and gradient.
+/// Returns the loss and writes the gradient.
 type Problem = fn(&[f64], &mut [f64]) -> f64;
 
 /// sum of 100 (x[i+1] - x[i]^2)^2 + (1 - x[i])^2.
@@ -35,7 +35,7 @@ fn quadratic(x: &[f64], g: &mut [f64]) -> f64 {
     terms.sum()
 }
 
-/// The same, a million times as high.
+/// The quadratic, a million times as steep.
 fn steep(x: &[f64], g: &mut [f64]) -> f64 {
     let loss = quadratic(x, g);
     g.iter_mut().for_each(|g| *g *= 1e6);
@@ -52,13 +52,13 @@ fn waves(x: &[f64], g: &mut [f64]) -> f64 {
     terms.sum()
 }
 
-/// sum of x - log x, which has no value left of 0.
+/// sum of x - log x, which is undefined for x <= 0.
 fn barrier(x: &[f64], g: &mut [f64]) -> f64 {
     g.iter_mut().zip(x).for_each(|(g, x)| *g = if *x > 0.0 { 1.0 - 1.0 / x } else { f64::NAN });
     x.iter().map(|&x| if x > 0.0 { x - libm::log(x) } else { f64::NAN }).sum()
 }
 
-/// sum of 1e37 x^2 / 2 at even places and of 3e38 |x| at odd ones, where a change of the gradient is beyond f32.
+/// sum of 1e37 x^2 / 2 at even and of 3e38 |x| at odd indices: the change of the gradient exceeds f32.
 fn cliffs(x: &[f64], g: &mut [f64]) -> f64 {
     let terms = x.iter().zip(g).enumerate().map(|(i, (x, g))| {
         let even = i % 2 == 0;
@@ -68,13 +68,13 @@ fn cliffs(x: &[f64], g: &mut [f64]) -> f64 {
     terms.sum()
 }
 
-/// 1e38 x[0] + x[1]^2 / 20: once the curvature of the second is known, directions are beyond f32.
+/// 1e38 x[0] + x[1]^2 / 20: once the curvature of x[1] is known, directions exceed f32.
 fn ledge(x: &[f64], g: &mut [f64]) -> f64 {
     g.copy_from_slice(&[1e38, x[1] / 10.0]);
     1e38 * x[0] + x[1] * x[1] / 20.0
 }
 
-/// Where a run is: vectors there, and how the closure reads and writes them.
+/// Place of a run, through which the closure reads and writes vectors.
 struct Ground<'q> {
     queue: &'q Queue,
     dtype: DType,
@@ -112,12 +112,12 @@ impl Ground<'_> {
     }
 }
 
-/// All that a run leaves.
+/// Complete record of a run.
 #[derive(Debug, Default, PartialEq)]
 struct Trace {
-    /// Iteration, evaluations, and bits of loss, norm, largest gradient and every element.
+    /// Iteration, evaluations, bits of loss, norm and largest gradient, and bits of every element.
     iterates: Vec<(u64, u64, [u64; 3], Vec<u64>)>,
-    /// Bits of every point that was evaluated.
+    /// Bits of every evaluated point.
     tried: Vec<Vec<u64>>,
     reports: Vec<Result<LbfgsReport, String>>,
     x: Vec<u64>,
@@ -128,7 +128,7 @@ fn bits(values: &[f64]) -> Vec<u64> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Several steps, each in fresh memory: only the state is kept.
+/// Runs several steps, each in new memory; only the state is kept.
 fn run(queue: &Queue, dtype: DType, rule: &Lbfgs, problem: Problem, x0: &[f64], steps: usize) -> Trace {
     let (ground, meter) = (Ground { queue, dtype }, Meter::new());
     let mut state = rule.state_on(x0.len(), dtype, queue, &meter).unwrap();
@@ -169,7 +169,7 @@ fn start(len: usize) -> Vec<f64> {
     (0..len).map(|_| 0.8 + 0.1 * random.unit()).collect()
 }
 
-/// On the CPU and on the device; the CPU's.
+/// Runs on the CPU and on the device, asserts equality, and returns the CPU's trace.
 fn both(
     case: &str,
     queue: &Queue,
@@ -195,7 +195,7 @@ fn both(
 fn iterates_are_the_cpus() {
     let Some(queue) = queue() else { return };
     let mut most = 0;
-    // With which of all the longest vectors are tried.
+    // Settings with which the longest vectors are tried.
     let (fixed, searched) = ((LineSearch::None, DType::F64), (LineSearch::StrongWolfe, DType::F32));
     let problems = [("rosenbrock", rosenbrock as Problem, fixed), ("quadratic", quadratic, searched)];
     let lens = [(0, 3), (1, 3), (127, 100), (1000, 4), (65_537, 2)];
@@ -206,7 +206,7 @@ fn iterates_are_the_cpus() {
                 if len > 60_000 && (search, dtype) != longest {
                     continue;
                 }
-                // One problem of each length in one way: a history grows surely where nothing is searched.
+                // Short runs try one problem of each length with one setting; the history grows reliably without a line search.
                 let one = (i + j) % 2 == 0 && (len > 60_000 || k == (3 * i + 2) % 4);
                 if !one && !all() {
                     continue;
@@ -221,7 +221,7 @@ fn iterates_are_the_cpus() {
     assert!(most > 20, "a history that grows: {most}");
 }
 
-/// What a refused pair would have pushed out of a full history is measured after all.
+/// A refused pair with a full history: the pair that it would have pushed out is measured too.
 #[test]
 fn refused_pairs_are_the_cpus() {
     let Some(queue) = queue() else { return };
@@ -234,7 +234,7 @@ fn refused_pairs_are_the_cpus() {
     }
 }
 
-/// Steps of a few iterations, each on parameters in other memory.
+/// Steps of a few iterations, each on parameters in different memory.
 #[test]
 fn a_state_is_gone_on_from() {
     let Some(queue) = queue() else { return };
@@ -251,7 +251,7 @@ fn reasons_to_stop_and_what_is_not_finite_are_the_cpus() {
     for (i, (search, dtype)) in SEARCHES.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))).enumerate() {
         let rule = rule(search, 4);
         let stop = |here: &Trace| here.reports[0].as_ref().ok().map(|report| report.stop);
-        // Each of these in one of the four ways; what is beyond f32 alone in f32.
+        // Short runs try each case with one of the four settings; overflow of f32 only with f32.
         let chosen = |way: usize| i == way || all();
         if chosen(3) {
             let close = Lbfgs { tolerance_change: 1e-3, max_iter: 60, ..rule.clone() };
@@ -279,7 +279,7 @@ fn reasons_to_stop_and_what_is_not_finite_are_the_cpus() {
     }
 }
 
-/// Two shards that hold everything and count parts of it.
+/// Two shards that hold the whole vector and count parts of it.
 struct Seat<'a> {
     part: usize,
     barrier: &'a Barrier,
@@ -315,7 +315,7 @@ fn shards_count_what_they_are_told_to() {
     let Some(_) = queue() else { return };
     let parts = [vec![0..3, 7..7, 7..60, 199..200], vec![3..7, 60..150, 150..199]];
     for (i, (search, dtype)) in SEARCHES.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))).enumerate() {
-        // Each search in one type.
+        // Short runs try each search with one type.
         if ![1, 2].contains(&i) && !all() {
             continue;
         }
@@ -363,7 +363,7 @@ fn the_host_waits_once_for_each_exchange() {
             };
             let report = rule.step(x.as_mut(), closure, &Alone, &mut state).unwrap();
             let waits = cuda::waits() - before - apart;
-            // The first step makes the tables of ranges.
+            // The first step creates the tables of ranges.
             assert!(waits == report.folds || round == 0, "{search:?}: {waits} waits, {report:?}");
         }
     }

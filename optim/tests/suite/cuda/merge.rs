@@ -1,4 +1,4 @@
-//! Merges of means: packed, mixed, stepped by outer optimizers.
+//! Merges of means: packing, mixing, and steps of outer optimizers.
 
 use crate::cuda::gpu::{LENS, difference, queue, upload, wild};
 use meshstep_optim::{AdamW, Error, Lamb, Merge, OuterStep, Rule, Sgd, mix_zeros, pack};
@@ -6,7 +6,7 @@ use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
 
-/// Types of values and of what travels.
+/// Types of values and of packed values.
 fn types() -> impl Iterator<Item = (DType, DType)> {
     FLOATS.into_iter().flat_map(|own| FLOATS.map(|wire| (own, wire)))
 }

@@ -1,4 +1,4 @@
-//! What runs on a GPU gives the CPU's bits: on the real thing, or on the stand-in (`cargo xtask ci --only standin`).
+//! The GPU code gives the CPU's bits: on a real device, or on the stand-in (`cargo xtask ci --only standin`).
 
 mod blocks;
 mod flat;

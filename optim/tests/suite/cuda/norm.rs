@@ -1,4 +1,4 @@
-//! Norms on a device, word for word those of the CPU.
+//! Norms on a device equal those of the CPU, word for word.
 
 use crate::cuda::gpu::{LENS, all, queue, upload, wild};
 use meshstep_optim::{Norm, NormAccumulator, NormSum};
@@ -15,7 +15,7 @@ fn sums_are_the_cpus() {
         let mut there = NormSum::new(norm, &queue, &meter).unwrap();
         for round in 0..2 {
             let mut here = NormAccumulator::new(norm);
-            // One of the last three in each round.
+            // Short runs try one of the last three lengths in each round.
             let one = 5 + (row + round as usize) % 3;
             let lens = LENS.into_iter().enumerate().filter(|&(i, _)| i < 5 || i == one || all());
             for (len, offset) in lens.map(|(_, len)| (len, 0)).chain([(5000, 1), (5000, 8)]) {
@@ -24,7 +24,7 @@ fn sums_are_the_cpus() {
                 let range = offset..offset + len;
                 there.add(buffer.as_slice().slice(range.clone()).unwrap(), &queue).unwrap();
                 here.add(values.slice().slice(range.clone()).unwrap()).unwrap();
-                // What counts elsewhere adds nothing but what is not finite.
+                // Elements that another rank counts only add to the non-finite count.
                 there.watch(buffer.as_slice().slice(range.clone()).unwrap(), &queue).unwrap();
                 here.watch(values.slice().slice(range).unwrap()).unwrap();
             }

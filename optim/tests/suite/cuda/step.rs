@@ -1,4 +1,4 @@
-//! A whole step, from gradients to parameters, as one graph: measured, decided and applied again and again.
+//! A whole step, from gradients to parameters, as one graph: measured, decided and applied repeatedly.
 
 use crate::common::{self, Memory, RECIPES, Recipe, Values};
 use crate::cuda::gpu::queue;
@@ -8,13 +8,13 @@ use meshstep_optim::{AdamW, DynamicLossScale, Error, ExactSum, LossScale, Norm, 
 use meshstep_tensor::cuda::{Graph, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 
-/// Buckets of gradients, and elements of each.
+/// Lengths of the buckets of gradients.
 const LENS: [usize; 3] = [4099, 129, 700];
 const RECIPE: Recipe = RECIPES[2];
-/// The step in which a gradient is not finite.
+/// Step with a gradient that is not finite.
 const BAD: u64 = 3;
 
-/// What a step works on.
+/// Memory and state of a step.
 struct Whole {
     queue: Queue,
     start: Vec<Memory>,
@@ -33,13 +33,13 @@ fn scaling() -> LossScale {
     })
 }
 
-/// What step `t` is taken with: another rate each time, and at last another norm.
+/// Returns the settings of step `t`: a different rate each time, and a different norm in the last steps.
 fn settings(t: u64) -> Settings {
     let max_norm = if t < 6 { 0.5 } else { 1e-2 };
     Settings { lr: 0.01 * t as f64, max_norm, ..Settings::default() }.with_loss_scale(Some(&scaling()))
 }
 
-/// The gradients of step `t`, of what loss the scale was 8 for.
+/// Returns the gradients of step `t`, of a loss scaled by 8.
 fn gradients(start: &Memory, t: u64, bucket: usize) -> Values {
     let mut random = common::Random::new(t * 10 + bucket as u64);
     let len = start.grads.bits().len();
@@ -82,7 +82,7 @@ impl Whole {
         }
     }
 
-    /// Nothing that the host takes part in.
+    /// Takes a step without any work of the host.
     fn step(&mut self) -> Result<(), Error> {
         let Whole { queue, norm, decision, sum, max, buckets, .. } = self;
         norm.reset(queue)?;
@@ -98,7 +98,7 @@ impl Whole {
         Ok(())
     }
 
-    /// Has the norm make its tables.
+    /// Lets the norm create its tables.
     fn measured(mut self) -> Self {
         for (there, _) in &self.buckets {
             self.norm.add(there.grads.as_slice(), &self.queue).unwrap();
@@ -110,7 +110,7 @@ impl Whole {
         self.queue.stream().unwrap().clone()
     }
 
-    /// What step `t` begins with.
+    /// Sets the gradients and settings of step `t`.
     fn begin(&mut self, t: u64) {
         for (i, (there, _)) in self.buckets.iter_mut().enumerate() {
             there.set_grads(&gradients(&self.start[i], t, i), &self.queue);
@@ -119,7 +119,7 @@ impl Whole {
     }
 
     fn launch(&mut self, graph: &Graph) {
-        // SAFETY: all that was captured lives in `self`, and is used again only by calls on the same queue.
+        // SAFETY: all captured memory lives in `self`, and only later calls on the same queue use it.
         unsafe { graph.launch(self.queue.stream().unwrap()) }.unwrap();
     }
 
@@ -127,7 +127,7 @@ impl Whole {
         self.decision.answer(&self.queue).unwrap().read().unwrap()
     }
 
-    /// All memory, how often each segment was updated, and where the run is.
+    /// Returns all memory, the step count of each segment, and the progress.
     fn end(&self) -> (Vec<Memory>, Vec<Vec<u64>>, Progress) {
         let pairs = self.buckets.iter().zip(&self.start);
         let memory = pairs.map(|((there, _), start)| there.back(start, &self.queue)).collect();
@@ -136,7 +136,7 @@ impl Whole {
     }
 }
 
-/// The first difference between the ends of two runs.
+/// Describes the first difference between the ends of two runs.
 fn apart(a: &Whole, b: &Whole) -> Option<String> {
     let ((a, a_steps, a_progress), (b, b_steps, b_progress)) = (a.end(), b.end());
     let memory = a.iter().zip(&b).find_map(|(a, b)| common::difference(a, b));
@@ -170,7 +170,7 @@ fn a_whole_step_replayed_equals_the_step_launched() {
     assert_eq!(verdicts[..4], [applied, applied, (Verdict::Skipped as u32, 1, false), applied]);
     let (_, steps, progress) = replayed.end();
     assert_eq!(steps, vec![vec![7, 10]; 3]);
-    // Grown after two steps, halved by the skip, grown again after two and two.
+    // Doubled after two steps, halved by the skip, doubled after two more steps and again after another two.
     assert_eq!((progress.steps, progress.scale, progress.growth_tracker), (8, 8.0 * 2.0 / 2.0 * 4.0, 1));
 }
 
@@ -216,7 +216,7 @@ fn what_the_host_takes_part_in_is_no_part_of_a_graph() {
         }
         whole.step()
     });
-    // Refusals have spoilt nothing.
+    // The refused captures left everything intact.
     let mut direct = Whole::new(&queue);
     [&mut direct, &mut whole].into_iter().for_each(|run| run.begin(1));
     direct.step().unwrap();

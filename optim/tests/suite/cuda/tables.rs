@@ -7,7 +7,7 @@ use meshstep_optim::cuda::{Decision, Group, Progress, StepBlock, Tables, Update}
 use meshstep_optim::{AdamW, Isa, Rounding, Rule, Scalars, Segment, Sgd};
 use meshstep_tensor::{Meter, Queue};
 
-/// A bucket with two groups of other hyperparameters, and the same on the CPU.
+/// Bucket with two groups of different hyperparameters, and its reference on the CPU.
 struct Bucket {
     rules: [Box<dyn Rule>; 2],
     recipe: Recipe,
@@ -51,8 +51,8 @@ fn sgd(momentum: f64) -> Box<dyn Rule> {
     Box::new(Sgd { momentum, ..Sgd::default() })
 }
 
-/// Buckets of two families, of other types, lengths and hyperparameters each. The first step is taken before their rows are
-/// joined, the third is skipped; the rows are joined again with those of one bucket more before the last.
+/// Buckets of two families, with different types, lengths and hyperparameters. The first step precedes the joining of their rows, the
+/// third is skipped; before the last, the rows are joined again together with those of another bucket.
 #[test]
 fn rows_that_are_prepared_together_give_the_bits_of_each_alone() {
     let Some(queue) = queue() else { return };
@@ -98,7 +98,7 @@ fn rows_that_are_prepared_together_give_the_bits_of_each_alone() {
     }
 }
 
-/// Rows know the tables that they are in, and a step that tells of too few parameters prepares none.
+/// An update recognises the tables that hold its rows, and a step with bytes for too few parameters prepares none.
 #[test]
 fn rows_of_other_tables_and_steps_without_their_parameters_are_told_apart() {
     let Some(queue) = queue() else { return };
@@ -119,7 +119,7 @@ fn rows_of_other_tables_and_steps_without_their_parameters_are_told_apart() {
     both.prepare(decision(3).step(), &queue).unwrap();
     let alone = Tables::join(&mut [&mut second], &queue, &meter).unwrap();
     assert!(both.has(&first) && !both.has(&second) && alone.has(&second) && !alone.has(&first));
-    // A decision that was not made skips.
+    // A step without a decision skips.
     assert_eq!([first.steps(&queue).unwrap(), second.steps(&queue).unwrap()], [[0, 0]; 2]);
     drop((first, second, both, alone));
     assert_eq!(meter.live_total(), 0);

@@ -8,7 +8,7 @@ use meshstep_optim::{
 };
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut};
 
-/// What an update touches, on a device.
+/// Device copy of all memory that an update touches.
 pub(crate) struct There {
     params: Buffer,
     pub(crate) grads: Buffer,
@@ -28,7 +28,7 @@ impl There {
         }
     }
 
-    /// What `with` makes of the elements from `offset` on.
+    /// Calls `with` with the elements from `offset` on.
     pub(crate) fn flat<R>(&mut self, offset: usize, with: impl FnOnce(Flat<'_, '_>) -> R) -> R {
         fn cut(buffer: &mut Buffer, offset: usize) -> SliceMut<'_> {
             let len = buffer.len();
@@ -48,7 +48,7 @@ impl There {
         queue.upload(grads.slice(), self.grads.as_mut()).unwrap();
     }
 
-    /// What is there, in the place of `memory`'s vectors.
+    /// Downloads all vectors into a copy of `memory`.
     pub(crate) fn back(&self, memory: &Memory, queue: &Queue) -> Memory {
         let mut found = memory.clone();
         download(&self.params, &mut found.params, queue);
@@ -75,7 +75,7 @@ pub(super) fn step(scalars: &Scalars, skip: bool) -> Step {
     Step { lr, grad_scale, skip: skip.into(), zero_grads: zero_grads.into() }
 }
 
-/// Segments of two groups, with holes, in a vector of so many elements; the next step is `t`.
+/// Returns segments of two groups, with gaps, in a vector of `len` elements; the next step is `t`.
 pub(super) fn segments(len: usize, t: u64) -> [Vec<Segment>; 2] {
     let at = |range: std::ops::Range<usize>, t: u64| {
         let (key, first) = (range.start as u64 ^ 77, range.start as u64 * 3);
@@ -100,7 +100,7 @@ pub(super) fn recipes() -> Vec<Recipe> {
     DTYPES.into_iter().map(plain).chain(RECIPES).collect()
 }
 
-/// Five steps of which the second is skipped, on both.
+/// Takes five steps, of which the second is skipped, on both places.
 fn compare(rule: &dyn Rule, recipe: &Recipe, (len, offset): (usize, usize), queue: &Queue) {
     let start = Memory::of(rule, recipe, len + offset, len as u64);
     let (mut expected, mut there) = (start.clone(), There::new(&start, queue));
@@ -180,8 +180,8 @@ fn a_captured_step_replayed_equals_direct_steps() {
             block.set(&step, &queue).unwrap();
         }
         direct.flat(0, |flat| update.run(flat, &block, &queue)).unwrap();
-        // SAFETY: the graph's memory is that of `replayed`, `captured` and `read_by_graph`, which live and are used again only
-        // after the queue has been waited for.
+        // SAFETY: the graph uses the memory of `replayed`, `captured` and `read_by_graph`, which live and are used again only after
+        // waiting for the queue.
         unsafe { graph.launch(stream) }.unwrap();
         let expected = direct.back(&start, &queue);
         assert_eq!(common::difference(&replayed.back(&start, &queue), &expected), None, "step {round}");
@@ -232,7 +232,7 @@ fn what_an_update_cannot_do_is_refused() {
     assert_eq!(meter.live_total(), 0);
 }
 
-/// Segments that some steps leave alone, and decisions that tell of fewer parameters, or not of all that must be even.
+/// Segments that some steps skip, with decisions that have bytes for fewer parameters, or require fewer gradients on all ranks or none.
 #[test]
 fn parameters_that_nobody_tells_of_are_refused() {
     let Some(queue) = queue() else { return };
@@ -283,7 +283,7 @@ fn parameters_that_nobody_tells_of_are_refused() {
     assert_eq!(answer.read().unwrap().verdict, Verdict::Applied as u32);
     assert_eq!(answer.updated().unwrap(), [true, false, true]);
     there.flat(0, |flat| update.run(flat, decision.step(), &queue)).unwrap();
-    // The first segment is of the last parameter, the second of the first: both are updated.
+    // The first segment belongs to the last parameter, the second to the first: both are updated.
     assert_eq!(update.steps(&queue).unwrap(), [1, 1]);
     decision.set(&settings, [true], &queue).unwrap();
     decision.bring(sum.as_mut(), max.as_mut(), &queue).unwrap();
@@ -308,7 +308,7 @@ fn other_memory_than_an_update_was_made_for_is_refused() {
     let with_bf16 = Recipe { grads: DType::BF16, copy: Some(DType::BF16), ..plain };
     for mut other in [of(&plain, 99), of(&plain, 101), of(&with_bf16, 100)] {
         let error = other.flat(0, |flat| update.run(flat, &block, &queue)).unwrap_err();
-        assert!(error.to_string().contains("for an update of"), "{error}");
+        assert!(error.to_string().contains("the update was made for"), "{error}");
     }
     let mut cpu = Memory::of(&rule, &plain, 100, 1);
     cpu.flat(0, |flat| update.run(flat, &block, &queue)).unwrap_err();

@@ -1,11 +1,11 @@
-//! The blocks of a grid run in an order that the stand-ins draw from a seed.
+//! The stand-ins run the blocks of a grid in an order drawn from a seed.
 
 use meshstep_simt::Device;
 use std::ffi::c_void;
 
 const BLOCKS: usize = 16;
 
-/// A kernel whose blocks note their numbers as they come.
+/// Kernel with blocks that record their indices in execution order.
 pub(crate) const NOTES: &str = r#"
 extern "C" __global__ void note_blocks(unsigned* count, unsigned* order) {
     if (threadIdx.x == 0) order[atomicAdd(count, 1u)] = blockIdx.x;
@@ -17,7 +17,7 @@ fn order(device: &Device, seed: u64) -> Vec<u32> {
     let (mut at, mut to) = (&raw mut count, order.as_mut_ptr());
     let mut arguments: [*mut c_void; 2] = [(&raw mut at).cast(), (&raw mut to).cast()];
     device.shuffle(seed);
-    // SAFETY: two pointers, to a counter and to a place for each block.
+    // SAFETY: two pointers, to a counter and to a slot for each block.
     unsafe { device.launch("note_blocks", BLOCKS as u32, 32, &mut arguments) }.unwrap();
     order
 }

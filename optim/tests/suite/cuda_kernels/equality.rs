@@ -1,4 +1,4 @@
-//! Every rule in every recipe equals its reference, step after step; a step that is skipped between them changes nothing.
+//! Every rule in every recipe equals its reference, step after step; skipped steps in between change nothing.
 
 use crate::common::{Memory, Recipe, difference, long, rules, tried};
 use crate::cuda_kernels::{Table, recipes, scalars, segment, step};
@@ -8,7 +8,7 @@ use meshstep_simt::Device;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::RangeInclusive;
 
-/// What is updated: so many elements from `offset` on, in these steps.
+/// Length of the updated range, its offset, and the steps taken.
 #[derive(Clone, Debug)]
 struct Case {
     len: usize,
@@ -16,19 +16,19 @@ struct Case {
     steps: RangeInclusive<u64>,
 }
 
-/// 4 elements leave some streams aligned, 8 leave all.
+/// An offset of 4 leaves some vectors aligned, one of 8 all of them.
 const OFFSETS: [usize; 4] = [0, 1, 4, 8];
 
-/// Elements of its tensor before a case's, so that groups of random bits begin anywhere in a tile, and at its first element.
+/// Returns the number of elements of the tensor before those of a case, so that groups of random bits begin at various points of a tile.
 fn before(offset: usize) -> usize {
     offset * 77 / 8
 }
 
-/// Lengths and offsets for the `cell`th pair of a rule and a recipe.
+/// Returns lengths and offsets for the `cell`th pair of a rule and a recipe.
 fn cases(cell: usize) -> Vec<Case> {
     let all = |len| OFFSETS.map(|offset| Case { len, offset, steps: 1..=3 });
     let short = [0, 1, 127, 128, 129, 2049].into_iter().flat_map(all).enumerate();
-    // One of the longest of these at least, so that every kernel runs.
+    // At least one of the longest, so that every kernel runs.
     let chosen = short.filter(|(i, _)| *i == 20 + cell % 4 || tried(24 * cell + i, 4));
     let mut cases: Vec<_> = chosen.map(|(_, case)| case).collect();
     if long() {
@@ -37,20 +37,20 @@ fn cases(cell: usize) -> Vec<Case> {
         let one = |len, offset, t| Case { len, offset, steps: t..=t };
         let large =
             [one(65_535, 0, 3), one(65_537, [1, 4, 8][cell % 3], 2), one(278_011, OFFSETS[cell % 4], 3)];
-        // All lengths, with every rule of most folders.
+        // All lengths occur, with every rule of most folders.
         let chosen = large.into_iter().enumerate().filter(|(i, _)| tried(3 * cell + i, 20));
         cases.extend(chosen.map(|(_, case)| case));
     }
     cases
 }
 
-/// The kernel that made the steps, beginning with `start`, which has elements on both sides of the case's.
+/// Compares the steps of a case; `start` has elements on both sides of the case's range. Returns the kernel's name.
 fn compare(device: &Device, rule: &dyn Rule, recipe: &Recipe, start: Memory, case: &Case) -> String {
     let Case { len, offset, ref steps } = *case;
     let (mut expected, mut found, mut kernel) = (start.clone(), start, String::new());
     let group = [(rule, vec![segment(0..len, before(offset), *steps.start())])];
     let mut table = Table::new(device, recipe.params, &group);
-    // What a CPU does in earnest, which has the same bits, where the reference would take long.
+    // For long vectors the fast CPU code, which has the same bits; the reference would take too long.
     let isa = if len < 65_535 || long() { Isa::Reference } else { Isa::detect() };
     for t in steps.clone() {
         let scalars = scalars(recipe, t);
@@ -59,7 +59,7 @@ fn compare(device: &Device, rule: &dyn Rule, recipe: &Recipe, start: Memory, cas
             found.grads = expected.grads.clone();
         }
         expected.update(rule, isa, offset, &[segment(0..len, before(offset), t)], &scalars).unwrap();
-        // Of short cases as many blocks as tiles, and more; of long ones fewer.
+        // As many blocks as tiles and more for short cases, fewer for long ones.
         let blocks = [1, 7, 3][t as usize % 3];
         for skip in [1, 0] {
             let step = Step { skip, ..step(&scalars) };
@@ -71,8 +71,7 @@ fn compare(device: &Device, rule: &dyn Rule, recipe: &Recipe, start: Memory, cas
     kernel
 }
 
-/// Random memory with as many state vectors as any rule has, made once for cases of all rules; it goes on behind their
-/// elements.
+/// Random memory with the maximum number of state vectors, created once for the cases of all rules; it is longer than the cases' ranges.
 struct Starts<'a> {
     recipe: &'a Recipe,
     made: HashMap<usize, Memory>,
@@ -96,7 +95,7 @@ impl Starts<'_> {
     }
 }
 
-/// Rules with kernels in this folder.
+/// Returns the rules with kernels in this folder.
 fn rules_of(folder: &str) -> Vec<Box<dyn Rule>> {
     let of = |rule: &dyn Rule| rule.on_device().is_some_and(|hyper| cuda::module(hyper.family) == folder);
     rules().into_iter().filter(|rule| of(&**rule)).collect()
@@ -124,7 +123,7 @@ fn all_equal_their_reference(folder: &str) {
 
 macro_rules! folders {
     ($($folder:ident)*) => {
-        /// The folders that have kernels.
+        /// Folders that have kernels.
         const FOLDERS: &[&str] = &[$(stringify!($folder)),*];
 
         mod equals_its_reference {
@@ -137,7 +136,7 @@ macro_rules! folders {
 }
 folders!(adam sgd rmsprop adagrad lion adopt qhadamw uncorrected);
 
-/// A rule has kernels, in a folder that is tested here, if it sees elements alone.
+/// A rule that sees single elements has kernels, in a folder that is tested here; other rules have none.
 #[test]
 fn rules_that_see_elements_have_kernels() {
     for rule in rules() {

@@ -1,5 +1,5 @@
-//! Blocks of a grid in flight together, on the stand-in for a device's threads: kernels that assume that a block runs alone are
-//! noticed, where one block after the other hides them.
+//! Blocks of a grid in flight together, on the stand-in for a device's threads: this reveals kernels that assume a block runs alone,
+//! which sequential blocks would hide.
 
 use meshstep_simt::{Device, EVERY_ACCESS};
 use std::ffi::c_void;
@@ -7,7 +7,7 @@ use std::ffi::c_void;
 const BLOCKS: u32 = 8;
 const THREADS: u32 = 64;
 
-/// So many seeds find each race. The rarest one shows in about one launch of twenty.
+/// Number of seeds that finds each race. The rarest one shows in about one launch of twenty.
 const SEEDS: u64 = 128;
 
 /// Kernels that add 1 for each block, with and without a race.
@@ -78,7 +78,7 @@ extern "C" __global__ void stuck(u32* at) {
 }
 "#;
 
-/// The first number that a launch leaves; `in_flight` blocks take turns.
+/// Returns the first number in memory after a launch with `in_flight` interleaved blocks.
 fn total(device: &Device, kernel: &str, seed: u64, in_flight: u32) -> Result<u32, String> {
     let mut memory = [0u32; 2 + BLOCKS as usize];
     let mut at = memory.as_mut_ptr();
@@ -89,7 +89,7 @@ fn total(device: &Device, kernel: &str, seed: u64, in_flight: u32) -> Result<u32
     Ok(memory[0])
 }
 
-/// The seeds with which a launch leaves another number than the right one.
+/// Returns the seeds with which a launch leaves a wrong number.
 fn wrong(device: &Device, kernel: &str, in_flight: u32) -> Vec<u64> {
     (1..=SEEDS).filter(|&seed| total(device, kernel, seed, in_flight).unwrap() != BLOCKS).collect()
 }

@@ -1,4 +1,4 @@
-//! How kernels go about memory: 16 bytes at a time where they can, with 64-bit offsets, and never past a barrier too early.
+//! Memory access of kernels: 16 bytes at a time if possible, 64-bit offsets, and correct barriers.
 
 use crate::common::{Memory, RECIPES, Recipe, Values, difference};
 use crate::cuda_kernels::{Table, describe, describe_flat, launch, recipes, scalars, segment, step};
@@ -7,7 +7,7 @@ use meshstep_optim::{AdamW, Flat, Isa, Rule};
 use meshstep_simt::{self as simt, Device};
 use meshstep_tensor::{DType, Queue};
 
-/// Of a whole tile every vector is written 16 bytes at a time; with one vector out of line none is.
+/// In whole tiles every vector is written 16 bytes at a time; with one unaligned vector none is.
 #[test]
 fn whole_tiles_move_16_bytes_at_a_time() {
     let rule = AdamW::default();
@@ -29,7 +29,7 @@ fn whole_tiles_move_16_bytes_at_a_time() {
     }
 }
 
-/// Each vector in turn is the only one whose elements do not lie at addresses that 16 divides.
+/// Each vector in turn is the only one that is not aligned to 16 bytes.
 #[test]
 fn any_vector_may_be_out_of_line() {
     const LEN: usize = 5000;
@@ -48,14 +48,14 @@ fn any_vector_may_be_out_of_line() {
             let (kernel, streams) =
                 shifted(&mut found, out, LEN, |flat| describe_flat(family, flat, recipe.rounding));
             table.prepare(step(&scalars));
-            // SAFETY: the vectors are those of the kernel's types, and as long as the segment.
+            // SAFETY: the vectors have the kernel's types and the segment's length.
             unsafe { table.update(&kernel, streams, step(&scalars), 2) }.unwrap();
             assert_eq!(difference(&found, &expected), None, "{kernel}, vector {out}");
         }
     }
 }
 
-/// `len` elements of every vector, from the first on, or from the second for vector `out`.
+/// Takes `len` elements of every vector, from the first one on, or from the second one for vector `out`.
 fn shifted<R>(memory: &mut Memory, out: usize, len: usize, f: impl FnOnce(Flat<'_, '_>) -> R) -> R {
     let mut vector = 0..;
     let mut part = |values| {
@@ -69,7 +69,7 @@ fn shifted<R>(memory: &mut Memory, out: usize, len: usize, f: impl FnOnce(Flat<'
     f(Flat { params, grads, state: &mut state, copy, remainder })
 }
 
-/// The first element of a segment may lie anywhere: bases are moved back, so that its address is that of memory there is.
+/// A segment may start anywhere: base addresses are moved back, so that its elements are in existing memory.
 #[test]
 fn offsets_have_64_bits() {
     const FAR: [u64; 4] = [(1 << 31) - 1000, 1 << 32, (1 << 33) + 8, (1 << 40) + 4099];
@@ -86,7 +86,7 @@ fn offsets_have_64_bits() {
             let (kernel, mut streams) = describe("adam", &mut found, 0, recipe.rounding);
             move_back(&mut streams, recipe, far);
             table.prepare(step(&scalars));
-            // SAFETY: element `far` of each vector is where its memory begins.
+            // SAFETY: element `far` of each vector is at the start of its memory.
             unsafe { table.update(&kernel, streams, step(&scalars), 2) }.unwrap();
             assert_eq!(difference(&found, &expected), None, "{kernel} from {far}");
         }
@@ -105,15 +105,15 @@ fn move_back(streams: &mut Streams, recipe: &Recipe, elements: u64) {
     }
 }
 
-/// Adam's text with only the kernel that makes random bits for two vectors in turn: quick to compile.
+/// Returns Adam's source with only the kernel that draws random bits for two vectors in turn, which compiles fast.
 fn two_draws() -> String {
     let text = simt::text("adam");
     let end = text.find("KERNELS(adam,").unwrap();
     format!("{}KERNEL(adam_f32_state_bf16, Plain, SAME, BF16)", &text[..end])
 }
 
-/// The stand-in sees what a device would do wrong: without a barrier some order of threads reads other bits. The second one is
-/// before a vector is stored, where threads exchange words, and wait for each other in the stand-in anyway.
+/// The stand-in reveals bugs of a device: without a barrier, some order of threads reads different bits. The second barrier comes before
+/// a store, at which threads exchange words and therefore synchronise in the stand-in anyway.
 #[test]
 fn a_missing_barrier_is_noticed() {
     let text = two_draws();
@@ -139,7 +139,7 @@ fn a_missing_barrier_is_noticed() {
     }
 }
 
-/// Threads that wait for others which have left are an error, not a hang, and the next launch is as if nothing had been.
+/// Threads that wait for others which have exited are an error, not a hang, and the next launch works.
 #[test]
 fn a_barrier_that_not_all_reach_is_an_error() {
     let early = "if (threadIdx.x < 200 || gridDim.x == 2) __syncthreads();";

@@ -1,4 +1,4 @@
-//! The text of the CUDA kernels, run on the CPU, gives the bits of the rules' references. No GPU is needed, and none is proven.
+//! The source of the CUDA kernels, run on the CPU, gives the bits of the rules' references. These tests neither need nor verify a GPU.
 
 pub(crate) mod blocks;
 mod equality;
@@ -19,7 +19,7 @@ const SCALARS: Scalars =
     Scalars { lr: 0.01, grad_scale: 0.75, zero_grads: false, rounding: Rounding::Nearest };
 const KEY: u64 = 0x0123_4567_89ab_cdef;
 
-/// Types without anything of 16 bits but gradients and copies, and recipes with it.
+/// Recipes without 16-bit types except for gradients and copies, and [`RECIPES`].
 fn recipes() -> Vec<Recipe> {
     let plain = |(params, grads, copy): (DType, DType, Option<DType>)| {
         let (state, rounding) = (params, Rounding::Nearest);
@@ -28,7 +28,7 @@ fn recipes() -> Vec<Recipe> {
     DTYPES.into_iter().map(plain).chain(RECIPES).collect()
 }
 
-/// Elements `range` of a tensor that begins `before` elements earlier.
+/// Returns elements `range` of a tensor that begins `before` elements earlier.
 fn segment(range: Range<usize>, before: usize, t: u64) -> Segment {
     Segment { key: KEY, first: (range.start + before) as u64, ..Segment::new(range, t) }
 }
@@ -37,22 +37,22 @@ fn scalars(recipe: &Recipe, t: u64) -> Scalars {
     Scalars { rounding: recipe.rounding, zero_grads: t == 2, ..SCALARS }
 }
 
-/// A step as the device is told it.
+/// Returns the step in device form.
 fn step(scalars: &Scalars) -> Step {
     Step { lr: scalars.lr, grad_scale: scalars.grad_scale, skip: 0, zero_grads: scalars.zero_grads.into() }
 }
 
-/// A step, and whether it updates each of some parameters.
+/// A step with update flags for some parameters.
 #[repr(C)]
 struct Told {
     step: Step,
     updated: [u8; 8],
 }
 
-/// Parameter groups: rules of one family, with their segments.
+/// Parameter groups: rules of one family with their segments.
 type Groups<'a> = [(&'a dyn Rule, Vec<Segment>)];
 
-/// A table on the device, and who works on it.
+/// Table of rows, and its device.
 struct Table<'a> {
     device: &'a Device,
     family: &'static str,
@@ -71,7 +71,7 @@ impl<'a> Table<'a> {
         Table { device, family, params, rows }
     }
 
-    /// One step of the elements from `offset` on; the kernel's name.
+    /// Takes one step of the elements from `offset` on; returns the kernel's name.
     fn step(
         &mut self,
         memory: &mut Memory,
@@ -82,7 +82,7 @@ impl<'a> Table<'a> {
     ) -> Result<String, String> {
         let (kernel, streams) = describe(self.family, memory, offset, rounding);
         self.prepare(step);
-        // SAFETY: `memory` has vectors of the types the kernel was chosen by, and the segments lie in them: the reference,
+        // SAFETY: `memory` has vectors of the types that the kernel was chosen for, and the segments lie within them: the reference,
         // which checks, updates the same.
         unsafe { self.update(&kernel, streams, step, blocks)? };
         Ok(kernel)
@@ -92,13 +92,13 @@ impl<'a> Table<'a> {
         self.prepare_some(step, [0; 8]);
     }
 
-    /// The rows of each parameter whose byte is not 0, and those of none.
+    /// Prepares the rows of each parameter with a nonzero byte, and the rows without a parameter.
     fn prepare_some(&mut self, step: Step, updated: [u8; 8]) {
         let told = Told { step, updated };
         let (mut rows, mut count, mut step) =
             (self.rows.as_mut_ptr(), self.rows.len() as u64, &raw const told);
         let mut args = [(&raw mut rows).cast(), (&raw mut count).cast(), (&raw mut step).cast()];
-        // SAFETY: `prepare` takes rows that may be written, so many, and a step with a byte for each parameter they name.
+        // SAFETY: `prepare` takes `count` writable rows, and a step with a byte for each parameter that they name.
         unsafe { self.device.launch(&cuda::prepare(self.family), 2, THREADS, &mut args) }.unwrap();
     }
 
@@ -125,7 +125,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// One step as the host would make it.
+/// Takes one step as the host would.
 fn launch(
     device: &Device,
     groups: &Groups<'_>,
@@ -137,7 +137,7 @@ fn launch(
     table.step(memory, 0, scalars.rounding, step(scalars), blocks)
 }
 
-/// Addresses of the elements from `offset` on, and the kernel for their types.
+/// Returns the kernel for these types, and the addresses of the elements from `offset` on.
 fn describe(family: &str, memory: &mut Memory, offset: usize, rounding: Rounding) -> (String, Streams) {
     memory.flat(offset, |flat| describe_flat(family, flat, rounding))
 }

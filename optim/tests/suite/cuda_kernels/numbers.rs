@@ -1,4 +1,4 @@
-//! Every kind of number is kept as the CPU keeps it.
+//! Every kind of number is stored as on the CPU.
 
 use crate::common::{Memory, Values, difference};
 use crate::cuda_kernels::{KEY, launch, recipes};
@@ -7,11 +7,11 @@ use meshstep_optim::{Isa, Rule, Scalars, Segment, Sgd};
 use meshstep_simt::Device;
 use meshstep_tensor::{DType, bf16, cast, f16};
 
-/// Every pattern of 16 bits above these lower halves: ties of bf16 and f16, what is beside them, and anything else.
+/// Lower halves to combine with every upper half: ties of bf16 and f16, their neighbours, and others.
 const LOWS: [u16; 14] =
     [0, 1, 0xFFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x3001, 0x7FFF, 0x8000, 0x8001, 0xEFFF, 0xF000, 0xFFFF];
 
-/// All with a lower half of 0, and every third with another; all of them in a long run, a tenth for `cargo xtask check`.
+/// Returns all numbers with lower half 0, and every third with another; all in a long run, a tenth for `cargo xtask check`.
 fn hard() -> Vec<f32> {
     let number = |low: u16| move |high: u16| f32::from_bits(u32::from(high) << 16 | u32::from(low));
     let step = |low: u16| stride(if low == 0 { 1 } else { 3 });
@@ -41,8 +41,8 @@ fn casts_are_those_of_the_cpu() {
     }
 }
 
-/// A step of length 1 from parameters and momentum of zero: the parameters become the gradient's opposite, the momentum the
-/// gradient, the copy its opposite, each in the recipe's format.
+/// A step of length 1 from parameters and momentum of zero: parameters become the negated gradient, momentum the gradient, the copy the
+/// negated gradient, each in the recipe's type.
 #[test]
 fn results_are_written_as_by_the_cpu() {
     let rule = Sgd { momentum: 0.9, ..Sgd::default() };

@@ -1,4 +1,4 @@
-//! Tables of several groups; a table that no grid could walk with 32 bits; where in a table a tile is.
+//! Tables of several groups, tables that need 64-bit tile counts, and the search of a tile's row.
 
 use crate::common::{Memory, difference, tried};
 use crate::cuda_kernels::{SCALARS, Table, describe, launch, recipes, scalars, segment, step};
@@ -7,7 +7,7 @@ use meshstep_optim::{AdamW, Isa, Momentum, Rule, Scalars, Segment, Sgd, Strided}
 use meshstep_simt::{self as simt, Device};
 use meshstep_tensor::DType;
 
-/// Two groups of one rule, in one launch: segments short and long, of several t, in any order, with holes.
+/// Two groups of one rule in one launch: short and long segments with various t, in any order, with gaps.
 fn groups<'a>(decaying: &'a dyn Rule, plain: &'a dyn Rule) -> [(&'a dyn Rule, Vec<Segment>); 2] {
     let first =
         [segment(3..10, 77, 5), segment(10..10, 0, 1), segment(17..90, 1, 1), segment(6000..15_000, 64, 7)];
@@ -41,7 +41,7 @@ fn one_launch_updates_groups_and_touches_nothing_else() {
     }
 }
 
-/// Parts of tensors that were cut across their rows, whose runs are whole groups of random bits or cut them anywhere.
+/// Parts of tensors cut across their rows; runs are whole groups of random bits or split them anywhere.
 #[test]
 fn runs_draw_the_bits_of_their_place_in_the_tensor() {
     let rule = AdamW::default();
@@ -64,7 +64,7 @@ fn runs_draw_the_bits_of_their_place_in_the_tensor() {
     }
 }
 
-/// Each group has its factor on the rate, and a table has more rows than a block has threads.
+/// Each group has its factor on the learning rate, and a table has more rows than a block has threads.
 #[test]
 fn rows_have_rates_of_their_own() {
     let rule = AdamW { weight_decay: 0.3, ..AdamW::default() };
@@ -98,12 +98,12 @@ fn a_skipped_step_writes_nothing_and_does_not_count() {
     }
 }
 
-/// Parameters of which some have no gradient in a step: their rows count only the steps that update them.
+/// Parameters without a gradient in some steps: their rows count only the steps that update them.
 #[test]
 fn rows_of_parameters_without_a_gradient_are_left_alone() {
     let average = Sgd { momentum: 0.9, form: Momentum::Average { debias: true }, ..Sgd::default() };
     let rules: [(&str, &dyn Rule); 2] = [("adam", &AdamW::default()), ("sgd", &average)];
-    // One parameter has two rows, one row is of none.
+    // One parameter has two rows, and one row belongs to no parameter.
     let (ranges, params) =
         ([3..10, 10..2100, 2100..2100, 2101..9000, 9000..9100], [0, 1, 1, 7, Row::EVERY_STEP]);
     for (folder, rule) in rules {
@@ -124,7 +124,7 @@ fn rows_of_parameters_without_a_gradient_are_left_alone() {
                 }
                 let (kernel, streams) = describe(table.family, &mut found, 0, recipe.rounding);
                 table.prepare_some(step(&scalars), std::array::from_fn(|i| bytes >> i & 1));
-                // SAFETY: the vectors are those of the kernel's types, as long as the segments.
+                // SAFETY: the vectors have the kernel's types and the segments' length.
                 unsafe { table.update(&kernel, streams, step(&scalars), 3) }.unwrap();
                 assert_eq!(difference(&found, &expected), None, "{kernel} {recipe:?}, step {t}");
                 let counted = table.rows.iter().map(|row| row.t + 1);
@@ -134,8 +134,8 @@ fn rows_of_parameters_without_a_gradient_are_left_alone() {
     }
 }
 
-/// A row that claims 2^34 tiles, of nothing, before one of three: the largest grid there is goes round it eight times. Only
-/// the blocks run that reach the second row.
+/// A row that claims 2^34 tiles without elements, followed by one of three tiles: the largest possible grid wraps around eight times.
+/// Only the blocks that reach the second row run.
 #[test]
 fn tiles_are_counted_in_64_bits() {
     const CLAIMED: u64 = 1 << 34;
@@ -155,13 +155,13 @@ fn tiles_are_counted_in_64_bits() {
     assert_eq!(cuda::tiles(&table.rows, DType::F32), CLAIMED + 3);
     let from = (CLAIMED % u64::from(GRID)) as u32;
     device.blocks(from..from + 3);
-    // SAFETY: the vectors are those of the kernel's types, as long as the segment.
+    // SAFETY: the vectors have the kernel's types and the segment's length.
     unsafe { table.update(&kernel, streams, step(&SCALARS), GRID) }.unwrap();
     assert_eq!(difference(&found, &expected), None);
 }
 
-/// A kernel that tells for each of some tiles, in their order, its row, its first element and how many it has: found from
-/// the row before, and from the first.
+/// Kernel that returns for each of the given tiles, in order, its row, first element and length: found from the previous row, and from
+/// the first one.
 const PLACE: &str = r#"
 extern "C" __global__ void place(const Row* rows, u64 count, const u64* tiles, u64 asked, u64* told) {
     if (threadIdx.x > 0) return;
@@ -210,7 +210,7 @@ fn tiles_are_found_in_tables_of_any_size() {
         (&raw mut asked_count).cast(),
         (&raw mut told_at).cast(),
     ];
-    // SAFETY: these are the arguments of `place`, and `told` has three places for each tile.
+    // SAFETY: these are the arguments of `place`, and `told` has three slots for each tile.
     unsafe { device.launch("place", 1, THREADS, &mut args) }.unwrap();
     let expected: Vec<u64> = expected.iter().flat_map(|&(_, row, start, len)| [row, start, len]).collect();
     assert_eq!(told[..], expected);

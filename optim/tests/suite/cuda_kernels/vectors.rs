@@ -1,4 +1,4 @@
-//! Gradients handed over, and numbers converted, as the CPU does it.
+//! Accumulation and conversion give the results of the CPU.
 
 use crate::common::{Random, Values};
 use meshstep_optim::cuda::{self, THREADS};
@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 
 const LENGTHS: [usize; 10] = [0, 1, 127, 128, 129, 2047, 2049, 65_535, 65_537, 278_011];
 
-/// dst and src begin so many elements into their memory: alike, and not.
+/// Offsets of dst and src in their memory: equal and different.
 const OFFSETS: [(usize, usize); 4] = [(0, 0), (1, 1), (8, 0), (3, 8)];
 
-/// What lies before and behind stays.
+/// Creates random values with a margin on both sides that must stay unchanged.
 fn random(dtype: DType, len: usize, seed: u64) -> Values {
     let mut random = Random::new(seed);
     Values::new(dtype, len + 16, || random.any())
@@ -39,7 +39,7 @@ fn launch<const N: usize>(
     let (mut to, mut from) = (dst.bytes_mut().unwrap().as_mut_ptr(), src.bytes().unwrap().as_ptr());
     let mut args = vec![(&raw mut to).cast(), (&raw mut from).cast(), (&raw mut len).cast()];
     args.extend(more);
-    // SAFETY: the kernel was chosen by the types of `dst` and `src`, which are of this length.
+    // SAFETY: the kernel was chosen for the types of `dst` and `src`, which have this length.
     unsafe { device.launch(kernel, 3, THREADS, &mut args) }.unwrap();
 }
 
@@ -95,7 +95,7 @@ fn cast_equals_its_reference() {
     assert_eq!(cuda::cast(DType::F64, DType::F32), None);
 }
 
-/// `src` in the type of `dst`.
+/// Casts `src` to the type of `dst`.
 pub(crate) fn cast_on(device: &Device, src: Slice<'_>, dst: SliceMut<'_>) {
     let kernel = cuda::cast(src.dtype(), dst.dtype()).unwrap();
     launch(device, &kernel, dst, src, []);

@@ -1,4 +1,4 @@
-//! Decisions: what one-block kernels make of an exchange is what the host's functions do, in the host's order.
+//! Decisions: the one-block kernels compute from an exchange the same as the host's functions, in the host's order.
 
 use super::arg;
 use crate::common::{cases, tried};
@@ -21,7 +21,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// How many ranks have parameter `i`'s gradient.
+    /// Returns the number of ranks with parameter `i`'s gradient.
     fn present(&self, i: u64) -> u64 {
         self.sum[HEAD + ExactSum::WORDS + i as usize / 2] >> (i % 2 * 32) & 0xffff_ffff
     }
@@ -33,14 +33,14 @@ struct Case {
     settings: Settings,
     norm: Norm,
     exchange: Exchange,
-    /// Parameters that ranks count: behind the step and what is decided, whether each is updated.
+    /// Number of counted parameters; each has an update flag after the step and after the decision.
     counted: u64,
 }
 
-/// What a step writes: what is decided, the step, and whether each parameter that is counted is updated.
+/// Output of a step: the decision, the step, and the update flag of each counted parameter.
 type Written = (Decided, Step, Vec<u8>);
 
-/// The run's state on the host.
+/// State of the run on the host.
 #[derive(Clone, Debug, PartialEq)]
 struct Host {
     steps: u64,
@@ -55,7 +55,7 @@ impl Host {
         Host { steps: 7, skips: 0, skips_at_min_scale: 0, rule, scale: rule.map(|rule| rule.start()) }
     }
 
-    /// What must be the same on every rank.
+    /// Returns the fields that must be equal on every rank.
     fn fields(&self, s: &Settings) -> [u64; FIELDS] {
         let [scale, growth, hysteresis] = self
             .scale
@@ -68,7 +68,7 @@ impl Host {
         self.scale.map_or(1.0, |state| state.scale)
     }
 
-    /// The step of the sharded optimizer, from what the exchange brought on.
+    /// Takes the step of the sharded optimizer, from the exchange's result on.
     fn step(&mut self, case: &Case) -> Written {
         let s = &case.settings;
         let (decided, grad_scale) = self.decide(case);
@@ -154,17 +154,17 @@ impl Host {
     }
 }
 
-/// The norm of a step's gradients.
+/// Returns the norm of a step's gradients.
 fn told(factor: f64, sum: &NormAccumulator) -> f64 {
     if sum.non_finite() > 0 { f64::INFINITY } else { factor * sum.finish() }
 }
 
-/// Words of a block that begins with `T`, a byte for each of so many parameters behind it, all of which are to be written.
+/// Returns the words of a block for `T` and one byte for each of `params` parameters, with a pattern to be overwritten.
 fn block<T>(params: u64) -> Vec<u64> {
     vec![0x9999_9999_9999_9999; size_of::<T>() / 8 + params.div_ceil(8) as usize]
 }
 
-/// The block's head, and its bytes; behind the last of them nothing was written.
+/// Splits a block into its head and its bytes; asserts that nothing was written after them.
 fn parts<T: bytemuck::Pod>(block: &[u64], params: u64) -> (T, Vec<u8>) {
     let (head, bytes) = bytemuck::cast_slice::<u64, u8>(block).split_at(size_of::<T>());
     let (bytes, rest) = bytes.split_at(params as usize);
@@ -187,15 +187,15 @@ fn decide(device: &Device, case: &Case, progress: &mut Progress) -> Written {
         arg(&mut at),
         arg(&mut counted),
     ];
-    // SAFETY: the arguments point at what the kernel takes; `sum` has a word for every two parameters, `max` one for each that is
-    // asked to be even, the blocks have a byte for each.
+    // SAFETY: the arguments point at the kernel's inputs. `sum` has a word for every two parameters, `max` one for each that must be
+    // even, and the blocks have a byte for each.
     unsafe { device.launch("decide", 1, THREADS, &mut args) }.unwrap();
     let ((decided, told), (step, updated)) = (parts(&decided, counted), parts(&step, counted));
     assert_eq!(told, updated);
     (decided, step, updated)
 }
 
-/// Whether a run on the device goes as the host's does; the first difference.
+/// Compares a run on the device with the host's; returns the first difference.
 fn difference(device: &Device, rule: Option<LossScale>, cases: &[Case]) -> Option<String> {
     let mut host = Host::new(rule);
     let mut progress = host.progress();
@@ -226,7 +226,7 @@ fn rule() -> impl Strategy<Value = Option<LossScale>> {
     prop_oneof![Just(None), Just(Some(LossScale::Static(1024.0))), dynamic.prop_map(Some)]
 }
 
-/// The exact sum of a few numbers of every size.
+/// Returns the exact sum of a few numbers of various sizes.
 fn accumulated(norm: Norm, values: &[f64]) -> NormAccumulator {
     let mut sum = NormAccumulator::new(norm);
     sum.add(values.into()).unwrap();
@@ -248,9 +248,9 @@ fn exchange(params: u64, even: bool) -> impl Strategy<Value = (usize, Exchange)>
             let mut sum = vec![0u64; HEAD + ExactSum::WORDS + presence.len().div_ceil(2)];
             sum.push(if unlike { digest } else { 0 });
             let mut max = vec![0, u64::from(fault) * (3 << 56), digest, !digest];
-            // Any faults: the kernel passes one on.
+            // Arbitrary faults: the kernel passes one on.
             max.extend((0..params).filter(|_| even).map(|i| digest ^ i));
-            // Fields of any value, of which some differ where ranks have parted; now and then none, whatever the digest says.
+            // Fields with arbitrary values. If ranks have parted, some fields differ; now and then none does, independent of the digest.
             let fields = (0..FIELDS as u64).map(|i| digest.rotate_left(i as u32) ^ i);
             max.extend(fields.clone());
             let differs = |i: u64| parted && (digest >> (2 * i) & 3 == 0);
@@ -332,7 +332,7 @@ fn runs_go_as_the_hosts_do() {
     });
 }
 
-/// A step that was decided without its norm is told it afterwards, one that was not applied is not.
+/// A step decided without its norm records it afterwards, unless the step was not applied.
 #[test]
 fn a_norm_is_told_afterwards() {
     let Some(device) = Device::of("norm/decide") else { return };
@@ -344,20 +344,20 @@ fn a_norm_is_told_afterwards() {
         let Exchange { sum, max } = &later.exchange;
         let words = ExactSum::from_words(&sum[HEAD..HEAD + ExactSum::WORDS]);
         let known = NormAccumulator::from_parts(case.norm, words, max[0], sum[0]);
-        // Nothing was clipped, so that this is all that gradients are multiplied by.
+        // Nothing was clipped, so this is the full factor on gradients.
         let (norm, non_finite) = (told(step.grad_scale, &known), sum[0]);
         let applied = decided.verdict == Verdict::Applied as u32;
         let expected = if applied { Decided { norm, non_finite, ..decided } } else { decided };
         let (mut settings, mut progress) = (&raw const case.settings, &raw const progress);
         let (mut sum, mut max, mut at) = (sum.as_ptr(), max.as_ptr(), &raw mut decided);
         let mut args = [arg(&mut settings), arg(&mut progress), arg(&mut sum), arg(&mut max), arg(&mut at)];
-        // SAFETY: the arguments point at what the kernel takes.
+        // SAFETY: the arguments point at the kernel's inputs.
         unsafe { device.launch("decide_norm", 1, THREADS, &mut args) }.unwrap();
         prop_assert_eq!(decided, expected);
     });
 }
 
-/// Roots and roundings where f64 ends: sums of squares beyond it, subnormal results, ties.
+/// Roots and roundings at the limits of f64: sums of squares beyond it, subnormal results, ties.
 #[test]
 fn norms_are_rounded_as_the_hosts_are() {
     let Some(device) = Device::of("norm/decide") else { return };
@@ -410,12 +410,12 @@ fn bring(device: &Device, settings: &Settings, here: &[bool], progress: &Progres
     let (mut at_sum, mut at_max) = (sum.as_mut_ptr(), max.as_mut_ptr());
     let mut args =
         [arg(&mut settings), arg(&mut progress), arg(&mut at_sum), arg(&mut at_max), arg(&mut counted)];
-    // SAFETY: the arguments point at what the kernel takes; both vectors have the words of as many parameters.
+    // SAFETY: the arguments point at the kernel's inputs; both vectors have the words of as many parameters.
     unsafe { device.launch("decide_bring", 1, THREADS, &mut args) }.unwrap();
     [sum, max]
 }
 
-/// A digest of what must be the same on all ranks: shard's, field by field.
+/// Returns the digest of the fields that must be equal on all ranks: shard's, field by field.
 fn digest(fields: &[u64]) -> u64 {
     let mix = |h: u64, x: u64| (h.rotate_left(5) ^ x).wrapping_mul(0x517c_c1b7_2722_0a95);
     fields.iter().fold(0, |so_far, field| mix(mix(so_far, field.wrapping_add(1)), 0))
@@ -457,8 +457,8 @@ fn what_a_rank_brings_is_what_the_host_would() {
     });
 }
 
-/// The suite would see what others got wrong: a scale that moves before gradients are divided by it, a coefficient without its
-/// epsilon, a carry that is lost, a root of a number that was shifted by one.
+/// The suite detects bugs: a scale that changes before the gradients are divided by it, a coefficient without its epsilon, a lost carry,
+/// a root of a number shifted by one.
 #[test]
 fn mistakes_are_noticed() {
     // Without the last kernel, which is not launched here.
@@ -482,7 +482,7 @@ fn mistakes_are_noticed() {
     ];
     for (i, (right, wrong)) in mistakes.into_iter().enumerate() {
         assert_eq!(text.matches(right).count(), 1, "{right}");
-        // The loss scale, a rounding, what parameters have and what differs between ranks; in the long run each.
+        // Short runs try the loss scale, a rounding, the parameters' gradient counts and a difference between ranks; long runs try each.
         if !tried(i, 4) {
             continue;
         }

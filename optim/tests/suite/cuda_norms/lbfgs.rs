@@ -1,4 +1,4 @@
-//! L-BFGS: products of rows are [`ExactSum::add_dot`]'s, vectors those of the host's sequence of operations.
+//! L-BFGS: products of rows equal [`ExactSum::add_dot`]'s, and vectors equal the host's sequence of operations.
 
 use super::{SIZES, Sizes, address, arg, carry_with, values};
 use crate::common::{Random, Values, tried};
@@ -16,7 +16,7 @@ fn name(kernel: &str, dtype: DType) -> String {
 }
 
 fn launch(device: &Device, kernel: &str, blocks: u32, args: &mut [*mut c_void]) {
-    // SAFETY: each test gives the addresses of vectors as long as it says.
+    // SAFETY: each test passes the addresses of vectors of the given length.
     unsafe { device.launch(kernel, blocks, THREADS, args) }.unwrap();
 }
 
@@ -28,7 +28,7 @@ fn part(values: &Values, range: &Range<usize>) -> Vec<f64> {
     values.f64()[range.clone()].to_vec()
 }
 
-/// Products of each row with a vector over some ranges.
+/// Returns the products of each row with a vector over some ranges.
 fn reference(x: &Values, rows: &[Values], ranges: &[Range<usize>]) -> Vec<u64> {
     let product = |row: &Values| {
         let mut sum = ExactSum::new();
@@ -41,7 +41,7 @@ fn reference(x: &Values, rows: &[Values], ranges: &[Range<usize>]) -> Vec<u64> {
     rows.iter().flat_map(product).collect()
 }
 
-/// The sums that a kernel, `dot` or `gram`, leaves of these.
+/// Returns the sums that a kernel, `dot` or `gram`, computes.
 fn products(
     device: &Device,
     kernel: &str,
@@ -70,7 +70,7 @@ fn products(
 #[test]
 fn products_equal_their_reference() {
     let (Some(device), Some(norms)) = (Device::of("lbfgs"), Device::of("norm")) else { return };
-    // How many rows, of which length, in how many blocks: fewer than packs of rows, and several for each.
+    // Number of rows, length and number of blocks: fewer blocks than packs of rows, and several for each.
     let cases = [
         (0, 9, 1),
         (1, 0, 1),
@@ -106,7 +106,7 @@ fn products_equal_their_reference() {
     }
 }
 
-/// A long vector of numbers with every bit set, against itself with alternating signs: sums that rise and fall.
+/// A long vector of numbers with all bits set, times itself with alternating signs: sums that rise and fall.
 #[test]
 fn long_products_equal_their_reference() {
     let (Some(device), Some(norms)) = (Device::of("lbfgs"), Device::of("norm")) else { return };
@@ -131,7 +131,7 @@ fn long_products_equal_their_reference() {
     }
 }
 
-/// Elements from `offset` on, computed one by one in the type that `dtype` names.
+/// Returns expected values, computed one by one in the type `dtype`.
 fn expect(dtype: DType, len: usize, value: impl Fn(usize) -> f64) -> Values {
     let mut i = 0;
     Values::new(dtype, len, || {
@@ -172,7 +172,7 @@ fn vectors_equal_their_reference() {
                 launch(&device, &name("walk", dtype), blocks, &mut args);
                 check(&x, expect(dtype, len, |i| fused(step, parts[1][i], parts[0][i])), "walk");
 
-                // From where the walk has led, which is kept.
+                // `leave` starts from the point that `walk` reached, and keeps it.
                 let (walked, left) = (x.f64()[offset..].to_vec(), room());
                 let mut start = into(&left);
                 let mut args = [arg(&mut to), arg(&mut start), arg(&mut along), arg(&mut t), arg(&mut n)];
@@ -207,8 +207,8 @@ fn vectors_equal_their_reference() {
     }
 }
 
-/// Mistakes in what sums up terms that the suite would see: a grid that is one off, what is left of a term lost, the sign of a
-/// term, a term too many before integers are read, a rounding error that is left out, an extent that forgets the small ones.
+/// The suite detects bugs in sums of terms: a grid that is off by one, a lost rest of a term, a wrong sign, one term too many before
+/// integers are read, a dropped rounding error, an extent that ignores small numbers.
 #[test]
 fn mistakes_are_noticed() {
     let mistakes = [
@@ -223,12 +223,12 @@ fn mistakes_are_noticed() {
         ("x[i] = counts ? given[i] : 0, y[i] = counts ? with[i] : 0;", "x[i] = given[i], y[i] = with[i];"),
     ];
     let Some(norms) = Device::of("norm") else { return };
-    // Without the kernels that are not launched here, which take their time to compile.
+    // Without the kernels that are not launched here and take long to compile.
     let text = simt::text("lbfgs").replace("\nPRODUCTS(lbfgs_gram", "\n// PRODUCTS(lbfgs_gram");
     let text = text.replace("\nVECTORS(", "\n// VECTORS(");
     for (i, (right, wrong)) in mistakes.into_iter().enumerate() {
         assert_eq!(text.matches(right).count(), 1, "{right}");
-        // A grid, what fits it, and what is of f64 alone; in the long run each.
+        // Short runs try a grid, its bounds, and code for f64 only; long runs try each.
         if !tried(i, 4) {
             continue;
         }

@@ -1,5 +1,5 @@
-//! The text of the CUDA kernels of sums, run on the CPU, gives the words of the CPU's exact sums. No GPU is needed, and none is
-//! proven.
+//! The source of the CUDA sum kernels, run on the CPU, gives the words of the CPU's exact sums. These tests neither need nor verify a
+//! GPU.
 
 mod decide;
 mod lbfgs;
@@ -12,12 +12,12 @@ use meshstep_simt::Device;
 use meshstep_tensor::DType;
 use std::ffi::c_void;
 
-/// A pointer to an argument.
+/// Returns a pointer to an argument.
 fn arg<T>(value: &mut T) -> *mut c_void {
     (&raw mut *value).cast()
 }
 
-/// The address of an element.
+/// Returns the address of the first element.
 fn address(values: &Values) -> u64 {
     values.slice().bytes().unwrap().as_ptr() as u64
 }
@@ -30,30 +30,30 @@ fn carry_with(device: &Device, sums: &mut [u64], blocks: u32) {
     unsafe { device.launch(CARRY_SUMS, blocks, THREADS, &mut [arg(&mut at), arg(&mut count)]) }.unwrap();
 }
 
-/// How the elements of a vector differ in size.
+/// Distribution of the sizes in a vector.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Sizes {
-    /// Like gradients.
+    /// As in gradients.
     Ordinary,
-    /// Any bits: every size, subnormal numbers, infinities, NaN.
+    /// Random bits: every size, subnormal numbers, infinities, NaN.
     AnyBits,
-    /// Ordinary, with every odd number now and then.
+    /// Ordinary, with occasional special numbers.
     Odd,
     /// From the smallest to the largest in turn.
     Ramp,
     /// Below the smallest normal number.
     Subnormal,
-    /// As large as numbers get.
+    /// The largest possible.
     Huge,
-    /// Zeros with a few others.
+    /// Zeros and a few ordinary numbers.
     Sparse,
-    /// Layers of sizes far from each other.
+    /// Layers of very different sizes.
     Layers,
-    /// All alike, every bit of the significand set: grids fill up, and what is left of a term is as large as can be.
+    /// All equal, with every bit of the significand set: grids fill up, and rests of terms are as large as possible.
     Full,
-    /// Within so many powers of two that one grid, or two, just hold them, or just not.
+    /// Within a range of powers of two that one or two grids just hold, or just fail to hold.
     Near,
-    /// On both sides of the largest power of two, of f32 numbers: where sums with it overflow.
+    /// On both sides of the largest power of two of f32: sums with it overflow.
     Brink,
 }
 

@@ -1,4 +1,4 @@
-//! Norms: words, largest magnitude and what is not finite are those of [`NormAccumulator`].
+//! Norms: words, largest magnitude and non-finite count equal those of [`NormAccumulator`].
 
 use super::{SIZES, Sizes, address, arg, carry_with, values};
 use crate::common::{Random, Values, long, tried};
@@ -12,7 +12,7 @@ use std::ops::Range;
 const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
 const NORMS: [Norm; 3] = [Norm::L1, Norm::L2, Norm::Inf];
 
-/// What a launch adds to.
+/// Output of a launch.
 #[derive(Clone, Debug, PartialEq)]
 struct Words {
     non_finite: u64,
@@ -56,7 +56,7 @@ fn add(
     let mut base = address(values).wrapping_sub(first * dtype.size() as u64);
     let (mut rows, mut count) = (table.as_ptr(), table.len() as u64);
     let mut args = [arg(&mut base), arg(&mut rows), arg(&mut count), arg(&mut tiles), arg(&mut at)];
-    // SAFETY: the ranges lie in `values`, whose element `first` is at its address, and `to` has all words.
+    // SAFETY: the ranges lie in `values`, with element `first` at its address, and `to` has all words.
     unsafe { device.launch(&kernel, blocks, THREADS, &mut args) }.unwrap();
     kernel
 }
@@ -65,7 +65,7 @@ fn zero() -> Words {
     Words { non_finite: 0, words: vec![0; ExactSum::WORDS], max_bits: 0 }
 }
 
-/// One launch over one range; the kernel's name.
+/// Compares one launch over one range; returns the kernel's name.
 fn compare(
     device: &Device,
     norm: Norm,
@@ -94,7 +94,7 @@ fn norms_equal_their_reference() {
             let cell = i * DTYPES.len() + j;
             for (k, sizes) in SIZES.into_iter().enumerate() {
                 let first = (cell * SIZES.len() + k) * short.len();
-                // One at least, so that every kernel runs.
+                // One length or more, so that all kernels run.
                 let chosen = |l: usize| (k == cell % SIZES.len() && l == 7) || tried(first + l, 3);
                 for (l, len) in short.into_iter().enumerate().filter(|(l, _)| chosen(*l)) {
                     let row = i + j + k + l;
@@ -134,7 +134,7 @@ fn launches_add_up_over_ranges() {
     }
 }
 
-/// Words may be those of several ranks, added with wrapping; carried they are those of the whole.
+/// Words may be sums over several ranks, added with wrapping; carried, they are those of the total.
 #[test]
 fn carried_words_are_canonical() {
     let Some(device) = Device::of("norm") else { return };
@@ -143,7 +143,7 @@ fn carried_words_are_canonical() {
     let mut expected = Vec::new();
     for sum in sums.chunks_mut(ExactSum::WORDS) {
         for (i, word) in sum.iter_mut().enumerate() {
-            // Words of either sign, some of which send a carry through many others.
+            // Words of either sign, some of which carry through many others.
             *word = match random.next() % 8 {
                 0 => random.next() >> 2,
                 1 => (random.next() >> 2).wrapping_neg(),
@@ -156,7 +156,7 @@ fn carried_words_are_canonical() {
     assert_eq!(sums, expected);
 }
 
-/// The count, the carried words and the largest magnitude go where an exchange has them; all else is left alone.
+/// The count, the carried words and the largest magnitude go to their places in an exchange; everything else stays unchanged.
 #[test]
 fn a_sum_is_written_into_an_exchange() {
     let Some(device) = Device::of("norm") else { return };
@@ -167,7 +167,7 @@ fn a_sum_is_written_into_an_exchange() {
         let mut at = [from.as_mut_ptr(), sum.as_mut_ptr(), max.as_mut_ptr()];
         let [from_at, sum_at, max_at] = &mut at;
         device.reverse(seed % 2 == 1);
-        // SAFETY: a count, the words and the largest magnitude are at `from`, and both vectors are longer than what is written.
+        // SAFETY: `from` holds a count, the words and the largest magnitude, and both vectors are longer than the output.
         unsafe { device.launch(WRITE_SUM, 1, THREADS, &mut [arg(from_at), arg(sum_at), arg(max_at)]) }
             .unwrap();
         let words = ExactSum::from_words(&from[1..1 + ExactSum::WORDS]);
@@ -195,8 +195,8 @@ fn offsets_have_64_bits() {
     }
 }
 
-/// Blocks bring what they have to the device before words are full, threads before integers are: with numbers so small that
-/// both happen, nothing changes.
+/// Blocks move their sums to the device before words overflow, and threads before integers do: with limits so small that both happen, the
+/// result is the same.
 #[test]
 fn carries_come_in_time() {
     let text = simt::text("norm").replace("DRAIN_AFTER = 1 << 16", "DRAIN_AFTER = 2");
@@ -214,7 +214,7 @@ fn carries_come_in_time() {
     }
 }
 
-/// Of the words of a block, read before all threads have added, or cleared before all have read, some are lost.
+/// If a block's words are read before all threads have added, or cleared before all have read, some terms are lost.
 #[test]
 fn a_missing_barrier_is_noticed() {
     let text = text_of("norm_l2_f32, 3, add_norm<SAME, L2>");
@@ -236,7 +236,7 @@ fn a_missing_barrier_is_noticed() {
     }
 }
 
-/// Threads add to the same words, counts and maxima: if an update of one may be torn by another's, something is lost.
+/// Threads add to the same words, counts and maxima: if updates are not atomic, some are lost.
 #[test]
 fn a_missing_atomic_is_noticed() {
     let text = text_of("norm_l2_f32, 3, add_norm<SAME, L2>");
@@ -248,7 +248,7 @@ fn a_missing_atomic_is_noticed() {
     ];
     for (i, (whole, part)) in torn.into_iter().enumerate() {
         assert_eq!(text.matches(whole).count(), 1, "{whole}");
-        // Sums and maxima; in the long run each.
+        // Short runs try sums and maxima; long runs try each.
         if !tried(i, 4) {
             continue;
         }
@@ -264,7 +264,7 @@ fn a_missing_atomic_is_noticed() {
     }
 }
 
-/// Each thread of a block adds to a word of its own of the device's: only another block can come between.
+/// Each thread of a block adds to a different word in device memory: only another block can interfere.
 #[test]
 fn a_missing_atomic_between_blocks_is_noticed() {
     let text = text_of("norm_l2_f32, 3, add_norm<SAME, L2>");
@@ -287,18 +287,18 @@ fn a_missing_atomic_between_blocks_is_noticed() {
     assert_eq!([any_wrong(&torn, 1), any_wrong(&torn, 4)], [false, true]);
 }
 
-/// One kernel, by the arguments of `NORM`, and the one that carries: the others take their time to compile.
+/// Returns the source with one kernel, by the arguments of `NORM`, and the carry kernel; the others take long to compile.
 fn text_of(kernel: &str) -> String {
     let text = simt::text("norm").replace("\nNORMS(", "\n// NORMS(").replace("\nNORM(", "\n// NORM(");
     format!("{text}\nNORM({kernel})\n")
 }
 
-/// Mistakes in a kernel of norms that the suite would see.
+/// Asserts that the suite detects these bugs in a kernel of norms.
 fn all_are_noticed(kernel: &str, (norm, dtype): (Norm, DType), mistakes: &[(&str, &str)]) {
     let text = text_of(kernel);
     for (i, &(right, wrong)) in mistakes.iter().enumerate() {
         assert_eq!(text.matches(right).count(), 1, "{right}");
-        // In the long run each.
+        // Long runs try each.
         if !tried(i, 3) {
             continue;
         }

@@ -1,4 +1,4 @@
-//! L-BFGS against its plain form, on any number of shards, and where things go wrong.
+//! L-BFGS against its plain form, on any number of shards, and its errors.
 
 mod problems;
 mod reference;
@@ -96,10 +96,10 @@ fn any_number_of_shards_gives_the_same_bits() {
         for rule in [Lbfgs { lr, max_iter: 40, history_len: 7, ..Lbfgs::default() }, searching()] {
             for dtype in [DType::F64, DType::F32] {
                 let end = x0.len();
-                // More shards than there is to share: the middle ones are empty.
+                // More shards than elements to share: the middle ones are empty.
                 let odd = vec![0..0, 0..3, 3..3, 3..end, end..end];
                 let cuts = (2..=5).map(|parts| ranges(end, parts)).chain([odd]).enumerate();
-                // Each cut of three runs or four, but in the long run of all.
+                // Short runs try each cut with three or four runs, long runs with all.
                 let chosen = |i: usize| long() || (i == row % 5 && tried(row, 1));
                 let cuts: Vec<_> = cuts.filter(|(i, _)| chosen(*i)).collect();
                 row += 1;
@@ -116,7 +116,7 @@ fn any_number_of_shards_gives_the_same_bits() {
     }
 }
 
-/// So long that its passes are spread over threads, which those of its shards are not.
+/// Long enough that passes run on several threads, while those of its shards do not.
 #[test]
 fn a_vector_spread_over_threads_has_the_bits_of_its_shards() {
     // Long enough for two threads, and in the long run for more.
@@ -140,7 +140,7 @@ fn a_vector_spread_over_threads_has_the_bits_of_its_shards() {
     assert_eq!(one.iterates.len(), 6);
     let types = [DType::F64, DType::F32].into_iter().enumerate();
     for (i, rule) in [rule, Lbfgs { max_iter: 5, history_len: 3, ..searching() }].into_iter().enumerate() {
-        // Each with one type, but in the long run.
+        // Short runs try each with one type.
         for (_, dtype) in types.clone().filter(|(j, _)| tried(2 * i + j, 4)) {
             let one = run(&rule, &bowl, &start, &ranges(len, 1), dtype);
             let ten = run(&rule, &bowl, &start, &ranges(len, 10), dtype);
@@ -164,7 +164,7 @@ fn folds_are_counted() {
     }
 }
 
-/// A pair that is refused pushes nothing out of a full history, so what would have left is measured after all.
+/// A refused pair pushes nothing out of a full history, so the pair that would have left is measured too.
 #[test]
 fn a_refused_pair_leaves_a_full_history_as_it_was() {
     let (x0, lr) = ((0..6).map(|i| 0.3 + 0.4 * f64::from(i)).collect::<Vec<_>>(), 1.0);
@@ -205,7 +205,7 @@ fn every_reason_to_stop_has_its_moment() {
     let few = Lbfgs { max_eval: Some(4), ..base.clone() };
     let searched = |rule: &Lbfgs| Lbfgs { line_search: LineSearch::StrongWolfe, ..rule.clone() };
     let tiny = Lbfgs { lr: 1e-10, ..base.clone() };
-    // Rule, loss, why it stops, after how many iterations and evaluations.
+    // Rule, loss, reason to stop, and the iterations and evaluations until then.
     let cases = [
         (base.clone(), slope(1e-7), Stop::Gradient, 0, 1),
         (base.clone(), slope(1.1e-7), Stop::Direction, 1, 1),
@@ -226,7 +226,7 @@ fn every_reason_to_stop_has_its_moment() {
     }
 }
 
-/// Every shard has the whole vector and counts these ranges of it.
+/// Runs shards that all have the whole vector and count these ranges of it.
 fn all_have_all(
     rule: &Lbfgs,
     problem: &Problem,
@@ -254,7 +254,7 @@ fn all_have_all(
 fn shards_that_overlap_count_each_element_once() {
     let rule = Lbfgs { max_iter: 30, ..searching() };
     let few = [vec![0..3, 7..7, 7..10], vec![3..5, 5..7]];
-    // Ranges that begin and end within what is measured at once, several in one, and one over many.
+    // Ranges that begin and end within a chunk, several in one chunk, and one over many chunks.
     let (cut, len, max_iter) = if long() { (150_000, 200_001, 4) } else { (100_000, 140_001, 3) };
     let many = [vec![0..3, 40_000..40_007, 40_009..cut], vec![3..40_000, 40_007..40_009, cut..len]];
     let runs = [
@@ -313,7 +313,7 @@ fn parts_and_means_of_the_loss_are_exact() {
     }
 }
 
-/// The values as memory, for the common module's table of types.
+/// An empty vector.
 #[test]
 fn an_empty_vector_is_at_its_minimum() {
     let nothing: Problem = Box::new(|_, _| 1.5);

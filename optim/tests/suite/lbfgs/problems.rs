@@ -2,7 +2,7 @@
 
 use crate::common::Random;
 
-/// A loss on whole vectors.
+/// Loss on whole vectors.
 pub(crate) type Problem = Box<dyn Fn(&[f64], &mut [f64]) -> f64 + Sync>;
 
 /// sum of 100 (x[i+1] - x[i]^2)^2 + (1 - x[i])^2.

@@ -1,10 +1,10 @@
-//! L-BFGS with a fixed step on whole vectors of f64, as plainly as it can be written: the two-loop recursion.
+//! L-BFGS with a fixed step on whole vectors of f64, written as plainly as possible: the two-loop recursion.
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(x, y)| x * y).sum()
 }
 
-/// The first `count` iterates after `x0`.
+/// Returns the first `count` iterates after `x0`.
 pub(crate) fn fixed_step(
     problem: &crate::lbfgs::problems::Problem,
     x0: &[f64],

@@ -1,4 +1,4 @@
-//! Bad hyperparameters, bad memory, closures that fail, and what is not finite.
+//! Invalid hyperparameters and memory, failing closures, and values that are not finite.
 
 use crate::common::Random;
 use crate::lbfgs::problems::{classic_start, rosenbrock, waves};
@@ -90,7 +90,7 @@ fn a_first_point_that_is_not_finite_is_an_error() {
 
 #[test]
 fn steps_into_what_is_not_finite_shrink() {
-    // -log x has no value left of 0; from 0.5 a full step of lr 100 lands there, or where the loss is infinite.
+    // -log x is undefined for x <= 0; from 0.5 a full step of lr 100 lands there, or at an infinite loss.
     for search in SEARCHES {
         for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             let rule = Lbfgs { lr: 100.0, max_eval: Some(1000), ..rule(search) };
@@ -167,7 +167,7 @@ fn a_closure_that_fails_leaves_an_accepted_point_and_the_run_goes_on() {
     }
 }
 
-/// Fails once, after so many exchanges.
+/// Reduction that fails once, after a number of exchanges.
 struct Fails(AtomicU64);
 
 impl Reduce for Fails {
@@ -183,7 +183,7 @@ impl Reduce for Fails {
     }
 }
 
-/// Wherever an exchange fails, also that in which a full history is measured once more after a refused pair.
+/// Every exchange fails once, including the one that measures a full history again after a refused pair.
 #[test]
 fn a_run_goes_on_from_a_failed_exchange_as_if_there_had_been_none() {
     let problem = waves();
@@ -197,7 +197,7 @@ fn a_run_goes_on_from_a_failed_exchange_as_if_there_had_been_none() {
             let mut state = rule.state(6, DType::F64, &Meter::new()).unwrap();
             let (mut x, mut accepted): (_, Vec<Vec<f64>>) = (x0.clone(), Vec::new());
             let mut each = |at: &Iterate<'_>| {
-                // Where a step begins another has ended.
+                // A step begins at the end of the previous one.
                 let at = crate::lbfgs::wide(at.x);
                 if accepted.last() != Some(&at) {
                     accepted.push(at);
@@ -221,7 +221,7 @@ fn a_run_goes_on_from_a_failed_exchange_as_if_there_had_been_none() {
     }
 }
 
-/// Two shards, one element each; `closure` is told its shard and the call.
+/// Two shards with one element each; `closure` receives its shard and the number of the call.
 fn two_shards(
     rule: impl Fn(usize) -> Lbfgs + Sync,
     closure: impl Fn(usize, u64) -> Told + Sync,

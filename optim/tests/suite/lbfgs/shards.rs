@@ -1,4 +1,4 @@
-//! Shards as threads: each owns a range of the vector, and all meet to sum, to take maxima and to see the whole.
+//! Shards as threads: each owns a range of the vector, and all meet to sum, to take maxima and to gather the whole.
 
 use crate::lbfgs::problems::Problem;
 use meshstep_optim::{Iterate, Lbfgs, LbfgsReport, Loss, Reduce, ReduceError};
@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::{Barrier, Mutex};
 
-/// Where shards meet.
+/// Meeting point of the shards.
 pub(crate) struct Meeting {
     barrier: Barrier,
     sums: Mutex<Vec<u64>>,
@@ -26,7 +26,7 @@ impl Meeting {
         }
     }
 
-    /// The whole vector, of which this shard knows `range`.
+    /// Gathers the whole vector; this shard contributes `range`.
     pub(crate) fn gather(&self, range: Range<usize>, x: &[f64]) -> Vec<f64> {
         self.whole.lock().unwrap()[range].copy_from_slice(x);
         self.barrier.wait();
@@ -49,7 +49,7 @@ impl Meeting {
     }
 }
 
-/// One shard's side of a meeting.
+/// One shard's side of a meeting point.
 pub(crate) struct Seat<'a>(pub(crate) &'a Meeting, pub(crate) usize);
 
 impl Reduce for Seat<'_> {
@@ -64,13 +64,13 @@ impl Reduce for Seat<'_> {
     }
 }
 
-/// Equal parts, the last ones shorter or empty.
+/// Returns equal ranges, the last ones shorter or empty.
 pub(crate) fn ranges(len: usize, parts: usize) -> Vec<Range<usize>> {
     let chunk = len.div_ceil(parts.max(1)).max(1);
     (0..parts).map(|i| (i * chunk).min(len)..((i + 1) * chunk).min(len)).collect()
 }
 
-/// What a run left: bits of the iterates, of losses and norms, and the report.
+/// Record of a run: bits of the iterates, of losses and norms, and the report.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Trace {
     pub(crate) iterates: Vec<Vec<f64>>,
@@ -80,7 +80,7 @@ pub(crate) struct Trace {
     pub(crate) report: LbfgsReport,
 }
 
-/// A run on shards of these ranges, every shard computing the whole problem.
+/// Runs on shards of these ranges; every shard computes the whole problem.
 pub(crate) fn run(
     rule: &Lbfgs,
     problem: &Problem,
@@ -129,7 +129,7 @@ pub(crate) fn run(
     join(traces)
 }
 
-/// The whole vector's trace, of shards that must agree on everything else.
+/// Joins the traces of shards, which must agree on everything but their elements.
 fn join(traces: Vec<Trace>) -> Trace {
     let mut whole = traces[0].clone();
     for trace in &traces[1..] {

@@ -1,4 +1,4 @@
-//! What a state remembers, across saving too, and what it does not take in.
+//! State between steps, across saving and restoring, and refused states.
 
 use crate::common::Values;
 use crate::lbfgs::problems::{classic_start, rosenbrock};
@@ -27,7 +27,7 @@ fn a_saved_state_goes_on_with_the_same_bits() {
             let mut start = classic_start(LEN).into_iter();
             let mut x = Values::new(dtype, LEN, || start.next().unwrap());
             let mut state = rule.state(LEN, dtype, &Meter::new()).unwrap();
-            // Before the history is full, when it is, and later.
+            // Before the history is full, when it is full, and later.
             for round in 0..4 {
                 step(&rule, &mut x, &mut state);
                 let mut other = rule.state(LEN, dtype, &Meter::new()).unwrap();
@@ -62,8 +62,8 @@ fn steps_of_no_length_leave_the_point() {
     }
 }
 
-/// A direction with an element that f32 does not hold, from a closure that is finite everywhere: what its other elements have with
-/// `y` would pass for curvature.
+/// A direction with an element beyond f32, from a closure that is finite everywhere: the product of its other elements with `y` would
+/// pass as curvature.
 #[test]
 fn a_direction_that_is_not_finite_makes_no_pair() {
     let rule = Lbfgs { lr: 1e35, max_iter: 4, max_eval: Some(100), ..Lbfgs::default() };
@@ -71,7 +71,7 @@ fn a_direction_that_is_not_finite_makes_no_pair() {
     let mut evaluations = 0.0f32;
     let mut closure = |_: Slice<'_>, mut g: SliceMut<'_>| {
         evaluations += 1.0;
-        // Neighbours in f32 are 2^43 apart there.
+        // Adjacent f32 numbers are 2^43 apart there.
         g.typed_mut::<f32>()
             .unwrap()
             .copy_from_slice(&[1e20 - evaluations * 2f32.powi(44), 0.5 + evaluations % 2.0]);
@@ -81,7 +81,7 @@ fn a_direction_that_is_not_finite_makes_no_pair() {
     let report = rule.step((&mut x[..]).into(), &mut closure, &Alone, &mut state).unwrap();
     assert!(x[0] == f32::NEG_INFINITY && report.iterations == 4, "{x:?} {report:?}");
     assert_eq!(state.pairs(), 1);
-    // Nor is it a short step, whatever its other elements.
+    // A direction that is not finite is not a short step either, however small its other elements are.
     let rule = Lbfgs { lr: 1e-30, tolerance_change: 2.0, ..rule };
     let report = rule.step((&mut x[..]).into(), &mut closure, &Alone, &mut state).unwrap();
     assert_eq!((report.stop, report.iterations), (Stop::Loss, 1), "{report:?}");

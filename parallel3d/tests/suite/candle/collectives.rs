@@ -1,4 +1,4 @@
-//! The collectives themselves: forward against plain arithmetic, backward against the transpose.
+//! Collectives by themselves: forward against plain arithmetic, backward against the transpose.
 
 use crate::candle::common::{Along, Here, Lies, SAME, assert_close, check, numbers, on_mesh, tensor};
 use candle_core::{DType, Device, Tensor, Var};
@@ -15,7 +15,7 @@ fn gathering_and_scattering_are_transposes_along_every_dimension() {
             shape[dim] *= ranks;
             for dtype in [DType::F32, DType::F64] {
                 let x = tensor(&shape, 1, dtype);
-                // Parts become the whole, which every rank then uses for its own term.
+                // The gathered whole goes into a different term on every rank.
                 let gather = |here: &Here, x: &[Tensor]| {
                     let whole = here.tp.all_gather(&x[0], dim)?;
                     here.tp.reduce_scatter(&(whole * (here.tp.rank() + 1) as f64)?, dim)
@@ -78,14 +78,14 @@ fn what_is_strided_is_exchanged_in_its_own_order() {
     }
 }
 
-/// Branches of different lengths that meet again: whichever way candle goes, it goes on every rank.
+/// Branches of different lengths that join again: candle visits them in the same order on every rank.
 #[test]
 fn backward_exchanges_in_one_order_on_every_rank() {
     let counts = on_mesh(4, 1, |here| {
         for round in 0..20 {
             let x = Var::from_tensor(&tensor(&[4, 4], round, DType::F32)).unwrap();
             let w = Var::from_tensor(&tensor(&[8, 4], round + 100, DType::F32)).unwrap();
-            // Lengths that differ, so that loopback tells two exchanges apart.
+            // Different lengths, so that loopback can detect mismatched exchanges.
             let left = here.tp.all_gather(&x, 0).unwrap();
             let right = here.tp.copy(&w).unwrap();
             let middle = here.tp.all_gather(&here.tp.copy(&x).unwrap(), 1).unwrap();
@@ -98,6 +98,6 @@ fn backward_exchanges_in_one_order_on_every_rank() {
         let stats = here.tp.comm().stats();
         [Kind::AllGather, Kind::ReduceScatter, Kind::AllReduce].map(|kind| stats.of(kind).operations)
     });
-    // Two gathers; backward scatters both and reduces two copies; the loss is reduced once.
+    // Two all-gathers forward; two reduce-scatters and two all-reduces of copies backward; one all-reduce of the loss.
     assert_eq!(counts, [[40, 40, 60]; 4]);
 }

@@ -1,4 +1,4 @@
-//! The reference: a layer on whole tensors. Spread over ranks it gives each of them its part of the same numbers.
+//! Comparison with a reference layer on whole tensors: distributed over ranks, the layer returns each rank's part of the same numbers.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use meshstep_comm::{Communicator, loopback};
@@ -6,23 +6,23 @@ use meshstep_parallel3d::candle::Collectives;
 use meshstep_parallel3d::{Axis, Communicators, Mesh};
 use std::sync::Arc;
 
-/// How a tensor, or its gradient, lies along an axis.
+/// Distribution of a tensor or its gradient along an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Along {
-    /// The same on every rank.
+    /// Same values on every rank.
     Same,
-    /// The same on every rank, and of its gradient each has a term.
+    /// Same on every rank, with a gradient that is the sum of the ranks' terms.
     Terms,
-    /// Each rank has its part of this dimension.
+    /// Cut in this dimension, one part for each rank.
     Cut(usize),
 }
 
-/// Along `tp` and along `cp`.
+/// Distribution along `tp` and along `cp`.
 pub(crate) type Lies = [Along; 2];
 
 pub(crate) const SAME: Lies = [Along::Same, Along::Same];
 
-/// Where a rank is.
+/// A rank's groups along both axes.
 pub(crate) struct Here {
     pub(crate) tp: Collectives,
     pub(crate) cp: Collectives,
@@ -34,7 +34,7 @@ impl Here {
         (group.rank(), group.world_size())
     }
 
-    /// This rank's part: of what is cut along both axes in one dimension, the part along `tp` of that along `cp`.
+    /// Returns this rank's part. A dimension cut along both axes is cut along `cp` first, then along `tp`.
     pub(crate) fn part(&self, whole: &Tensor, lies: Lies) -> Tensor {
         [1, 0].into_iter().fold(whole.clone(), |x, axis| match (lies[axis], self.place(axis)) {
             (Along::Cut(dim), (at, of)) => {
@@ -46,7 +46,7 @@ impl Here {
     }
 }
 
-/// `body` on every rank of a mesh, in the order of the ranks: `tp` first.
+/// Runs `body` on every rank of a mesh with `tp` innermost; returns the results in rank order.
 pub(crate) fn on_mesh<T: Send>(tp: usize, cp: usize, body: impl Fn(&Here) -> T + Sync) -> Vec<T> {
     let mesh: Mesh = format!("tp={tp},cp={cp}").parse().unwrap();
     let ranks = loopback::spawn(tp * cp, |world: Arc<dyn Communicator>| {
@@ -57,7 +57,7 @@ pub(crate) fn on_mesh<T: Send>(tp: usize, cp: usize, body: impl Fn(&Here) -> T +
     ranks.unwrap()
 }
 
-/// Numbers between -1 and 1 that depend on `salt` and their place.
+/// Returns numbers between -1 and 1 that depend on `salt` and the index.
 pub(crate) fn tensor(shape: &[usize], salt: u64, dtype: DType) -> Tensor {
     let number = |i: u64| {
         let mixed = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ salt.wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -69,12 +69,12 @@ pub(crate) fn tensor(shape: &[usize], salt: u64, dtype: DType) -> Tensor {
     numbers.to_dtype(dtype).unwrap().reshape(shape).unwrap()
 }
 
-/// All numbers in f64, row by row.
+/// Returns all numbers in f64, in row-major order.
 pub(crate) fn numbers(x: &Tensor) -> Vec<f64> {
     x.flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1().unwrap()
 }
 
-/// Equal up to rounding in the tensors' type.
+/// Asserts equality up to rounding in the tensors' type.
 pub(crate) fn assert_close(got: &Tensor, expected: &Tensor, what: &str) {
     assert_eq!(got.dims(), expected.dims(), "{what}");
     let unit = if expected.dtype() == DType::F64 { 1e-12 } else { 2e-5 };
@@ -85,7 +85,7 @@ pub(crate) fn assert_close(got: &Tensor, expected: &Tensor, what: &str) {
     }
 }
 
-/// A layer's result, and the gradient of each of its inputs, for the loss sum(result * coefficients).
+/// Returns a layer's result and the gradient of each input, for the loss sum(result * coefficients).
 fn run(
     layer: impl Fn(&[Tensor]) -> Result<Tensor>,
     inputs: Vec<Tensor>,
@@ -100,7 +100,7 @@ fn run(
     (result.detach(), grads.collect())
 }
 
-/// Holds `layer` on a mesh against `reference` on whole tensors.
+/// Compares `layer` on a mesh with `reference` on whole tensors.
 pub(crate) fn check(
     (tp, cp): (usize, usize),
     inputs: &[(Tensor, Lies)],
@@ -121,7 +121,7 @@ pub(crate) fn check(
     });
     for (input, (_, lies)) in inputs.iter().enumerate() {
         for (rank, (_, expected)) in ranks.iter().enumerate() {
-            // A term's rank, and those that have the others.
+            // Ranks that hold the terms of this rank's gradient, including itself.
             let peer = |other: &usize| {
                 let place = |rank: usize| [rank % tp, rank / tp];
                 (0..2).all(|axis| lies[axis] == Along::Terms || place(rank)[axis] == place(*other)[axis])

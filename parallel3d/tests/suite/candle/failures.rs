@@ -1,4 +1,4 @@
-//! What cannot be exchanged is an error with values on the ranks it concerns, and ends nothing else.
+//! Tensors that cannot be exchanged: an error with values on the affected ranks; the group stays usable.
 
 use crate::candle::common::{on_mesh, tensor};
 use candle_core::{DType, Device, Module as _, Tensor};
@@ -25,7 +25,7 @@ fn bad_input_is_told_and_the_group_goes_on() {
         assert_eq!(told(&embedding.forward(&tokens).unwrap_err()), Error::NoSuchToken { token: 4, vocab: 4 });
         let error = cross_entropy(&tensor(&[2, 2], 2, DType::F32), &tokens, tp).unwrap_err();
         assert_eq!(told(&error), Error::NoSuchToken { token: 4, vocab: 4 });
-        // None of it was a collective.
+        // None of these calls started a collective.
         assert_eq!(tp.all_gather(&x, 0).unwrap().dims(), [4, 3]);
     });
 }

@@ -1,4 +1,4 @@
-//! Each layer against its like on one rank.
+//! Layers against their equivalents on one rank.
 
 use crate::candle::common::{Along, Here, Lies, SAME, check, tensor};
 use candle_core::{D, DType, Device, Module as _, Result, Tensor};
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 const DEGREES: [usize; 3] = [1, 2, 4];
 const TYPES: [DType; 2] = [DType::F32, DType::F64];
 
-/// A rank's residual stream, and how it lies.
+/// A rank's residual stream, and its distribution.
 type Stream = (fn(&Here) -> Residual, Lies);
 
 /// Whole on each rank, and cut along the sequence, dimension 1.
@@ -21,7 +21,7 @@ fn residuals() -> [Stream; 2] {
     ]
 }
 
-/// What a parameter's gradient is that works on such a stream: the same on each rank, or a term.
+/// Returns the distribution of the gradient of a parameter that acts on such a stream: the same on each rank, or a term.
 fn on_stream(stream: Lies) -> Lies {
     [if stream == SAME { Along::Same } else { Along::Terms }, Along::Same]
 }
@@ -30,7 +30,7 @@ fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     x.broadcast_matmul(&weight.t()?)
 }
 
-/// Rows, tokens, width and another width: small, and multiples of four where they are cut.
+/// Rows, tokens, width and another width: small, and multiples of four for cut dimensions.
 fn sizes() -> impl Strategy<Value = [usize; 4]> {
     let small = (1usize..=3, 1usize..=2, 1usize..=3, 1usize..=3);
     small.prop_map(|(rows, tokens, width, other)| [rows, 4 * tokens, 3 * width, 4 * other])
@@ -43,7 +43,7 @@ fn cases() -> ProptestConfig {
 proptest! {
     #![proptest_config(cases())]
 
-    /// From the stream by columns, a nonlinearity, and back by rows: the MLP of a block.
+    /// Column-parallel layer, nonlinearity, row-parallel layer: the MLP of a block.
     #[test]
     fn columns_and_rows_are_one_mlp([rows, tokens, width, hidden] in sizes(), salt in 0u64..1000) {
         for (residual, stream) in residuals() {
@@ -88,7 +88,7 @@ proptest! {
         let targets = ids(&[rows, tokens], vocab, salt + 7);
         for tp in DEGREES {
             for dtype in TYPES {
-                // Up to e^90, which f32 could not hold.
+                // Logits up to 90: e^90 overflows f32.
                 let logits = (tensor(&[rows, tokens, vocab], salt, dtype) * 90.0).unwrap();
                 let cut = [Along::Cut(2), Along::Same];
                 let layer = |here: &Here, x: &[Tensor]| cross_entropy(&x[0], &targets, &here.tp);
@@ -123,7 +123,7 @@ proptest! {
     }
 }
 
-/// Embeddings of positions, added to the stream: each rank adds those of its own tokens.
+/// Position embeddings added to the stream: each rank adds those of its own tokens.
 #[test]
 fn a_rank_takes_its_own_part_of_what_all_have() {
     for (residual, stream) in residuals() {
@@ -136,7 +136,7 @@ fn a_rank_takes_its_own_part_of_what_all_have() {
     }
 }
 
-/// Entries of a padded vocabulary may be shut out.
+/// Padded vocabulary entries may be masked out with minus infinity.
 #[test]
 fn a_logit_of_minus_infinity_costs_nothing() {
     let shut = Tensor::new(
@@ -156,7 +156,7 @@ fn ids(shape: &[usize], vocab: usize, salt: u64) -> Tensor {
     Tensor::from_iter((0..shape.iter().product()).map(pick), &Device::Cpu).unwrap().reshape(shape).unwrap()
 }
 
-/// From the definition: log of the sum of exponentials, less the target's logit.
+/// By the definition: log of the sum of exponentials, minus the target's logit.
 fn plain_cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let largest = logits.max_keepdim(D::Minus1)?.detach();
     let sum = logits.broadcast_sub(&largest)?.exp()?.sum_keepdim(D::Minus1)?;
@@ -164,7 +164,7 @@ fn plain_cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     ((sum.log()? + largest)? - chosen)?.squeeze(D::Minus1)
 }
 
-/// Token by token: the softmax of its products with the keys up to it, times the values.
+/// Token by token: softmax of the products with all keys up to the token, times the values.
 fn plain_attention(x: &[Tensor]) -> Result<Tensor> {
     let (_, _, tokens, size) = x[0].dims4()?;
     let token = |i: usize| {

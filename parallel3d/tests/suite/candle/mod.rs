@@ -1,4 +1,4 @@
-//! Layers that are spread over ranks, against the same layers on one rank: results and gradients.
+//! Layers distributed over ranks against the same layers on one rank: results and gradients.
 
 mod collectives;
 mod common;

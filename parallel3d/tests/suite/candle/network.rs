@@ -1,4 +1,4 @@
-//! Layers together: an attention block on `tp` x `cp`, its weights cut as their placements say; and losses with a mask.
+//! Layers combined: an attention block on `tp` x `cp`, with weights cut by their placements, and losses with a mask.
 
 use crate::candle::common::{Here, assert_close, numbers, on_mesh, tensor};
 use candle_core::{D, DType, Device, Module as _, Result, Tensor, Var};
@@ -12,7 +12,7 @@ const HEADS: usize = 4;
 const VOCAB: usize = 12;
 const TOKENS: usize = 16;
 
-/// The parameters of a network of one block, with their whole values and their placements.
+/// Parameters of a network with one block: whole values and placements.
 fn parameters(dtype: DType) -> [(&'static str, Tensor, Placement); 5] {
     let stream = Placement::whole();
     [
@@ -24,7 +24,7 @@ fn parameters(dtype: DType) -> [(&'static str, Tensor, Placement); 5] {
     ]
 }
 
-/// Losses of this rank's tokens, given `x`, the whole stream `[rows, TOKENS, WIDTH]`.
+/// Returns the losses of this rank's tokens, for the whole stream `x` `[rows, TOKENS, WIDTH]`.
 fn losses(w: &[Tensor], x: &Tensor, targets: &Tensor, tp: &Collectives, cp: &Collectives) -> Result<Tensor> {
     let stream = Residual::cut(tp.clone(), 1);
     let tokens = TOKENS / cp.world_size();
@@ -41,12 +41,12 @@ fn losses(w: &[Tensor], x: &Tensor, targets: &Tensor, tp: &Collectives, cp: &Col
     cross_entropy(&logits, &here(targets, 1)?, tp)
 }
 
-/// The losses of all tokens, and each parameter's gradient of their sum under `mask`, put together from all ranks.
+/// Returns the losses of all tokens and each parameter's gradient of their sum under `mask`, assembled from all ranks.
 fn spread(tp: usize, cp: usize, dtype: DType, mask: &[f64]) -> (Vec<f64>, Vec<Vec<f64>>) {
     weighted(tp, cp, dtype, mask, &vec![1.0; cp])
 }
 
-/// The same where each rank's gradient is multiplied by a weight of its place along `cp`.
+/// Same as [`spread`], with each rank's gradient multiplied by a weight of its index along `cp`.
 fn weighted(tp: usize, cp: usize, dtype: DType, mask: &[f64], weights: &[f64]) -> (Vec<f64>, Vec<Vec<f64>>) {
     let mesh: Mesh = format!("tp={tp},cp={cp}").parse().unwrap();
     let (x, targets) = (tensor(&[1, TOKENS, WIDTH], 6, dtype), targets());
@@ -136,7 +136,7 @@ fn a_block_with_its_loss_is_the_same_on_every_mesh() {
     }
 }
 
-/// One valid token, whose loss reaches the keys of every rank before it.
+/// One valid token: its loss reaches the keys of every rank before it.
 #[test]
 fn one_valid_token_has_the_same_gradient_however_its_sequence_is_cut() {
     for valid in [0, 5, TOKENS - 1] {
@@ -151,11 +151,11 @@ fn one_valid_token_has_the_same_gradient_however_its_sequence_is_cut() {
     }
 }
 
-/// Means over each rank's own tokens, weighted by their number: each layer's gradient was mixed with other ranks' before that, and is
-/// wrong where the numbers differ. The sum over tokens, divided by all of them, is not.
+/// Means over each rank's own tokens, weighted by token counts: attention mixes gradients across ranks before the weights apply, so the
+/// result is wrong if the counts differ. The sum over tokens divided by the number of all tokens is right.
 #[test]
 fn weights_come_too_late_for_ranks_with_different_numbers_of_tokens() {
-    // Of the first rank's tokens one is valid, of the second's all.
+    // One of the first rank's tokens is valid, and all of the second's.
     let valid: [f64; TOKENS] = std::array::from_fn(|i| f64::from(u8::from(i == 3 || i >= TOKENS / 2)));
     let counts = [1.0, TOKENS as f64 / 2.0];
     let all: f64 = counts.iter().sum();

@@ -1,4 +1,4 @@
-//! Random meshes, stages and recipes: what is loaded is what was saved, and training goes on as if nothing had been.
+//! Random meshes, stages and recipes: a load restores the saved bits, and training continues as if uninterrupted.
 
 use crate::common::{STAGES, build, held_at, model, take_step};
 use meshstep_cases::{long, tried};
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Mutex;
 
-/// Each vector of each parameter: the index in the whole and the bits of each element. What is joined is in the order of indices.
+/// Each vector of each parameter: index in the whole and bits of each element. Joined vectors are sorted by index.
 type Whole = BTreeMap<(String, String), Vec<(usize, u64)>>;
 
 fn bits(values: Slice<'_>) -> Vec<u64> {
@@ -24,7 +24,7 @@ fn bits(values: Slice<'_>) -> Vec<u64> {
     values.bytes().unwrap().chunks(values.dtype().size()).map(element).collect()
 }
 
-/// What this rank has.
+/// Returns this rank's part.
 fn part(opt: &Optimizer, model: &Model) -> Whole {
     let mut whole = Whole::new();
     for parameter in model.parameters() {
@@ -60,12 +60,12 @@ fn join(parts: impl IntoIterator<Item = Whole>, model: &Model) -> Whole {
     all
 }
 
-/// Steps to go on for.
+/// Number of steps after the load.
 fn after() -> usize {
     if long() { 3 } else { 2 }
 }
 
-/// Takes steps up to `before` and saves, or loads what was saved then; tells what there is and what comes of it in a few steps.
+/// Takes steps up to `before` and saves, or loads that checkpoint. Returns the state at that point and the state a few steps later.
 fn run(
     model: &Model,
     mesh: &str,
@@ -87,7 +87,8 @@ fn run(
     (join(here, model), join(end, model))
 }
 
-/// The same from one mesh to another without a file, whose ranks begin with the `first` of the one or behind it.
+/// Same as [`run`], but moves the state from one mesh to another without a file. The ranks of the new mesh start at rank `first` of the
+/// old one or after its last.
 fn moved(
     model: &Model,
     meshes: [&str; 2],
@@ -225,7 +226,7 @@ proptest! {
     }
 }
 
-/// A model whose table goes by one name, by the other, or is two.
+/// Returns a model in which the table has one name, the other one, or both as two parameters.
 fn named(names: &[&str], tied: Option<(&str, &str)>) -> Model {
     let add = |model: ModelBuilder, name: &&str| {
         model.param(*name, &[16, 3], DType::F32, Placement::whole().cut(Axis::Tp, 0))
@@ -260,7 +261,7 @@ fn a_tied_parameter_is_saved_once_and_found_by_either_name() {
     let load = |opt: &mut Optimizer| drop(opt.load(&store, Load::default()).unwrap());
     let turned = on(&named(&["head"], Some(("wte", "head"))), "tp=4", &load);
     let two = on(&named(&["head", "wte"], None), "dp=3", &load);
-    // A checkpoint that knows of no ties, under the name that is the other one here.
+    // A checkpoint without ties, saved under the name that is an alias in this model.
     let alone = named(&["head"], None);
     let untied = on(&alone, "tp=2", &|opt| {
         take_step(opt, &alone, 0);
@@ -279,8 +280,8 @@ fn a_tied_parameter_is_saved_once_and_found_by_either_name() {
     }
 }
 
-/// What a rank holds of a parameter of one or two dimensions, row by row: where it begins in the rank's part, the index of its first
-/// element in the whole, and how many elements there are.
+/// Returns the rows that a rank holds of a parameter of one or two dimensions: offset in the rank's part, index of the first element in
+/// the whole, and number of elements.
 fn rows(shape: &[usize], pieces: &[Piece]) -> Vec<(usize, usize, usize)> {
     let cut = |ranges: &[Range<usize>]| match ranges {
         [columns] => (0..1, columns.clone()),
@@ -298,7 +299,7 @@ fn rows(shape: &[usize], pieces: &[Piece]) -> Vec<(usize, usize, usize)> {
     held
 }
 
-/// Tensors of several windows, cut by rows and columns, each element of which is its index.
+/// Tensors of several windows, cut by rows and columns; each element equals its index.
 #[test]
 fn long_tensors_are_put_together_window_by_window() {
     let whole = Placement::whole();
@@ -313,7 +314,7 @@ fn long_tensors_are_put_together_window_by_window() {
         .param("whole", &[700_001], DType::F32, whole)
         .build()
         .unwrap();
-    // Windows of parameters are as those of state, which only long runs have.
+    // Windows of state behave as those of parameters; only long runs add them.
     let rules = || if long() { Groups::new(AdamW::default()) } else { Groups::new(Sgd::default()) };
     let make = |world, mesh: &str, stage, numbered: bool| {
         let options = Options { stage, bucket_len: Some(300_000), meter: Meter::new(), ..Options::default() };
@@ -340,7 +341,7 @@ fn long_tensors_are_put_together_window_by_window() {
             make(world, from, stage, true).save(&store, Save::default()).unwrap();
         });
         saved.unwrap();
-        // From each to the next, in long runs to all.
+        // Short runs load each checkpoint onto the next mesh, long runs onto all.
         let all = meshes.into_iter().enumerate();
         for (_, (to, stage)) in all.filter(|(j, _)| long() || *j == (i + 1) % meshes.len()) {
             let mesh: Mesh = to.parse().unwrap();

@@ -1,3 +1,3 @@
-//! What is saved on one mesh is loaded onto another.
+//! Checkpoints saved on one mesh and loaded onto another.
 
 mod meshes;

@@ -1,4 +1,4 @@
-//! A model with every kind of placement, trained with gradients whose sums are exact.
+//! A model with every kind of placement, trained with gradients that have exact sums.
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) const STEPS: usize = 5;
-/// Tokens of a step's data, which the ranks along dp and cp share out.
+/// Tokens of a step, distributed over the ranks along dp and cp.
 pub(crate) const TOKENS: usize = 8;
 pub(crate) const AT: StepArgs = StepArgs { lr: 0.05, max_norm: Some(3.0), grad_scale: 1.0 };
 
@@ -26,14 +26,14 @@ pub(crate) const MESHES: [&str; 8] = [
 pub(crate) const STAGES: [Stage; 5] =
     [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3, Stage::WholeParams(Owners::SortedGreedy)];
 
-/// Every mesh with every stage, by number. A mesh comes again after all others, with another stage. Short runs try a tenth.
+/// Returns every mesh with every stage, numbered. A mesh repeats only after all others, with another stage. Short runs try a tenth.
 pub(crate) fn arrangements() -> impl Iterator<Item = (usize, &'static str, Stage)> {
     let all = (0..MESHES.len() * STAGES.len()).filter(|&i| meshstep_cases::tried(i, 1));
-    // The numbers of meshes and stages have no common factor.
+    // The counts of meshes and stages are coprime.
     all.map(|i| (i, MESHES[i % MESHES.len()], STAGES[3 * i % STAGES.len()]))
 }
 
-/// Every kind of placement: by rows, by columns, in blocks, whole with equal gradients, with parts to add, with parts to average.
+/// Every kind of placement: rows, columns, blocks, whole with equal gradients, whole with gradients to sum or to average.
 pub(crate) fn model(dtype: DType) -> Model {
     let whole = Placement::whole();
     Model::builder()
@@ -50,15 +50,15 @@ pub(crate) fn model(dtype: DType) -> Model {
         .unwrap()
 }
 
-/// Steps that `run` takes: fewer but in long runs.
+/// Number of steps of `run`: fewer except in long runs.
 fn steps() -> usize {
     if meshstep_cases::long() { STEPS } else { 3 }
 }
 
-/// After so many elements the gradients of a token repeat.
+/// Period of a token's gradient in elements.
 pub(crate) const PERIOD: usize = 23;
 
-/// The gradient of a token: eighths of it add up exactly.
+/// Returns the gradient of a token; sums of its eighths are exact.
 pub(crate) fn token_grad(parameter: &Parameter, i: usize, token: usize, step: usize) -> f32 {
     let salt: usize = parameter.name.bytes().map(usize::from).sum();
     ((i * 7 + token * 13 + step * 5 + salt * 3) % PERIOD) as f32 * 8.0 - 88.0
@@ -68,7 +68,7 @@ pub(crate) fn first(parameter: &Parameter, i: usize) -> f32 {
     ((i * 5 + parameter.name.len()) % 13) as f32 / 8.0 - 0.5
 }
 
-/// The elements of a parameter that pieces hold, in the order they hold them.
+/// Returns the elements of a parameter in `pieces`, in storage order.
 pub(crate) fn held(parameter: &Parameter, pieces: &[Piece]) -> Vec<usize> {
     let end = |dim: usize| pieces.iter().map(|piece| piece.local[dim].end).max().unwrap();
     let local: Vec<usize> = (0..parameter.shape.len()).map(end).collect();
@@ -90,19 +90,19 @@ pub(crate) fn held(parameter: &Parameter, pieces: &[Piece]) -> Vec<usize> {
     held
 }
 
-/// The elements that the rank at `at` holds.
+/// Returns the elements that the rank at `at` holds.
 pub(crate) fn held_at(parameter: &Parameter, mesh: &Mesh, at: &Coordinate) -> Vec<usize> {
     let Parameter { name, shape, placement, .. } = parameter;
     held(parameter, &placement.pieces(name, shape, mesh, at).unwrap())
 }
 
-/// First values of what a rank holds.
+/// Sets the first values of a rank's part.
 pub(crate) fn fill(parameter: &Parameter, pieces: &[Piece], mut values: SliceMut<'_>) -> Result<(), Error> {
     let own: Vec<f32> = held(parameter, pieces).into_iter().map(|i| first(parameter, i)).collect();
     values.cast_from((&own[..]).into())
 }
 
-/// Values of f32 or a shorter type.
+/// Reads values of f32 or a shorter type.
 pub(crate) fn read(values: Slice<'_>) -> Vec<f32> {
     match values.dtype() {
         DType::F16 => values.typed::<f16>().unwrap().iter().map(|x| x.to_f32()).collect(),
@@ -111,13 +111,13 @@ pub(crate) fn read(values: Slice<'_>) -> Vec<f32> {
     }
 }
 
-/// A parameter's values, gathered where they are sharded.
+/// Returns a parameter's values, gathered if they are sharded.
 pub(crate) fn values(opt: &Optimizer, name: &str) -> Vec<f32> {
     let unit = opt.gather(opt.unit_of(name).unwrap().unwrap()).unwrap();
     read(unit.param(name).unwrap())
 }
 
-/// Every unit's name and parameters.
+/// Returns every unit's name and parameters.
 fn units<'m>(opt: &Optimizer, model: &'m Model) -> Vec<(String, Vec<&'m Parameter>)> {
     let of = |unit: &str| {
         let own = |p: &&Parameter| opt.unit_of(&p.name).unwrap() == Some(unit);
@@ -126,7 +126,7 @@ fn units<'m>(opt: &Optimizer, model: &'m Model) -> Vec<(String, Vec<&'m Paramete
     opt.units().map(of).collect()
 }
 
-/// What a rank brings: the mean over its own tokens, or its part of that.
+/// Returns a rank's gradient: the mean over its own tokens, or its part of that mean.
 pub(crate) fn gradient(parameter: &Parameter, mesh: &Mesh, at: &Coordinate, step: usize) -> Vec<f32> {
     let ranks = mesh.degree(Axis::Dp | Axis::Cp);
     let place = mesh.place(at, Axis::Dp) * mesh.degree(Axis::Cp) + at.along(Axis::Cp);
@@ -134,7 +134,7 @@ pub(crate) fn gradient(parameter: &Parameter, mesh: &Mesh, at: &Coordinate, step
     let tokens = place * own..(place + 1) * own;
     let tp = mesh.degree(Axis::Tp) as f32;
     let part = match parameter.name.as_str() {
-        // Unequal parts that add up to the whole, or average to it.
+        // Unequal parts that add up to the whole, or have it as mean.
         "ln" if at.along(Axis::Tp) == 0 => (tp + 1.0) / (2.0 * tp),
         "ln" => 1.0 / (2.0 * tp),
         "qk_norm" if at.along(Axis::Tp) == 0 => (tp + 1.0) / 2.0,
@@ -148,7 +148,7 @@ pub(crate) fn gradient(parameter: &Parameter, mesh: &Mesh, at: &Coordinate, step
     held_at(parameter, mesh, at).into_iter().map(|i| own[i % PERIOD]).collect()
 }
 
-/// An optimizer of the model, one of whose parameters does not decay.
+/// Returns an optimizer of the model; one parameter does not decay.
 pub(crate) fn build(
     world: Arc<dyn Communicator>,
     model: &Model,
@@ -161,12 +161,12 @@ pub(crate) fn build(
     Optimizer::new(world, mesh.clone(), model, rules, fill, options).unwrap()
 }
 
-/// One step, and its norm and factor.
+/// Takes one step; returns its norm and clipping factor.
 pub(crate) fn take_step(opt: &mut Optimizer, model: &Model, step: usize) -> (u64, u64) {
     let (mesh, at, units) = (opt.mesh().clone(), opt.coordinate().clone(), units(opt, model));
     let tokens = TOKENS / mesh.degree(Axis::Dp | Axis::Cp);
     let mb = opt.micro_batch(tokens as u64).unwrap();
-    // Each unit while the next is on its way.
+    // Each unit is used while the next is in flight.
     let mut next = None;
     for (i, (unit, own)) in units.iter().enumerate().rev() {
         let here = next.take().unwrap_or_else(|| mb.start_gather(unit).unwrap()).wait().unwrap();
@@ -185,7 +185,7 @@ pub(crate) fn take_step(opt: &mut Optimizer, model: &Model, step: usize) -> (u64
     }
 }
 
-/// Parameters put together from the ranks that hold them, and the norm and factor of each step.
+/// Parameters assembled from all ranks, and the norm and factor of each step.
 pub(crate) type Run = (Vec<Vec<f32>>, Vec<(u64, u64)>);
 
 pub(crate) fn run(model: &Model, mesh: &str, options: &Options) -> Run {

@@ -1,4 +1,4 @@
-//! What workers on one mesh have saved goes on on any other, with as many workers and with others.
+//! Checkpoints of workers on one mesh continue on any other, with the same or another number of workers.
 
 use crate::local::worker::{Has, Job, assert_same, cases, has, plans};
 use meshstep_cases::{long, tried};
@@ -8,7 +8,7 @@ use meshstep_shard::checkpoint::{Load, Save, Store};
 use meshstep_shard::{Owners, Stage};
 use std::path::Path;
 
-/// In the middle of every plan's intervals, with something on its way where there is a delay.
+/// Step of the save: in the middle of every plan's intervals, with a delayed exchange in flight.
 const SAVED: u64 = 4;
 const ON: u64 = 4;
 
@@ -25,7 +25,7 @@ fn save(job: &Job, mesh: &str, dir: &Path, background: bool) {
     drop(saved.unwrap());
 }
 
-/// What goes on from there has in the end.
+/// Loads the checkpoint, continues, and returns the final state.
 fn go_on(job: &Job, mesh: &str, dir: &Path) -> Vec<(usize, Has)> {
     let (mesh, store): (Mesh, _) = (mesh.parse().unwrap(), Store::new(dir));
     let ends = loopback::spawn(mesh.world_size(), |world| {
@@ -53,7 +53,7 @@ fn workers_go_on_on_another_mesh_as_if_nothing_had_been() {
             ("dp_replicate=2,dp_shard=2,cp=2", whole),
             ("dp_replicate=2,dp_shard=4", Stage::Zero3),
         ];
-        // One of the three, another for each case, but in long runs all.
+        // Short runs try one of the three pairs, a different one for each case; long runs try all.
         let pairs = from.into_iter().zip(to).enumerate().filter(|(i, _)| long() || *i == case % 3);
         for (_, ((from, saved), (to, loaded))) in pairs {
             let dir = tempfile::tempdir().unwrap();
@@ -69,9 +69,9 @@ fn another_number_of_workers_goes_on_from_the_mean_on_every_mesh_alike() {
     for (case, (name, job)) in cases().into_iter().enumerate() {
         let (whole, cut) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         save(&job(Stage::Replicated), "dp_replicate=2", whole.path(), false);
-        // One number of workers on one mesh, others for each case, but in long runs all on all.
+        // Short runs try one number of workers on one mesh, different ones for each case; long runs try all on all.
         let own = |i: usize, one: usize| long() || i == one;
-        // What all but the second of the meshes below read.
+        // Input of all meshes below except the second.
         if long() || case % 3 != 1 {
             save(&job(Stage::Zero2), "dp_replicate=2,dp_shard=2,tp=2", cut.path(), false);
         }
@@ -88,7 +88,7 @@ fn another_number_of_workers_goes_on_from_the_mean_on_every_mesh_alike() {
     }
 }
 
-/// The same parameters, each tied one under its other name.
+/// Returns the model with tied parameters under their other names.
 fn otherwise_called(model: &Model) -> Model {
     let other =
         |name: &str| model.tied().into_iter().find(|(_, first)| *first == name).map(|(alias, _)| alias);

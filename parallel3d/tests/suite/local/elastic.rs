@@ -1,4 +1,4 @@
-//! Workers on meshes come and go as whole ones do.
+//! Workers on meshes join and leave as workers of one rank do.
 
 use crate::local::worker::{Has, Job, assert_same, has};
 use meshstep_comm::{Clock, Communicator, loopback};
@@ -12,11 +12,10 @@ use std::thread;
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(60);
-/// Steps that the one that comes takes, up to an exchange.
+/// Steps of the joining worker, up to an exchange.
 const AFTER: u64 = 8;
 
-/// Two workers, of which the second leaves after five steps and a third comes: when it came, and what each
-/// rank has in the end.
+/// Runs two workers; the second leaves after five steps and a third joins. Returns the step of the join and the final state of each rank.
 fn come_and_go(stage: Stage, mesh: &str) -> (u64, Vec<(usize, Has)>) {
     let mesh: Mesh = mesh.parse().unwrap();
     let plan = LocalPlan::local_adam(4);
@@ -47,7 +46,7 @@ fn come_and_go(stage: Stage, mesh: &str) -> (u64, Vec<(usize, Has)>) {
         };
         let mut local = joined.unwrap();
         if id == 2 {
-            // It has come for the exchange of the step that is next.
+            // The third worker joins at the exchange of the next step.
             let _ = until.set(local.steps() + 1 + AFTER);
         }
         while until.get().is_none_or(|&until| local.steps() < until) {
@@ -76,7 +75,7 @@ fn come_and_go(stage: Stage, mesh: &str) -> (u64, Vec<(usize, Has)>) {
 fn workers_on_meshes_come_and_go_as_whole_ones_do() {
     let all = [(Stage::Zero1, "tp=2"), (Stage::Zero2, "dp_shard=2,tp=2"), (Stage::Zero3, "tp=2,cp=2")];
     for (_, (stage, mesh)) in all.into_iter().enumerate().filter(|(i, _)| meshstep_cases::tried(*i, 1)) {
-        // When it comes is a matter of the moment.
+        // The step of the join depends on timing, so try until both runs agree.
         let same = (0..20).find_map(|_| {
             let (found, whole) = (come_and_go(stage, mesh), come_and_go(Stage::Replicated, "tp=1"));
             (found.0 == whole.0).then_some((found, whole))
@@ -84,7 +83,7 @@ fn workers_on_meshes_come_and_go_as_whole_ones_do() {
         let ((came, found), (_, whole)) = same.unwrap();
         assert!(came >= 8 && came % 4 == 0, "{came}");
         assert_same(&found, &whole, mesh);
-        // The one that came has what the other has.
+        // The joining worker has the same state as the remaining one.
         let of = |id| whole.iter().find(|(own, _)| *own == id).map(|(_, has)| has);
         assert_eq!(of(0), of(2));
     }

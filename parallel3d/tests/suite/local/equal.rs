@@ -1,4 +1,4 @@
-//! However a worker's ranks are arranged, it does what one rank does; and every byte is a planned one.
+//! A worker computes the same as one rank for any arrangement of its ranks, and every byte is planned.
 
 use crate::local::worker::{Job, STEPS, assert_same, cases, plans, run};
 use meshstep_cases::long;
@@ -18,10 +18,10 @@ const MESHES: [&str; 6] = [
 const STAGES: [Stage; 5] =
     [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3, Stage::WholeParams(Owners::SortedGreedy)];
 
-/// Meshes and stages that a case is tried on: all of them in long runs, else the `nth` of them in an order that mixes them.
+/// Returns the meshes and stages for a case: all of them in long runs, else the `nth` in a mixed order.
 fn arrangements(nth: usize) -> impl Iterator<Item = (&'static str, Stage)> {
     let all = MESHES.into_iter().flat_map(|mesh| STAGES.map(|stage| (mesh, stage)));
-    // 13 and the number of all have no common factor: none comes twice before all have come.
+    // 13 and the number of all are coprime: no arrangement repeats before all have been used.
     let own = 13 * nth % (MESHES.len() * STAGES.len());
     all.enumerate().filter(move |(i, _)| long() || *i == own).map(|(_, arrangement)| arrangement)
 }
@@ -39,7 +39,7 @@ fn workers_on_meshes_are_workers_of_one_rank() {
     }
 }
 
-/// The axis that repeats workers may be anywhere in the mesh.
+/// The `dp_replicate` axis may be anywhere in the mesh.
 #[test]
 fn replicas_may_be_the_innermost_axis() {
     let (_, plan, rule) = plans().remove(0);
@@ -58,10 +58,10 @@ fn replicas_may_be_the_innermost_axis() {
 
 #[test]
 fn every_byte_is_planned_and_none_more_travels_within_a_worker() {
-    // Also before every fragment has been sent.
+    // The first count ends before every fragment has been sent.
     let steps = [3, if long() { STEPS } else { 6 }];
     for (case, (name, job)) in cases().into_iter().enumerate() {
-        // Others than those that workers of one rank are compared with.
+        // Different arrangements from those in the comparison with workers of one rank.
         let all = arrangements(case + plans().len());
         for ((mesh, stage), steps) in all.flat_map(|of| steps.map(|steps| (of, steps))) {
             let (job, mesh): (Job, Mesh) = (job(stage), mesh.parse().unwrap());
@@ -81,7 +81,7 @@ fn every_byte_is_planned_and_none_more_travels_within_a_worker() {
     }
 }
 
-/// Bytes that each rank sends within its worker, to its like in others, and to decide.
+/// Returns the bytes that each rank sends within its worker, to its peers in other workers, and for decisions.
 fn sent(job: &Job, mesh: &Mesh, steps: u64) -> Vec<[u64; 3]> {
     let ranks = loopback::spawn(mesh.world_size(), |world| {
         let (comm, own, workers) = replicas(world, mesh).unwrap();
@@ -90,7 +90,7 @@ fn sent(job: &Job, mesh: &Mesh, steps: u64) -> Vec<[u64; 3]> {
         let bytes = || [&workers.across, &workers.world].map(|comm| comm.stats().total().bytes);
         let before = bytes();
         let inside = job.steps(&mut local, workers.across.rank(), steps);
-        // What is still on its way counts once it has arrived.
+        // Traffic in flight counts once it has arrived.
         workers.across.barrier().unwrap();
         let after = bytes();
         [inside, after[0] - before[0], after[1] - before[1]]

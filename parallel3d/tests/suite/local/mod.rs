@@ -1,4 +1,4 @@
-//! Replicas of a mesh that step alone and meet seldom are workers of one rank each, bit for bit.
+//! Replicas of a mesh that step alone and exchange seldom equal workers of one rank each, bit for bit.
 
 #[cfg(feature = "checkpoint")]
 mod checkpoint;

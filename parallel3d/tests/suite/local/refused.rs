@@ -1,4 +1,4 @@
-//! What does not go together is a typed error on every rank.
+//! Incompatible plans, meshes and workers: a typed error on every rank.
 
 use crate::local::worker::{Job, plans};
 use meshstep_comm::loopback;
@@ -31,7 +31,7 @@ fn plans_that_cannot_be_followed_are_refused_everywhere() {
         let is = matches!(&told, Err(LocalError::CutElements { name, len: 48, whole: 96 }) if name == "qkv");
         assert!(is, "{told:?}");
     }
-    // What no mesh cuts has elements that all ranks know.
+    // Element ranges of uncut parameters are valid on all ranks.
     assert!(refused(elements("pos", 3..9)).iter().all(Result::is_ok));
     for told in refused(Select::Names(vec!["nowhere".into()])) {
         assert!(matches!(&told, Err(LocalError::UnknownParam { name, .. }) if name == "nowhere"), "{told:?}");
@@ -73,7 +73,7 @@ fn one_mesh_among_others_is_refused_everywhere() {
     assert!(begin.elapsed() < std::time::Duration::from_secs(20));
 }
 
-/// A worker whose ranks hold other elements than its like's is not averaged with them, nor let in.
+/// A worker with ranks that hold different elements than their peers cannot exchange with them, and cannot join.
 #[test]
 fn workers_that_are_arranged_otherwise_are_refused_everywhere() {
     let (_, plan, rules) = plans().remove(2);

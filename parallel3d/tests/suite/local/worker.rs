@@ -1,4 +1,4 @@
-//! One rank of a worker, what it does and what it has.
+//! One rank of a worker: its steps and its state.
 
 use crate::common::{self, AT};
 use meshstep_cases::{long, tried};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 pub const STEPS: u64 = 9;
 
-/// Every method, with its rule. The first is the one that short runs try.
+/// Methods with their rules. Short runs try the first.
 pub fn plans() -> Vec<(&'static str, LocalPlan, Groups)> {
     let adamw = || Groups::new(AdamW { weight_decay: 0.1, ..AdamW::default() });
     let delayed = LocalPlan::des_loc(3, 4, 4).with(|f| f.timing.delay = 2);
@@ -32,10 +32,10 @@ pub fn plans() -> Vec<(&'static str, LocalPlan, Groups)> {
     ]
 }
 
-/// A type of parameters, and what is kept beside them.
+/// Parameter type, and the precision of the data beside it.
 pub type Recipe = (DType, Precision);
 
-/// Recipes that replicas may have. Where nothing adds up in f32, they are refused.
+/// Recipes that replicas may use; those without a sum in f32 are refused.
 fn recipes() -> [Recipe; 4] {
     let plain = Precision::default();
     let drawn = Precision { moments: Moments::BF16, rounding: Rounding::Stochastic, seed: 7, ..plain };
@@ -47,7 +47,7 @@ fn recipes() -> [Recipe; 4] {
     ]
 }
 
-/// Every plan under one recipe, each under another than the one before; in long runs under all.
+/// Every plan under one recipe, different from the previous plan's; in long runs under all.
 pub fn cases() -> Vec<(String, impl Fn(Stage) -> Job)> {
     let mut cases = Vec::new();
     let plans = plans().into_iter().enumerate().filter(|(i, _)| tried(*i, 1));
@@ -63,7 +63,7 @@ pub fn cases() -> Vec<(String, impl Fn(Stage) -> Job)> {
     cases
 }
 
-/// What all ranks of a run have alike.
+/// Settings shared by all ranks of a run.
 #[derive(Clone)]
 pub struct Job {
     pub model: Model,
@@ -79,33 +79,33 @@ impl Job {
         Job { model: common::model(DType::F32), stage, plan, rules, precision }
     }
 
-    /// The same with parameters of another type.
+    /// Returns the job with another parameter type and precision.
     pub fn under(self, (dtype, precision): Recipe) -> Job {
         Job { model: common::model(dtype), precision, ..self }
     }
 
-    /// Gradients add up in f32, where these do so exactly.
+    /// Gradients accumulate in f32, in which their sums are exact.
     pub fn options(&self) -> Options {
         let Job { stage, precision, .. } = *self;
         let (combine, grads, bucket_len) = (Combine::Weighted, Some(DType::F32), Some(100));
         Options { stage, combine, grads, precision, bucket_len, ..Options::default() }
     }
 
-    /// The optimizer of one rank of a worker.
+    /// Creates the optimizer of one rank of a worker.
     pub fn optimizer(&self, comm: Arc<dyn Communicator>, mesh: &Mesh) -> Optimizer {
         Optimizer::new(comm, mesh.clone(), &self.model, self.rules.clone(), common::fill, self.options())
             .unwrap()
     }
 
-    /// One rank of a worker of `mesh`, and which worker that is.
+    /// Creates one rank of a worker of `mesh`; also returns the worker's index.
     pub fn build(&self, world: Arc<dyn Communicator>, mesh: &Mesh) -> (LocalOptimizer, usize) {
         let (comm, own, workers) = replicas(world, mesh).unwrap();
         let worker = workers.across.rank();
         (LocalOptimizer::new(self.optimizer(comm, &own), workers, self.plan.clone()).unwrap(), worker)
     }
 
-    /// A step of worker `worker`: its data are its own, the same however its ranks are arranged. What it
-    /// sent within the worker.
+    /// Takes a step of worker `worker` with its own data, the same for any arrangement of its ranks. Returns the bytes sent within the
+    /// worker.
     pub fn step(&self, local: &mut LocalOptimizer, worker: usize) -> u64 {
         let (step, mesh, at) = (local.steps(), local.mesh().clone(), local.coordinate().clone());
         let places = mesh.degree(Axis::Dp | Axis::Cp) as u64;
@@ -121,16 +121,16 @@ impl Job {
         traffic.sent
     }
 
-    /// So many of them.
+    /// Takes `steps` steps.
     pub fn steps(&self, local: &mut LocalOptimizer, worker: usize, steps: u64) -> u64 {
         (0..steps).map(|_| self.step(local, worker)).sum()
     }
 }
 
-/// What a rank has of whole vectors: by parameter and vector the index and the bits of each element.
+/// State of a rank: index and bits of each element, by parameter and vector.
 pub type Has = BTreeMap<(usize, String), Vec<(usize, u32)>>;
 
-/// All that this rank has, as elements of whole parameters.
+/// Returns this rank's state as elements of whole parameters.
 pub fn has(local: &LocalOptimizer) -> Has {
     let mut all = Has::new();
     for (p, parameter) in local.model().parameters().iter().enumerate() {
@@ -144,7 +144,7 @@ pub fn has(local: &LocalOptimizer) -> Has {
             }
         };
         match local.optimizer().options().stage {
-            // Of sharded parameters a rank has what it owns.
+            // With sharded parameters a rank holds only the elements it owns.
             Stage::Zero3 => add("param", state.range.start, state.values),
             _ => add("param", 0, local.param(&parameter.name).unwrap()),
         }
@@ -154,7 +154,7 @@ pub fn has(local: &LocalOptimizer) -> Has {
     all
 }
 
-/// Runs all ranks of a mesh for so many steps: the worker of each, and what it has.
+/// Runs all ranks of a mesh for `steps` steps. Returns the worker and the state of each rank.
 pub fn run(job: &Job, mesh: &str, steps: u64) -> Vec<(usize, Has)> {
     let mesh: Mesh = mesh.parse().unwrap();
     let ranks = loopback::spawn(mesh.world_size(), |world| {
@@ -165,7 +165,7 @@ pub fn run(job: &Job, mesh: &str, steps: u64) -> Vec<(usize, Has)> {
     ranks.unwrap()
 }
 
-/// Asserts that ranks have, together, exactly what whole workers have.
+/// Asserts that ranks together have exactly the state of whole workers.
 pub fn assert_same(ranks: &[(usize, Has)], whole: &[(usize, Has)], what: &str) {
     for (worker, expected) in whole {
         let (mut expected, mut found) = (expected.clone(), Has::new());
