@@ -10,6 +10,11 @@ use crate::Element;
 /// # Panics
 /// If the lengths differ.
 pub fn copy_non_temporal<T: Element>(to: &mut [T], from: &[T]) {
+    copy_bytes(bytemuck::cast_slice_mut(to), bytemuck::cast_slice(from));
+}
+
+/// The same for elements of any type.
+pub(crate) fn copy_bytes(to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len(), "a copy is as long as what it is of");
     #[cfg(target_arch = "x86_64")]
     stream(to, from);
@@ -19,15 +24,15 @@ pub fn copy_non_temporal<T: Element>(to: &mut [T], from: &[T]) {
 
 /// Whole lines by stores that go past the cache, which every x86-64 has; what is before and behind them as usual.
 #[cfg(target_arch = "x86_64")]
-fn stream<T: Element>(to: &mut [T], from: &[T]) {
+fn stream(to: &mut [u8], from: &[u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
     #[repr(align(64))]
     struct Line([__m128i; 4]);
 
-    // SAFETY: elements are numbers, for which any bits will do, and so are lines.
+    // SAFETY: bytes and lines are numbers, for which any bits will do.
     let (head, lines, tail) = unsafe { to.align_to_mut::<Line>() };
-    let per_line = size_of::<Line>() / size_of::<T>();
+    let per_line = size_of::<Line>();
     let (first, rest) = from.split_at(head.len());
     let (whole, last) = rest.split_at(per_line * lines.len());
     head.copy_from_slice(first);
