@@ -32,12 +32,11 @@ fn stream(to: &mut [u8], from: &[u8]) {
 
     // SAFETY: bytes and lines are numbers, for which any bits will do.
     let (head, lines, tail) = unsafe { to.align_to_mut::<Line>() };
-    let per_line = size_of::<Line>();
     let (first, rest) = from.split_at(head.len());
-    let (whole, last) = rest.split_at(per_line * lines.len());
+    let (whole, last) = rest.split_at(size_of_val(lines));
     head.copy_from_slice(first);
     tail.copy_from_slice(last);
-    for (line, from) in lines.iter_mut().zip(whole.chunks_exact(per_line)) {
+    for (line, from) in lines.iter_mut().zip(whole.chunks_exact(size_of::<Line>())) {
         let from = from.as_ptr().cast::<__m128i>();
         for (i, part) in line.0.iter_mut().enumerate() {
             // SAFETY: both are the `i`th quarter of a line: of the chunk, which is as long as one, and of an aligned one.
