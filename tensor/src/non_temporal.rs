@@ -10,6 +10,11 @@ use crate::Element;
 /// # Panics
 /// If the lengths differ.
 pub fn copy_non_temporal<T: Element>(to: &mut [T], from: &[T]) {
+    copy_bytes(bytemuck::cast_slice_mut(to), bytemuck::cast_slice(from));
+}
+
+/// Copies bytes by non-temporal stores.
+pub(crate) fn copy_bytes(to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len(), "the destination of a copy must be as long as its source");
     #[cfg(target_arch = "x86_64")]
     stream(to, from);
@@ -19,20 +24,19 @@ pub fn copy_non_temporal<T: Element>(to: &mut [T], from: &[T]) {
 
 /// Copies whole cache lines with non-temporal stores, which every x86-64 has, and the unaligned head and tail with plain ones.
 #[cfg(target_arch = "x86_64")]
-fn stream<T: Element>(to: &mut [T], from: &[T]) {
+fn stream(to: &mut [u8], from: &[u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
     #[repr(align(64))]
     struct Line([__m128i; 4]);
 
-    // SAFETY: elements and lines are plain numbers, for which any bit pattern is valid.
+    // SAFETY: bytes and lines are plain numbers, for which any bit pattern is valid.
     let (head, lines, tail) = unsafe { to.align_to_mut::<Line>() };
-    let per_line = size_of::<Line>() / size_of::<T>();
     let (first, rest) = from.split_at(head.len());
-    let (whole, last) = rest.split_at(per_line * lines.len());
+    let (whole, last) = rest.split_at(size_of_val(lines));
     head.copy_from_slice(first);
     tail.copy_from_slice(last);
-    for (line, from) in lines.iter_mut().zip(whole.chunks_exact(per_line)) {
+    for (line, from) in lines.iter_mut().zip(whole.chunks_exact(size_of::<Line>())) {
         let from = from.as_ptr().cast::<__m128i>();
         for (i, part) in line.0.iter_mut().enumerate() {
             // SAFETY: both are the `i`th quarter of a line: the source of a chunk as long as a line, the destination of an

@@ -1,5 +1,6 @@
 //! Borrowed flat memory with its element type.
 
+use crate::non_temporal::copy_bytes;
 use crate::{DType, Element, Error, Place, cast};
 use half::{bf16, f16};
 use std::marker::PhantomData;
@@ -218,6 +219,16 @@ impl<'a> SliceMut<'a> {
         Ok(())
     }
 
+    /// Copies `src`, of the same length and type, by non-temporal stores, as [`copy_non_temporal`](crate::copy_non_temporal) does.
+    pub fn copy_non_temporal_from(&mut self, src: Slice<'_>) -> Result<(), Error> {
+        check(src.dtype, self.dtype)?;
+        if src.len() != self.len() {
+            return Err(Error::WrongLen { given: src.len(), expected: self.len() });
+        }
+        copy_bytes(self.bytes_mut()?, src.bytes()?);
+        Ok(())
+    }
+
     /// Copies `src`, of the same length, converting each element: nearest, ties to even.
     pub fn cast_from(&mut self, src: Slice<'_>) -> Result<(), Error> {
         cast(src, self.reborrow())
@@ -299,6 +310,10 @@ mod tests {
         assert_eq!(to.copy_from(long).unwrap_err(), Error::WrongLen { given: 3, expected: 2 });
         let wide = Slice::from(&[1.0f64, 2.0][..]);
         assert!(matches!(to.copy_from(wide), Err(Error::WrongDType { .. })));
+        assert_eq!(to.copy_non_temporal_from(long).unwrap_err(), Error::WrongLen { given: 3, expected: 2 });
+        assert!(matches!(to.copy_non_temporal_from(wide), Err(Error::WrongDType { .. })));
+        to.copy_non_temporal_from(long.slice(1..3).unwrap()).unwrap();
+        assert_eq!(to.typed_mut::<f32>().unwrap(), [2.0, 3.0]);
         to.cast_from(wide).unwrap();
         assert_eq!(to.typed_mut::<f32>().unwrap(), [1.0, 2.0]);
         to.scale(0.5).unwrap();

@@ -10,6 +10,7 @@
 pub mod budget;
 pub mod collectives;
 pub mod copies;
+pub mod exchange;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod machine;

@@ -26,6 +26,11 @@ impl Samples {
         Samples(self.0.iter().zip(&other.0).map(|(own, other)| own / other).collect())
     }
 
+    /// Round by round, what this is above `other`.
+    pub fn less(&self, other: &Samples) -> Samples {
+        Samples(self.0.iter().zip(&other.0).map(|(own, other)| own - other).collect())
+    }
+
     /// Round by round, the larger of both.
     pub fn largest(&self, other: &Samples) -> Samples {
         Samples(self.0.iter().zip(&other.0).map(|(own, other)| own.max(*other)).collect())

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use meshstep_comm::{Clock, loopback};
 use meshstep_membership::{Config as Membership, InProcess};
 use meshstep_optim::AdamW;
-use meshstep_shard::local::{Ring, ParamSpec as Params, Worker};
+use meshstep_shard::local::{ParamSpec as Params, Ring, Worker};
 use meshstep_shard::{Options, Part, Plan, Sizes};
 use meshstep_tensor::Layout;
 

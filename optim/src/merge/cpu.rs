@@ -9,6 +9,10 @@ use std::ops::Range;
 const BLOCK: usize = 1 << 10;
 /// Number of elements above which a vector is divided among rayon's threads.
 const SPLIT_FROM: usize = 1 << 16;
+/// Bytes above which a vector is copied by non-temporal stores, which do not read the lines they overwrite. Measured with a last-level
+/// cache of 32 MiB: an exchange of three vectors of 32 MiB between 2 workers takes 0.8 of the time; with vectors of 1 MiB there is no
+/// difference.
+const NON_TEMPORAL_FROM: usize = 1 << 20;
 
 /// Buffers for one block.
 struct Blocks {
@@ -61,19 +65,38 @@ impl<'a> Merge<'a> {
     }
 }
 
+/// A function that writes one vector into another of the same length.
+type Copy = fn(Slice<'_>, SliceMut<'_>) -> Result<(), Error>;
+
+/// Returns the copy for these vectors: by non-temporal stores if they are long and of one type, else with a conversion.
+fn copy_to(into: Slice<'_>, from: Slice<'_>) -> Copy {
+    let long = into.len() * into.dtype().size() >= NON_TEMPORAL_FROM;
+    if long && from.dtype() == into.dtype() {
+        |from, mut into| into.copy_non_temporal_from(from)
+    } else {
+        cast
+    }
+}
+
 /// Implements [`Merge::mean`].
 pub(super) fn mean(merge: Merge<'_>, values: SliceMut<'_>) -> Result<(), Error> {
-    let Some(at) = middle(values.len()) else { return mean_of_part(merge, values) };
+    let copy = copy_to(values.as_slice(), merge.mean);
+    mean_in_parts(merge, values, copy)
+}
+
+fn mean_in_parts(merge: Merge<'_>, values: SliceMut<'_>, copy: Copy) -> Result<(), Error> {
+    let Some(at) = middle(values.len()) else { return mean_of_part(merge, values, copy) };
     let ([left, right], (first, second)) = (merge.split_at(at)?, values.split_at(at)?);
-    let (left, right) = rayon::join(|| mean(left, first), || mean(right, second));
+    let (left, right) =
+        rayon::join(|| mean_in_parts(left, first, copy), || mean_in_parts(right, second, copy));
     left.and(right)
 }
 
-fn mean_of_part(mut merge: Merge<'_>, mut values: SliceMut<'_>) -> Result<(), Error> {
+fn mean_of_part(mut merge: Merge<'_>, mut values: SliceMut<'_>, copy: Copy) -> Result<(), Error> {
     if merge.sent.is_none() && merge.taken == 1.0 && !merge.differences {
         // The result is the mean, rounded once to the type of the values.
-        merge.anchor.map_or(Ok(()), |anchor| cast(merge.mean, anchor))?;
-        return cast(merge.mean, values);
+        merge.anchor.map_or(Ok(()), |anchor| copy(merge.mean, anchor))?;
+        return copy(merge.mean, values);
     }
     let mut room = Blocks::new();
     for range in blocks(values.len()) {
@@ -170,15 +193,33 @@ pub(super) fn mix_zeros(mut values: SliceMut<'_>, taken: f64) -> Result<(), Erro
 
 /// Implements [`super::pack`].
 pub(super) fn pack(values: Slice<'_>, anchor: Option<Slice<'_>>, into: SliceMut<'_>) -> Result<(), Error> {
-    let Some(at) = middle(values.len()) else { return pack_part(values, anchor, into) };
+    let copy = copy_to(into.as_slice(), values);
+    pack_in_parts(values, anchor, into, copy)
+}
+
+fn pack_in_parts(
+    values: Slice<'_>,
+    anchor: Option<Slice<'_>>,
+    into: SliceMut<'_>,
+    copy: Copy,
+) -> Result<(), Error> {
+    let Some(at) = middle(values.len()) else { return pack_part(values, anchor, into, copy) };
     let ((left, right), (first, second)) = (halves(values, at)?, into.split_at(at)?);
     let (anchor, other) = anchor.map(|anchor| halves(anchor, at)).transpose()?.unzip();
-    let (left, right) = rayon::join(|| pack(left, anchor, first), || pack(right, other, second));
+    let (left, right) = rayon::join(
+        || pack_in_parts(left, anchor, first, copy),
+        || pack_in_parts(right, other, second, copy),
+    );
     left.and(right)
 }
 
-fn pack_part(values: Slice<'_>, anchor: Option<Slice<'_>>, mut into: SliceMut<'_>) -> Result<(), Error> {
-    let Some(anchor) = anchor else { return cast(values, into) };
+fn pack_part(
+    values: Slice<'_>,
+    anchor: Option<Slice<'_>>,
+    mut into: SliceMut<'_>,
+    copy: Copy,
+) -> Result<(), Error> {
+    let Some(anchor) = anchor else { return copy(values, into) };
     let mut room = Blocks::new();
     for range in blocks(values.len()) {
         read(values, &range, &mut room.x)?;

@@ -4,8 +4,8 @@ use crate::common::Random;
 use meshstep_optim::{Merge, OuterStep, Sgd, mix_zeros, pack};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut, bf16};
 
-/// Lengths around those of blocks and of the split among threads.
-const LENS: [usize; 10] = [0, 1, 31, 1023, 1024, 1025, 65_536, 65_537, 65_538, 200_001];
+/// Lengths around those of blocks, of the split among threads, and of non-temporal copies of f32.
+const LENS: [usize; 12] = [0, 1, 31, 1023, 1024, 1025, 65_536, 65_537, 65_538, 200_001, 262_143, 262_145];
 
 fn values(random: &mut Random, len: usize) -> Vec<f32> {
     (0..len).map(|_| (random.next() % 2_000_001) as f32 / 1000.0 - 1000.0).collect()
@@ -78,6 +78,9 @@ fn differences_are_packed_as_one_element_is() {
     let (queue, mut random) = (Queue::cpu(), Random::new(8));
     for len in LENS {
         let [own, from] = [0; 2].map(|_| values(&mut random, len));
+        let mut same = vec![0.0; len];
+        pack(Slice::from(&own[..]), None, SliceMut::from(&mut same[..]), &queue).unwrap();
+        assert!(bits(&same) == bits(&own), "{len}");
         let mut packed = vec![bf16::from_f32(0.0); len];
         for anchored in [false, true] {
             let anchor = anchored.then(|| Slice::from(&from[..]));
