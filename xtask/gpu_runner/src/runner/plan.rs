@@ -24,9 +24,10 @@ pub(crate) struct Step {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Work {
-    /// A program whose exit status is its result.
+    /// A program that reports its result by its exit status.
     Plain { path: PathBuf, args: Vec<OsString>, env: Vec<(&'static str, &'static str)> },
-    /// A test program, started through the command `before`. Runs the tests whose names begin with an entry of `tests`, or
+    /// A test program, started through the command `before`. Runs the tests with a name that begins with an entry of
+    /// `tests`, or all tests if `tests` is empty.
     /// all tests if `tests` is empty.
     Suite { path: PathBuf, before: Vec<OsString>, tests: &'static [&'static str] },
     /// No program runs, for the given reason.

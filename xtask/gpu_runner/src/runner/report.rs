@@ -48,7 +48,7 @@ pub(crate) struct Row {
     pub(crate) failed: Vec<String>,
     /// Tests that exceeded the time limit of a test.
     pub(crate) hung: Vec<String>,
-    /// Tests that ended their process.
+    /// Tests that ended their process, for example by a crash.
     pub(crate) crashed: Vec<String>,
     /// Number of tests that printed "skipped: " or are ignored.
     pub(crate) skipped: usize,

@@ -3,7 +3,7 @@
 use crate::bundle::{Bundle, STAYS, tests_with};
 use std::process::Child;
 
-/// Returns a bundle whose first program passes, and whose second program hangs in its second test.
+/// Returns a bundle of three programs, of which the second hangs in its second test.
 fn bundle(name: &str) -> Bundle {
     let stays = tests_with(&format!("nccl::b) {STAYS};;"));
     let programs = [("tests/a", tests_with("")), ("tests/b", stays), ("tests/c", tests_with(""))];

@@ -115,7 +115,7 @@ fn cpu_measures_alone_and_then_beside_torch() {
 fn a_packed_bundle_is_unpacked_once() {
     let passes = tests_with("");
     let bundle = Bundle::new("packed", &[("tests/a", passes.as_str())]);
-    // Use a copy, because tar fails on a file whose link count changes while it is read.
+    // Use a copy, because tar fails on a file that gains or loses a hard link while it is read.
     fs::copy(bundle.path("gpu-runner"), bundle.path("copy")).unwrap();
     fs::rename(bundle.path("copy"), bundle.path("gpu-runner")).unwrap();
     let tar = |args: &[&str]| Command::new("tar").args(args).current_dir(bundle.path("")).status().unwrap();
