@@ -12,7 +12,7 @@ pub(crate) fn number(chip: &str) -> u32 {
     chip.trim_start_matches("sm_").parse().unwrap_or(0)
 }
 
-/// Resources that one kernel uses on one chip.
+/// Resource usage of one kernel on one chip.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) kernel: String,

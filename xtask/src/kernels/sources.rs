@@ -7,7 +7,7 @@ use std::path::Path;
 /// Parent folder of the library's kernels; they lie in its subfolders.
 const PRODUCT: &str = "optim/src";
 
-/// Parent folder of the benchmark's kernels. They include the files that they need.
+/// Parent folder of the benchmark's kernels, which include every file that they need.
 const BENCHMARK: &str = "bench/cases/src/gpu";
 
 /// Folder of code shared by kernels. Files with a name that begins with a digit are prepended to every kernel; other files
