@@ -74,7 +74,10 @@ mod tests {
     fn finds_every_library_and_its_own_dependencies() {
         let workspace = Workspace::find().unwrap();
         for library in LIBRARIES {
-            assert!(workspace.members.iter().any(|member| member.name == library), "{library} is not a member");
+            assert!(
+                workspace.members.iter().any(|member| member.name == library),
+                "{library} is not a member"
+            );
         }
         let xtask = workspace.members.iter().find(|member| member.name == "xtask").unwrap();
         assert!(xtask.dependencies.iter().any(|name| name == "clap"));

@@ -15,9 +15,11 @@ pub(super) fn times(xml: &str) -> anyhow::Result<Vec<(String, Duration)>> {
     let cases = document.descendants().filter(|node| node.has_tag_name("testcase"));
     cases
         .map(|case| {
-            let of = |name| case.attribute(name).with_context(|| format!("a test case has no attribute {name}"));
+            let of =
+                |name| case.attribute(name).with_context(|| format!("a test case has no attribute {name}"));
             let seconds: f64 = of("time")?.parse().context("the time of a test case is not a number")?;
-            let took = Duration::try_from_secs_f64(seconds).context("the time of a test case is not a duration")?;
+            let took =
+                Duration::try_from_secs_f64(seconds).context("the time of a test case is not a duration")?;
             Ok((format!("{} {}", of("classname")?, of("name")?), took))
         })
         .collect()

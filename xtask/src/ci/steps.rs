@@ -73,7 +73,9 @@ impl fmt::Display for Task {
             Self::Tidy => f.write_str("cargo xtask tidy"),
             Self::Ptx { chip: None } => f.write_str("cargo xtask kernels --check"),
             Self::Ptx { chip: Some(chip) } => write!(f, "cargo xtask kernels --check --chip {chip}"),
-            Self::ShownFlags(help) => write!(f, "look up the flags in the documents in the output of: {help}"),
+            Self::ShownFlags(help) => {
+                write!(f, "look up the flags in the documents in the output of: {help}")
+            }
             Self::Empty(dir) => write!(f, "empty {}", dir.display()),
             Self::Standins { into, .. } => write!(f, "build the stand-ins into {}", into.display()),
             Self::WriteRecipe { dir } => {
@@ -265,7 +267,10 @@ mod tests {
         assert!(shown(StepName::Shuttle, &setting()).contains(&format!("{ALL},meshstep-comm/shuttle")));
         assert!(!shown(StepName::Tests, &setting()).contains("--workspace -E"));
         let long = Setting { long: true, ..setting() };
-        assert!(shown(StepName::Tests, &long).contains("--workspace -E 'all()'"), "a long run must test the default features");
+        assert!(
+            shown(StepName::Tests, &long).contains("--workspace -E 'all()'"),
+            "a long run must test the default features"
+        );
     }
 
     #[test]

@@ -164,7 +164,8 @@ fn exceeded(name: &str, used: &Row, most: &Row) -> Vec<String> {
     let rest = rest.map(|(what, used, most)| (format!("bytes of {what} memory"), used, most));
     // Other turns were counted in this run, so a kernel without a count lost its loop.
     let uncounted = used.registers[COUNTED_ON] > 0 && used.turn == 0 && most.turn > 0;
-    let lost = uncounted.then(|| format!("{name} has no loop of wide loads, but the budget has a turn for it"));
+    let lost =
+        uncounted.then(|| format!("{name} has no loop of wide loads, but the budget has a turn for it"));
     let turn = ("instructions a turn".to_owned(), used.turn, most.turn);
     let over = registers.chain(rest).chain([turn]).filter(|(_, used, most)| used > most);
     over.map(|(what, used, most)| format!("{name} uses {used} {what}, above {most}")).chain(lost).collect()

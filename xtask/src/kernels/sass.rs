@@ -99,7 +99,9 @@ fn parse(text: &str) -> anyhow::Result<Vec<(String, Code)>> {
 /// long.
 fn instruction(line: &str, load: &str, labels: &HashMap<&str, usize>) -> anyhow::Result<Instruction> {
     let (predicate, rest) = match line.strip_prefix('@') {
-        Some(guarded) => guarded.split_once(' ').with_context(|| format!("predicate without an instruction: {line}"))?,
+        Some(guarded) => {
+            guarded.split_once(' ').with_context(|| format!("predicate without an instruction: {line}"))?
+        }
         None => ("", line),
     };
     let mut words = rest.split([' ', ',']).filter(|word| !word.is_empty());

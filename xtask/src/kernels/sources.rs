@@ -147,8 +147,8 @@ fn expanded(file: &File, files: &[File], depth: u32) -> anyhow::Result<String> {
             None => text.extend([line, "\n"]),
             Some(path) => {
                 let included = files.iter().find(|file| file.path == path);
-                let included =
-                    included.with_context(|| format!("{} includes {path}, which does not exist", file.path))?;
+                let included = included
+                    .with_context(|| format!("{} includes {path}, which does not exist", file.path))?;
                 text += &expanded(included, files, depth + 1)?;
                 text += &format!("#line {number} \"{}\"\n", file.path);
             }
