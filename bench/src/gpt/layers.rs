@@ -9,7 +9,7 @@ use super::params::Segment;
 use super::weights::Weights;
 use super::{Batch, Config};
 
-/// Inputs that all segments share.
+/// Configuration, weights and constants of a network, shared by all its segments.
 #[derive(Debug)]
 pub(super) struct Scope<'a> {
     pub(super) config: &'a Config,
