@@ -1,5 +1,5 @@
 //! Cases that both `cargo bench -p meshstep-bench-cases` and `cargo xtask bench` measure: the work, and the minimum number
-//! of bytes that it moves. This crate prints nothing.
+//! of bytes that it moves. The crate prints nothing.
 #![allow(
     missing_docs,
     missing_debug_implementations,

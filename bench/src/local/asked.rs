@@ -88,7 +88,7 @@ pub(crate) enum Task {
     Diloco,
     /// DiLoCo in fragments; results arrive some steps later
     StreamingDiloco,
-    /// All methods and their baselines in one report, three seeds each
+    /// Every method and its baseline in one report, three seeds for each
     All,
     /// DES-LOC (32, 96, 192) compared with Local Adam (32) and with AdamW in every step, three seeds each
     Compare,

@@ -148,7 +148,7 @@ mod tests {
         let unknown = Losses { every_step: f64::NAN, local_adam: 2.0, des_loc: 2.0 };
         let bars = super::section(&[(1, unknown)], 3.3).bars;
         assert_eq!(bars.iter().filter(|bar| !bar.holds()).count(), 3);
-        // Close to each other, but both far from every step.
+        // The two agree with each other, but differ too much from every step.
         assert!(!holds(&[(2.0, 2.0), (2.0, 2.0), (2.3, 2.3)]));
         // Equal, but nothing was learned.
         assert!(!holds(&[(3.4, 3.4), (2.0, 2.0), (2.0, 2.0)]));

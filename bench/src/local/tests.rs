@@ -135,7 +135,7 @@ fn workers_come_and_go_as_the_seed_says() {
             let [run, baseline] = runs.as_slice() else { panic!("{} runs", runs.len()) };
             assert_eq!((run.unplanned, &run.difference, run.differing), (0, &None, 0), "{what}: {run:?}");
             assert_eq!(run.losses.len(), 18);
-            // Both have the same workers in each step, and count them.
+            // Both trainings have the same number of workers in each step.
             let taken = |run: &Trained| run.workers.iter().map(|life| life.steps.clone()).collect::<Vec<_>>();
             assert_eq!((taken(baseline), &baseline.present), (taken(run), &run.present), "{what}");
             assert!(run.present.iter().any(|count| *count != 3), "{what}: {:?}", run.present);

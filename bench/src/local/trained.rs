@@ -12,7 +12,7 @@ use super::schedule::{Loss, Schedule};
 use super::worker::{Done, Epoch};
 use crate::train::compare::{Finals, first_difference};
 
-/// One training by one method.
+/// Results of one training by one method.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Trained {
     pub(crate) method: Task,

@@ -10,7 +10,7 @@ use crate::cli::Device;
 /// Options of `bench`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Bench {
-    /// What to measure [default: everything]
+    /// Suites to run [default: all]
     #[arg(value_enum, value_name = "SUITE")]
     pub(crate) suites: Vec<Suite>,
     /// Small sizes and few rounds: under a minute for all suites

@@ -26,7 +26,7 @@ pub(crate) struct Report {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Section {
     pub(crate) name: String,
-    /// What is compared, and how to read the tables.
+    /// Description of the comparison and of the tables.
     pub(crate) about: String,
     pub(crate) tables: Vec<Table>,
     pub(crate) bars: Vec<Bar>,

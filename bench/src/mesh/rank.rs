@@ -128,7 +128,7 @@ impl<'a> Rank<'a> {
         };
         let tokens = share(Axis::Cp, run.sizes.context);
         let rows = share(Axis::Dp, run.rows).map(|row| {
-            // Each row is drawn separately, so that it does not depend on the rank that draws it.
+            // Each row is drawn separately, so that a row does not depend on the mesh.
             let place = Place { seed: run.asked.seed, step, rank: row };
             cut(&run.corpus.train_batch(place, 1), tokens.clone())
         });

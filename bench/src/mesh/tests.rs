@@ -92,7 +92,7 @@ fn a_run_that_goes_on_is_the_one_that_never_stopped_and_another_mesh_may_take_ov
         let dir = dir.path().display();
         run(&format!("--steps {steps} --checkpoints {dir} {options}")).and_then(|run| run.train())
     };
-    // Every stage continues itself or another one; in long runs each continues itself.
+    // A run continues from its own checkpoint, and another stage continues from it too; long runs test more stages.
     let stages = if long() { &[(3, 1), (2, 1), (1, 1), (0, 1)][..] } else { &[(3, 0), (1, 2)] };
     for (_, (stage, other)) in stages.iter().enumerate().filter(|(i, _)| tried(*i, 1)) {
         let mesh = format!("--mesh tp=2,dp=2 --stage {stage}");

@@ -71,7 +71,7 @@ fn what_is_asked_for_is_done_or_refused() {
     assert!(difference["ulps"]["where"].as_str().unwrap().starts_with("expect"), "{report}");
 
     for (args, hint) in [
-        (vec![good.as_str(), "--device", "cuda"], "not in this build"),
+        (vec![good.as_str(), "--device", "cuda"], "does not support it"),
         (vec![&good, "--json", "/no/such/folder/report"], "--json /no/such/folder/report"),
         (vec![&good, "--rtol", "-1"], "at least 0"),
         (vec![&good, "--ranks", "0"], "from 1 to 64"),

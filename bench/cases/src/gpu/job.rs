@@ -23,7 +23,7 @@ pub(crate) struct Job {
     pub(crate) len: usize,
     pub(crate) vectors: Vectors,
     pub(crate) norm: Option<NormSum>,
-    /// Kernels that process every element.
+    /// Elementwise kernels.
     pub(crate) kernels: Counted,
     update: Option<Update>,
     deciding: Option<Deciding>,

@@ -27,7 +27,7 @@ pub fn measure(
     Ok(Measured { compared, first_step, ..measured })
 }
 
-/// Times checked work. Of several works, the last is the case and an earlier one its base.
+/// Times checked work. The last work is the case; if there are several, the first is its base.
 pub(crate) fn timed(
     copy: &mut Copy,
     (len, rounds): (usize, usize),
