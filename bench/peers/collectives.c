@@ -1,7 +1,7 @@
-/* OpenMPI's collectives, one round when told to, so that another program can take turns with them.
+/* OpenMPI's collectives, run once per command, so that another program can take turns with them.
  *
- * Rank 0 reads lines: "case OPERATION BYTES" prepares and answers "ready", "run" runs once on all ranks and answers
- * "seconds S"; the end of its input ends all ranks.
+ * Rank 0 reads lines: "case OPERATION BYTES" prepares a case and answers "ready"; "run" runs it once on all ranks and answers
+ * "seconds S". The end of the input ends all ranks.
  */
 #define _DEFAULT_SOURCE
 #include <mpi.h>
@@ -14,7 +14,7 @@ enum { END, RUN, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER };
 
 static const char *const names[] = {"", "", "all_reduce", "reduce_scatter", "all_gather"};
 
-/* What rank 0 has read, as all ranks are told: what to do, and bytes. */
+/* Reads a command on rank 0: the action and the bytes. */
 static void read_line(long told[2]) {
     char line[128], operation[64];
     long bytes;
@@ -30,7 +30,7 @@ static void read_line(long told[2]) {
     }
 }
 
-/* Hands rank 0's to all. Who waits sleeps: a blocking broadcast would keep a core busy while others are measured. */
+/* Broadcasts rank 0's command. Waiting ranks sleep: a blocking broadcast would keep a core busy while others are measured. */
 static void hand_on(long told[2]) {
     MPI_Request request;
     int done = 0;

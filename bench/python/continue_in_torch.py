@@ -1,13 +1,13 @@
-"""Training begun in one program and continued in the other, Meshstep and PyTorch, with the same gradients.
+"""Training that starts in one program and continues in the other, Meshstep and PyTorch, with the same gradients.
 
     pip install torch==2.11.0 numpy safetensors
-    python bench/python/continue_in_torch.py            # both ways, every rule; a table
-    python bench/python/continue_in_torch.py --fixtures # writes shard/examples/with_torch/recorded, which a test continues
+    python bench/python/continue_in_torch.py            # both directions, every rule; prints a table
+    python bench/python/continue_in_torch.py --fixtures # writes shard/examples/with_torch/recorded, from which a test continues
 
-Twenty steps are taken here or there, parameters and state go over in a safetensors file, and ten more steps are taken in both
-programs. Then no vector may be further apart than 2e-6, by norms. Parameters have the shapes of a small transformer; gradients
-are those of parabolas, with noise, which both programs compute alike to the last bit. Meshstep's half is
-shard/examples/with_torch/main.rs, which cargo builds and runs.
+One program takes twenty steps and saves parameters and state in a safetensors file, then both programs take ten more steps.
+Afterwards the relative difference of each vector, by norms, must be at most 2e-6. Parameters have the shapes of a small
+transformer; gradients are those of parabolas, with noise, which both programs compute to the same bits. Meshstep's half is
+shard/examples/with_torch/main.rs, which this script builds and runs with cargo.
 """
 
 import argparse
@@ -53,7 +53,7 @@ LARGE = {
 
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
 ADAMW = {"lr": 0.01, "betas": (0.9, 0.95), "weight_decay": 0.1}
-# The rule, its hyperparameters, and what gradients are clipped to.
+# The rule, its hyperparameters, and the maximum norm of the gradients.
 CASES = {
     "adamw": (torch.optim.AdamW, ADAMW, 1.0),
     "amsgrad": (torch.optim.AdamW, {**ADAMW, "amsgrad": True}, None),
@@ -67,7 +67,7 @@ FIRST, MINIMUM, STEEP, NOISE = 0, 1, 2, 3
 
 
 class Model(torch.nn.Module):
-    """Parameters of these names and shapes."""
+    """A model whose parameters have the given names and shapes."""
 
     def __init__(self, shapes):
         super().__init__()
@@ -82,13 +82,13 @@ class Model(torch.nn.Module):
             module.register_parameter(last, torch.nn.Parameter(numbers(i, shape, FIRST)))
 
     def named(self):
-        """In the order of `shapes`, which numbers are made by."""
+        """Returns the parameters with their indices in `shapes`; `numbers` takes the index."""
         params = dict(self.named_parameters())
         return [(i, params[name]) for i, name in enumerate(self.shapes)]
 
 
 def numbers(param, shape, salt):
-    """From -1 on to below 1, as f32 has them: SplitMix64 of what each is for."""
+    """Returns f32 numbers in [-1, 1): SplitMix64 of the parameter, the salt and the index of the element."""
     word = np.uint64(param << 40 | salt) | np.arange(np.prod(shape), dtype=np.uint64) << np.uint64(8)
     z = word + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
@@ -99,7 +99,7 @@ def numbers(param, shape, salt):
 
 
 class Run:
-    """A case in PyTorch."""
+    """PyTorch's run of a case."""
 
     def __init__(self, case, shapes):
         rule, self.fields, self.max_norm = CASES[case]
@@ -134,7 +134,7 @@ class Run:
 
 
 def meshstep(action, case, folder):
-    """What the other program says; it ends the script where it fails."""
+    """Runs Meshstep's half and returns its output; ends the script if it fails."""
     cargo = ["cargo", "run", "--quiet", "-p", "meshstep-shard", "--features", "checkpoint", "--example", "with_torch"]
     done = subprocess.run([*cargo, "--", action, case, folder], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -149,12 +149,12 @@ def there_then_here(case, folder):
     run.train(BEFORE + 1, BEFORE + AFTER)
     ours, theirs = run.tensors(), load_file(f"{folder}/{case}-end.safetensors")
     if ours.keys() != theirs.keys():
-        sys.exit(f"{case}: the files have other vectors: {ours.keys() ^ theirs.keys()}")
+        sys.exit(f"{case}: the files have different vectors: {ours.keys() ^ theirs.keys()}")
     apart = {key: difference(ours[key], theirs[key]) for key in ours}
     key = max(apart, key=apart.get)
     if not apart[key] <= APART:
-        sys.exit(f"{case}: {key} is {apart[key]:.1e} apart")
-    return f"{len(apart)} vectors, at most {apart[key]:.1e} apart, {key}"
+        sys.exit(f"{case}: {key} differs by {apart[key]:.1e}")
+    return f"{len(apart)} vectors, largest difference {apart[key]:.1e}, of {key}"
 
 
 def here_then_there(case, folder):
@@ -171,7 +171,7 @@ def write(case, shapes, folder):
 
 
 def difference(a, b):
-    """How far two vectors are apart, by the norm of the second."""
+    """Returns the norm of the difference of two vectors, relative to the norm of the second."""
     a, b = a.double(), b.double()
     apart = torch.linalg.vector_norm(a - b)
     return 0.0 if apart == 0 else float(apart / torch.linalg.vector_norm(b))
@@ -179,7 +179,7 @@ def difference(a, b):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--fixtures", action="store_true", help="write the files that a test continues from")
+    parser.add_argument("--fixtures", action="store_true", help="write the files from which a test continues")
     if parser.parse_args().fixtures:
         FIXTURES.mkdir(exist_ok=True)
         for case in CASES:

@@ -1,13 +1,14 @@
-"""PyTorch's optimizers on the cases of bench/cases/src/gpu, for a comparison in one run on one GPU.
+"""Measures PyTorch's optimizers on the cases of bench/cases/src/gpu, to compare both in one run on one GPU.
 
-    python gpu_torch.py results           # after our benchmark, which writes results/gpu-bench.json
-    python gpu_torch.py results --trial   # tries this program on the CPU, with few parameters
+    python gpu_torch.py results           # after Meshstep's benchmark, which writes results/gpu-bench.json
+    python gpu_torch.py results --trial   # tests this program on the CPU, with few parameters
 
-Each call adds a run to torch-bench.json in that folder, and replaces the file after every case. A case that fails is a row of
-the run's `errors`, and the rest goes on; the exit status is then a failure. If our figures are there too, a table shows both:
-ours, and the faster of PyTorch's runs. One flat tensor holds all parameters, which suits PyTorch best, unless a case names
-its segments. PyTorch's norm is not exact, ours is. GPU_BENCH_LOG2, GPU_BENCH_ROUNDS, GPU_BENCH_SECONDS and GPU_BENCH_ONLY are
-those of our benchmark. Without torch, or without a GPU that it can use, it says so and writes nothing.
+Each call adds a run to torch-bench.json in that folder, and replaces the file after every case. If a case fails, its error is
+recorded in the run's `errors`, the other cases still run, and the exit status is 1. If gpu-bench.json exists too, a table
+shows both times: Meshstep's, and the fastest of PyTorch's runs. All parameters are one flat tensor, which is fastest in
+PyTorch, unless a case has segments. PyTorch's norm is not exact, Meshstep's is. GPU_BENCH_LOG2, GPU_BENCH_ROUNDS,
+GPU_BENCH_SECONDS and GPU_BENCH_ONLY have the same meaning as in Meshstep's benchmark. Without torch, or without a GPU that
+torch can use, the program prints a message and writes nothing.
 """
 
 import datetime
@@ -20,14 +21,14 @@ import time
 WARM = 3
 LR = 1e-3
 MAX_NORM = 0.125
-# Powers of two of the smaller sizes, and the most rounds there, as in our benchmark.
+# Smaller sizes as powers of two, and the maximum number of rounds for them, as in Meshstep's benchmark.
 SIZES = (16, 20, 24)
 SIZED_ROUNDS = 21
 SEGMENTS = (300, 10_000)
 
 
 class Flat:
-    """The tensors of a step: all parameters as one tensor or as views of it, and what a recipe adds."""
+    """Tensors of a step: all parameters as one tensor or as views of it, and the extra tensors of a recipe."""
 
     def __init__(self, torch, device, n, grads=False, copy=False, segments=1):
         self.torch = torch
@@ -47,7 +48,7 @@ class Flat:
 
     def step(self, optimizer, clips):
         def go():
-            if self.grads is not None:  # the optimizer wants gradients of the parameters' type
+            if self.grads is not None:  # the optimizer needs gradients of the parameters' type
                 self.grad.copy_(self.grads)
             if clips:
                 self.torch.nn.utils.clip_grad_norm_(self.params, MAX_NORM)
@@ -60,7 +61,7 @@ class Flat:
 
 
 def cases(torch, device, n):
-    """Each case's name, and the function that makes its work; cases that PyTorch does not have are not here."""
+    """Returns the names of the cases that PyTorch supports, each with a function that creates its work."""
 
     def adamw(clips=False, kind="fused", **recipe):
         def make():
@@ -111,7 +112,7 @@ def cases(torch, device, n):
     return named
 
 
-# Cases that are measured at smaller sizes too.
+# Cases that are also measured at smaller sizes.
 SIZED = ("adamw f32", "adamw f32, foreach", "adamw bf16 + remainder, bf16 gradients", "exact norm bf16")
 
 
@@ -120,10 +121,10 @@ HISTORY = 10
 
 
 def lbfgs(torch, device, n, rounds, clock):
-    """Milliseconds of torch.optim.LBFGS from the end of an evaluation to the next, once the history is full."""
+    """Returns the milliseconds of torch.optim.LBFGS between two evaluations, once the history is full."""
     params = torch.nn.Parameter(torch.empty(n, device=device).uniform_(-1, 1))
     params.grad = torch.empty_like(params)
-    loss = torch.ones(())  # on the CPU, so that nothing waits for it
+    loss = torch.ones(())  # on the CPU, so that reading it does not wait for the device
     iterations = HISTORY + 2 + rounds
     optimizer = torch.optim.LBFGS(
         [params], lr=0.1, max_iter=iterations, max_eval=2 * iterations, tolerance_grad=0, tolerance_change=0,
@@ -145,7 +146,7 @@ def lbfgs(torch, device, n, rounds, clock):
 
 
 class Clock:
-    """Milliseconds by the device's own clock, or by the host's on the CPU."""
+    """Timer in milliseconds: CUDA events on a GPU, the host's clock on the CPU."""
 
     def __init__(self, torch, device):
         self.cuda = torch.cuda if device == "cuda" else None
@@ -165,12 +166,12 @@ class Clock:
 
 
 def race(torch, device, n, rounds, make, copies=None):
-    """The median of a case in milliseconds, in turns with a copy of n random numbers, whose times go to `copies`."""
+    """Returns the median time of a case in milliseconds. Alternates with a copy of n numbers, and adds its times to `copies`."""
     clock = Clock(torch, device)
     source, target = torch.empty(n, device=device).uniform_(-1, 1), torch.empty(n, device=device)
     go, times = make(), []
     for _ in range(WARM + rounds):
-        target.copy_(source)  # meanwhile the rest is asked for
+        target.copy_(source)  # keeps the device busy while the host enqueues the rest
         begun = clock.moment()
         target.copy_(source)
         between = clock.moment()
@@ -183,12 +184,12 @@ def race(torch, device, n, rounds, make, copies=None):
 
 
 def rows(torch, device, log2, rounds, copies):
-    """Each row's name, and a function that measures it; the order is one of importance."""
+    """Returns the names of the rows, each with a function that measures it; important rows first."""
     n = 1 << log2
     measured = {}
     for name, make in cases(torch, device, n).items():
         measured[name] = lambda make=make: race(torch, device, n, rounds, make, copies)
-    # A quarter of the parameters, as its vectors are many.
+    # A quarter of the parameters, because L-BFGS needs many vectors.
     measured[LBFGS] = lambda: lbfgs(torch, device, -(-n // 4), rounds, Clock(torch, device))
     for size in (size for size in SIZES if size < log2):
         small = cases(torch, device, 1 << size)
@@ -202,13 +203,13 @@ def rows(torch, device, log2, rounds, copies):
 
 
 def room(torch, device, log2):
-    """The largest power of two up to log2 whose AdamW step, with a copy beside it, has room."""
+    """Returns the largest log2 up to the given one for which memory suffices: an AdamW step and a copy."""
     while device == "cuda" and log2 > 0:
         try:
             torch.empty(9 << log2, device=device)
             break
         except torch.cuda.OutOfMemoryError:
-            print(f"no room for 2^{log2} parameters", flush=True)
+            print(f"not enough memory for 2^{log2} parameters", flush=True)
             log2 -= 1
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -216,7 +217,7 @@ def room(torch, device, log2):
 
 
 def measure(torch, device, measured, run, copies, save):
-    """Fills the run row by row. A row that fails has an error, and rows after the budget are not run."""
+    """Measures the rows one after the other. The errors of failed rows are recorded; rows beyond the budget are not run."""
     seconds = float(os.environ.get("GPU_BENCH_SECONDS", "inf"))
     begun, longest = time.monotonic(), 0.0
     for name, row in measured.items():
@@ -226,7 +227,7 @@ def measure(torch, device, measured, run, copies, save):
             continue
         try:
             run["ms"][name] = row()
-        except Exception as error:  # whatever fails is the row's own
+        except Exception as error:  # an error of any kind fails only this row
             run["errors"][name] = f"{type(error).__name__}: {error}".splitlines()[0]
             print(f"{name}: {run['errors'][name]}", flush=True)
         if device == "cuda":
@@ -247,7 +248,7 @@ def load(path):
 
 
 def replace(path, report):
-    """Writes a file under another name first, so that a reader sees the old text or the new one."""
+    """Writes the file under a temporary name and renames it, so that readers see either the old or the new text."""
     part = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.part")
     with open(part, "w") as file:
         json.dump(report, file, indent=2)
@@ -257,7 +258,7 @@ def replace(path, report):
 
 def table(ours, theirs):
     if ours["params"] != theirs["params"]:
-        print(f"not compared: {ours['params']} parameters here, {theirs['params']} there")
+        print(f"not compared: Meshstep has {ours['params']} parameters, torch {theirs['params']}")
         return
     print(f"{'case':46} {'ours ms':>9} {'torch ms':>9} {'torch / ours':>12}")
     for case in (case for case in ours["cases"] if "ms" in case):
@@ -266,11 +267,11 @@ def table(ours, theirs):
             if times:
                 print(f"{name:46} {case['ms']:9.3f} {min(times):9.3f} {min(times) / case['ms']:12.2f}")
     if ours["stand_in"] or theirs["trial"]:
-        print("A trial: no figure here says anything about a GPU.")
+        print("A trial: these numbers are not measurements of a GPU.")
 
 
 def begin(torch, path, device, log2, rounds):
-    """The report with a new run at its end. A report of another size or another torch is begun again."""
+    """Returns the report with a new run appended. A report with a different size, torch or device is replaced by a new one."""
     report = load(path)
     head = {
         "torch": torch.__version__,
@@ -290,7 +291,7 @@ def begin(torch, path, device, log2, rounds):
 
 def main(folder, trial):
     if os.environ.get("MESHSTEP_STANDIN") == "1" and not trial:
-        print("skipped: the stand-in for a driver is no GPU for torch")
+        print("skipped: torch cannot use the stand-in for a driver")
         return 0
     try:
         import torch
@@ -308,12 +309,12 @@ def main(folder, trial):
     copies, only = [], os.environ.get("GPU_BENCH_ONLY", "")
     measured = {name: row for name, row in rows(torch, device, log2, rounds, copies).items() if only in name}
     measure(torch, device, measured, run, copies, lambda: replace(path, report))
-    print(f"run {len(report['runs'])} of torch {torch.__version__}: a copy at {run['copy_gb_per_s'] or 0:.1f} GB/s")
+    print(f"run {len(report['runs'])} of torch {torch.__version__}: copy at {run['copy_gb_per_s'] or 0:.1f} GB/s")
     ours = load(os.path.join(folder, "gpu-bench.json"))
     if ours is not None:
         table(ours, report)
     if run["not_run"]:
-        print(f"not run, for GPU_BENCH_SECONDS is over: {'; '.join(run['not_run'])}")
+        print(f"not run, because GPU_BENCH_SECONDS are over: {'; '.join(run['not_run'])}")
     print(f"{len(run['ms'])} cases, {len(run['errors'])} failed, {len(run['not_run'])} not run")
     return 1 if run["errors"] else 0
 

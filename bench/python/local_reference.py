@@ -1,9 +1,10 @@
-"""Trajectories of two workers that exchange seldom, for shard/tests/suite/local/trajectories.rs to follow.
+"""Trajectories of two workers in local training, with which shard/tests/suite/local/trajectories.rs compares Meshstep's.
 
     python bench/python/local_reference.py > shard/tests/suite/local/data/trajectories.txt
 
-Python's own floats, no package. Worker w descends curvature[w] / 2 * (x - centre[w])^2 from x = 5. One line a case: its name, then
-for each step both workers' x after it, in as many digits as identify a float64. Every formula is written out as the papers have it.
+Computed with Python's floats, without packages. Worker w minimizes curvature[w] / 2 * (x - centre[w])^2 from x = 5. Each case is
+a line: its name, then x of both workers after each step, with enough digits to identify a float64. The formulas are those of the
+papers.
 """
 
 import math
@@ -25,7 +26,7 @@ def mean(values):
 
 
 def uncorrected(kx, ku, kv, before, clip=math.inf):
-    """DES-LOC. `before`: averages stand in the step, as the algorithm writes it; else they follow on it."""
+    """DES-LOC. With `before`, the step uses averaged values, as in the algorithm; otherwise averages follow the step."""
     x, u, v = [START] * 2, [0.0] * 2, [0.0] * 2
     out = []
     for t in range(STEPS):
@@ -48,7 +49,7 @@ def uncorrected(kx, ku, kv, before, clip=math.inf):
 
 
 def corrected(kx, ku, kv, weights):
-    """Adam with both corrections; `weights` None. Else QHAdamW with these pairs of beta and weight, each moment with its period."""
+    """Bias-corrected Adam if `weights` is None; else QHAdamW with these pairs of beta and weight, one period for each moment."""
     pairs = weights or [(BETA1, None)]
     x, v = [START] * 2, [0.0] * 2
     moments = [[0.0] * 2 for _ in pairs]
@@ -80,7 +81,7 @@ def corrected(kx, ku, kv, weights):
 
 
 def qhadopt(kx, ku, kv, beta, weight):
-    """ADOPT: divided by the root of the second moment before, clamped to (t - 1)^(1/4), then averaged and mixed."""
+    """QHADOPT: divides by the root of the previous second moment, clamps to (t - 1)^(1/4), then averages and mixes."""
     x, m, v = [START] * 2, [0.0] * 2, [0.0] * 2
     out = []
     for t in range(1, STEPS + 1):
@@ -102,7 +103,7 @@ def qhadopt(kx, ku, kv, beta, weight):
 
 
 def outer(h, lr, momentum, inner):
-    """Nesterov's momentum as PyTorch has it, over what the workers' mean has moved in `h` steps of SGD."""
+    """DiLoCo: PyTorch's Nesterov momentum, applied to the change of the workers' mean over `h` steps of SGD."""
     x, point, buffer = [START] * 2, START, None
     out = []
     for t in range(1, STEPS + 1):
@@ -117,7 +118,7 @@ def outer(h, lr, momentum, inner):
 
 
 def constant_difference():
-    """Both workers go 1 down from wherever the outer optimizer is, three times."""
+    """Three rounds in which both workers move by -1 from the outer optimizer's point."""
     point, buffer, out = 0.0, 0.0, []
     for _ in range(3):
         buffer = 0.9 * buffer + 1
@@ -127,7 +128,7 @@ def constant_difference():
 
 
 def delayed(k, tau):
-    """DES-LOC(k, k, k) after the step, whose means arrive `tau` steps later: s += beta^n (mean - s0)."""
+    """DES-LOC(k, k, k) with averages after the step, which arrive `tau` steps later: s += beta^tau (mean - s0)."""
     state = {"x": [START] * 2, "u": [0.0] * 2, "v": [0.0] * 2}
     beta = {"x": 1.0, "u": BETA1, "v": BETA2}
     away, out = {}, []

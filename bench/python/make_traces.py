@@ -2,11 +2,11 @@
 
     pip install torch==2.11.0 numpy
     python bench/python/make_traces.py            # writes all of them
-    python bench/python/make_traces.py --check    # makes them anew elsewhere and compares
+    python bench/python/make_traces.py --check    # generates them in another folder and compares
 
-A trace is only kept if it says something about who replays it, and not about rounding: its run computed in its own type
-and in float64 by record_reference.py must agree to half its tolerance, and one of L-BFGS must not depend on the last bits
-of its first parameters and data.
+A trace must show differences of the replay, not of rounding. Therefore its run in its own type and in float64, computed by
+record_reference.py, must agree to half its tolerance, and a run of L-BFGS must not depend on the last bits of its initial
+parameters and data.
 """
 
 import argparse
@@ -26,7 +26,7 @@ FOLDER = pathlib.Path(__file__).parent.parent / "traces"
 MAX_BYTES, MAX_FOLDER_BYTES = 150_000, 3_000_000
 UNDECAYED = [{"params": NO_DECAY, "weight_decay": 0.0}]
 F64 = {"dtype": "F64"}
-# Libraries of numbers differ between machines in the last bits; (rtol, atol) by type.
+# Results of numerical libraries differ between machines in the last bits; (rtol, atol) by type.
 SAME = {"F64": (1e-12, 1e-14), "F32": (1e-6, 1e-8), "BF16": (2.0**-7, 0.0), "F16": (2.0**-10, 0.0)}
 
 
@@ -35,7 +35,7 @@ def clip(max_norm, norm_type=2.0):
 
 
 def of_torch():
-    """Runs of PyTorch's rules by name: fields that differ from its defaults, and what else is not ordinary."""
+    """Returns runs of PyTorch's rules by name: the rule, fields that differ from its defaults, and options of the run."""
     wd = {"weight_decay": 0.1}
     slow, both = {"lr": 0.01}, {"missing": "both"}
     return {
@@ -87,7 +87,7 @@ def of_torch():
 
 
 def of_reference():
-    """Runs of the rules and decays that PyTorch lacks, likewise."""
+    """Returns runs of the rules and decays that PyTorch lacks, in the same form."""
     wd, slow = {"weight_decay": 0.1}, {"lr": 0.01}
     full = {"decay": "fully_decoupled", "lr_max": 0.01, "weight_decay": 0.01}
     two, three = {"moments": [[0.9, 0.5], [0.999, 0.4]]}, {"moments": [[0.8, 0.2], [0.99, 0.3], [0.999, 0.45]]}
@@ -142,11 +142,11 @@ def of_reference():
 
 
 def of_problems():
-    """Runs on problems by name: the problem, fields, steps, and the last step that is followed in full."""
-    # Line searches that begin too near stretch their interval, those that begin too far zoom into it.
+    """Returns runs on problems by name: problem, rule, fields, steps, and the last step with all values recorded."""
+    # Line searches whose first step is too short extend their interval; those whose first step is too long zoom.
     single, wolfe = {"max_iter": 1, "max_eval": 26}, {"line_search": "strong_wolfe"}
     to_the_end = {"max_iter": 20, "tolerance_grad": 1e-10, "tolerance_change": 1e-13}
-    # At 1e-13 the last gradient norm would still depend on the way there.
+    # At 1e-13 the last gradient norm would still depend on the path.
     further = {**to_the_end, "tolerance_change": 1e-18}
     return {
         "lbfgs_rosenbrock_fixed_single_f64": ("rosenbrock", "lbfgs", single, 12, 12),
@@ -169,7 +169,7 @@ def of_problems():
 
 
 def recipes():
-    """All traces by name, each a function that records it."""
+    """Returns the names of all traces, each with a function that records it."""
     all_of_them = {}
     for seed, (name, (rule, fields, options)) in enumerate(of_torch().items(), 100):
         run = Run({"name": rule, **record_trace.defaults_of(rule), **fields}, seed=seed, **options)
@@ -183,21 +183,21 @@ def recipes():
 
 
 def sound(trace):
-    """The trace, if its run in its own type and in float64 by the formulas are the same for its tolerance."""
+    """Returns the trace if its run in its own type and in float64 by the formulas agree to half its tolerance (16 bits: to all of it)."""
     types = {dtype_of(array) for array in trace.params().values()}
     for computed in [np.float64, np.float64 if types == {"F64"} else np.float32]:
         far = record_reference.distances(trace, computed)
         worst = max(far, key=far.get)
         limit = 0.5 if types & {"F32", "F64"} else 1.0
         if far[worst] > limit:
-            raise SystemExit(f"{worst} in {computed.__name__} is {far[worst]:.2g} of the tolerance away")
+            raise SystemExit(f"{worst} in {computed.__name__} differs by {far[worst]:.2g} of the tolerance")
     return trace
 
 
 def sound_problem(problem, rule, fields, steps, follow):
-    """The trace, if last bits in the first parameters and the data do not show by a hundredth of its tolerance.
+    """Returns the trace if last bits of initial parameters and data change no value by a hundredth of its tolerance.
 
-    In gradient norms by a tenth: near a minimum they are differences of larger terms.
+    Gradient norms may change by a tenth: near a minimum they are differences of larger terms.
     """
     kind = problems.PROBLEMS[problem]
     rtol = 1e-11 if rule != "lbfgs" else 1e-6 if fields.get("line_search") else 1e-9
@@ -210,12 +210,12 @@ def sound_problem(problem, rule, fields, steps, follow):
         far = distances(trace, record(kind().nudged(seed)), {"F64": (rtol, rtol * 1e-3)})
         for key, by in far.items():
             if by > (0.1 if key.startswith("expect_norm/") else 0.01):
-                raise SystemExit(f"{key} moves by {by:.2g} of the tolerance with the last bits of the problem")
+                raise SystemExit(f"{key} changes by {by:.2g} of the tolerance with the last bits of the problem")
     return trace
 
 
 def distances(trace, other, tolerances):
-    """How far each tensor of a trace is from another's, as a multiple of (rtol, atol) by type."""
+    """Returns the difference of each tensor between two traces, as a multiple of (rtol, atol) by type."""
     if trace.tensors.keys() != other.tensors.keys():
         return {", ".join(sorted(trace.tensors.keys() ^ other.tensors.keys())): float("inf")}
     far = {}
@@ -227,7 +227,7 @@ def distances(trace, other, tolerances):
 
 
 def make(folder, names):
-    """Writes traces to `folder`, all of them if `names` is empty."""
+    """Writes the named traces to `folder`, or all if `names` is empty."""
     all_of_them = recipes()
     folder.mkdir(exist_ok=True)
     for name in names or all_of_them:
@@ -240,7 +240,7 @@ def make(folder, names):
 
 
 def check(folder):
-    """Makes all traces anew and compares them with those in `folder`; how many are not as they should be."""
+    """Generates all traces again and compares them with those in `folder`; returns the number of wrong ones."""
     wrong, kept = 0, sorted(folder.glob("*.safetensors"))
     with tempfile.TemporaryDirectory() as anew:
         make(pathlib.Path(anew), [])
@@ -257,7 +257,7 @@ def check(folder):
 
 
 def same(path, trace, other):
-    """Whether a trace was made again. L-BFGS makes much of last bits: there half the trace's tolerance counts."""
+    """Returns True if the traces agree. L-BFGS amplifies differences in last bits: its limit is half the trace's tolerance."""
     tolerances = SAME
     if trace.spec["problem"]:
         tolerance = trace.spec["tolerance"]
@@ -266,15 +266,15 @@ def same(path, trace, other):
     worst = max(far, key=far.get)
     if trace.spec == other.spec and far[worst] <= 1:
         return True
-    what = "another spec" if trace.spec != other.spec else f"{worst} differs by {far[worst]:.2g} of what is allowed"
+    what = "different spec" if trace.spec != other.spec else f"{worst} differs by {far[worst]:.2g} of the tolerance"
     print(f"{path.name}: {what}")
     return False
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", help="traces to make; all of them if none is named")
-    parser.add_argument("--check", action="store_true", help="compare with those that are there")
+    parser.add_argument("names", nargs="*", help="traces to make [default: all]")
+    parser.add_argument("--check", action="store_true", help="compare with the committed traces")
     args = parser.parse_args()
     if args.check:
         sys.exit(min(check(FOLDER), 1))

@@ -1,7 +1,8 @@
-"""Runs PyTorch's optimizers and gloo's collectives, one round when told to, so that another program can take turns with them.
+"""Runs PyTorch's optimizers and gloo's collectives, one round per request, so that another program can alternate with them.
 
-Reads a JSON object per line. {"case": NAME, ...} prepares a case and is answered {"ready": true}; {"run": true} runs it once and
-is answered {"seconds": S}; what fails is answered {"error": TEXT}. Cases of several ranks are processes of one thread each.
+Reads a JSON object per line. For {"case": NAME, ...} it prepares a case and answers {"ready": true}; for {"run": true} it runs
+the case once and answers {"seconds": S}. The answer to a failed request is {"error": TEXT}. In a case of several ranks each rank
+is a process with one thread.
 """
 
 import json
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-# GPT-2 small: its 148 tensors.
+# Shapes of the 148 tensors of GPT-2 small.
 GPT2 = [(50257, 768), (1024, 768)] + 12 * [
     (768,), (768,), (768, 2304), (2304,), (768, 768), (768,), (768,), (768,), (768, 3072), (3072,), (3072, 768), (768,),
 ] + [(768,), (768,)]
@@ -31,7 +32,7 @@ def parameters(shapes):
 
 
 def update(name, shapes):
-    """An optimizer's step on gradients that are there, without closure."""
+    """Returns the step of an optimizer on existing gradients, without closure."""
     params = parameters(shapes)
     optimizer = {
         "adamw fused": lambda: torch.optim.AdamW(params, lr=1e-9, fused=True),
@@ -42,7 +43,7 @@ def update(name, shapes):
 
 
 def lbfgs(length, history):
-    """One iteration: a direction from a full history, one evaluation of a loss that costs little, one update."""
+    """Returns one iteration: a direction from a full history, one evaluation of a cheap loss, one update."""
     x = torch.nn.Parameter(torch.zeros(length))
     target = torch.rand(length, generator=torch.Generator().manual_seed(1))
     weight = torch.linspace(1.0, 2.0, length)
@@ -64,7 +65,7 @@ def lbfgs(length, history):
 
 
 def of_rank(case, rank, world):
-    """What one process of several does in a round."""
+    """Returns the work of one rank in a round."""
     if case["case"] == "collective":
         length = case["bytes"] // 4
         vector = torch.ones(length)
@@ -81,7 +82,7 @@ def of_rank(case, rank, world):
         optimizer = ZeroRedundancyOptimizer(params, torch.optim.AdamW, lr=1e-9, fused=True)
     else:
         optimizer = torch.optim.AdamW(params, lr=1e-9, fused=True)
-    # As DDP does: gradients live in buckets of 25 MiB, which are reduced one after the other while others are on their way.
+    # As in DDP: gradients are stored in buckets of 25 MiB, whose reductions overlap.
     flat = torch.cat([param.grad for param in params])
     offset = 0
     for param in params:
@@ -115,14 +116,14 @@ def rank_main(rank, world, folder, case, pipe):
             pipe.send({"seconds": time.perf_counter() - start})
     except EOFError:
         pass
-    except Exception as error:  # told to whoever asked
+    except Exception as error:  # reported to the parent process
         pipe.send({"error": f"{type(error).__name__}: {error}"})
     finally:
         dist.destroy_process_group()
 
 
 class Ranks:
-    """Processes that run a case together; a round takes as long as the slowest."""
+    """Processes that run a case together; the time of a round is the maximum over the processes."""
 
     def __init__(self, case):
         self.folder = tempfile.TemporaryDirectory()
@@ -159,7 +160,7 @@ class Ranks:
 
 
 class Alone:
-    """A case of this process."""
+    """A case that runs in this process."""
 
     def __init__(self, case):
         if case["case"] == "lbfgs":
@@ -180,7 +181,7 @@ class Alone:
 
 def main():
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    # What libraries print is no answer.
+    # Output of libraries goes to stderr, so that stdout has only answers.
     os.dup2(2, 1)
     prepared = None
     for line in sys.stdin:
@@ -196,7 +197,7 @@ def main():
                 answer = {"ready": True, "version": torch.__version__}
             else:
                 answer = {"seconds": prepared.run()}
-        except Exception as error:  # told to whoever asked
+        except Exception as error:  # reported to the caller
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers)
     if prepared is not None:

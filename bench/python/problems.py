@@ -1,4 +1,4 @@
-"""The problems that a replay evaluates itself: data, first parameters and losses, in numpy or torch."""
+"""Built-in problems of the replay: data, initial parameters and losses, in numpy or torch."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ from trace_file import Trace
 
 
 class Problem:
-    """`spec` names it, `start` is where it starts from, `data` what the trace holds of it."""
+    """A problem: `spec` is its entry in the trace's spec, `start` the initial parameter, `data` the data in the trace."""
 
     def trace(self, optimizer, steps, rtol, source):
-        """The trace but for what is expected."""
+        """Returns the trace without expected values."""
         spec = {
             "optimizer": optimizer,
             "steps": steps,
@@ -26,7 +26,7 @@ class Problem:
         return Trace(spec, {"param/x": self.start, **data})
 
     def nudged(self, seed):
-        """This problem with other last bits in `start` and `data`."""
+        """Changes the last bits of `start` and `data` at random; returns the problem."""
         random = np.random.Generator(np.random.PCG64(seed))
 
         def nudge(array):
@@ -53,7 +53,7 @@ class LeastSquares(Problem):
 
     def __init__(self, rows=23, size=8, seed=3):
         random = np.random.Generator(np.random.PCG64(seed))
-        # Columns of sizes from 1 to 1/10, so that gradient descent alone would be slow.
+        # Scales of the columns from 1 to 1/10, so that plain gradient descent is slow.
         a = random.normal(size=(rows, size)) * 10.0 ** -np.linspace(0, 1, size)
         self.start, self.data = np.zeros(size), {"A": a, "b": random.normal(size=rows)}
 

@@ -1,10 +1,10 @@
-"""Records the scales of torch.amp.GradScaler for optim/tests/suite/loss_scale.rs to replay.
+"""Records the scales of torch.amp.GradScaler, which optim/tests/suite/loss_scale.rs replays.
 
     pip install torch==2.11.0
     python bench/python/record_loss_scale.py > optim/tests/suite/data/loss_scale.txt
 
-One line a case: `init growth backoff interval pattern = scale scale ...`: the scale of every step of the pattern, in which 1
-is an overflow, and the one after it.
+Each case is a line `init growth backoff interval pattern = scale scale ...`: the scale of every step of the pattern, in which
+1 is an overflow, and the scale after the last step.
 """
 
 import torch

@@ -1,12 +1,12 @@
-"""Records what the rules do that PyTorch lacks, by formulas from their papers in float64, written apart from the crates.
+"""Records runs of rules that PyTorch lacks: formulas from the papers in float64, written independently of the crates.
 
     pip install numpy
     python bench/python/record_reference.py lion --set weight_decay=0.1 --clip 1 --ranks 4 -o run.safetensors
-    python bench/python/record_reference.py --replay bench/traces/*.safetensors    # how far each trace is from the formulas
-    python bench/python/record_reference.py --self-test                            # against PyTorch, where it has the rule
+    python bench/python/record_reference.py --replay bench/traces/*.safetensors    # the difference of each trace from the formulas
+    python bench/python/record_reference.py --self-test                            # compares with PyTorch, where it has the rule
 
-A parameter's history is float64 throughout, from its first value and gradients as the trace has them; only what the
-trace expects is rounded to the trace's type.
+All arithmetic is in float64, starting from the initial values and gradients of the trace; only the expected values are
+rounded to the trace's type.
 """
 
 import sys
@@ -24,7 +24,7 @@ def sum_of_powers(values, p):
 
 
 def clip_factor(grads, clip):
-    """The norm of all gradients, and what clipping multiplies them by."""
+    """Returns the norm of all gradients, and the factor by which clipping multiplies them."""
     p = clip.get("norm_type", 2.0)
     parts = [sum_of_powers(grad.astype(np.float64), p) for grad in grads.values()]
     norm = max(parts) if p == "inf" else sum(parts) ** (1 / p)
@@ -44,8 +44,8 @@ def frobenius(x):
     return np.sqrt((x * x).sum())
 
 
-# A rule takes its fields, the parameter, the gradient (sign and coupled decay already in it), the state, which it changes,
-# and the step of this parameter, from 1; it returns what is to be subtracted, decay apart.
+# A rule takes its fields, the parameter, the gradient (with sign and coupled decay applied), the state, which it updates,
+# and the step of this parameter, from 1. It returns the change to subtract, without decoupled decay.
 
 
 def adam(f, p, g, s, t):
@@ -103,7 +103,7 @@ def lion(f, p, g, s, t):
 
 
 def mix(f, x, s, t, debias):
-    """(1 - sum of weights) x + sum of weight * moment, the moments brought up to x."""
+    """Updates the moments with x; returns (1 - sum of weights) x + sum of weight * moment."""
     u, rest = 0.0, 1.0
     for name, (beta, weight) in zip(moment_names(f), moments_of(f)):
         s[name] = s[name] + (1 - beta) * (x - s[name])
@@ -166,7 +166,7 @@ def muon(f, p, g, s, t):
     return f["lr"] * float(0.2 * np.sqrt(max(rows, columns)) if match else np.sqrt(max(1.0, rows / columns))) * x
 
 
-# The rule, where its decay goes unless the trace says so (None: its own affair), and its fields with their defaults.
+# The rule, its kind of decay unless the trace gives one (None: the rule itself handles decay), its fields with defaults.
 RULES = {
     "adam": (adam, "coupled", {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}),
     "adamw": (adam, "decoupled", {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}),
@@ -205,7 +205,7 @@ RULES = {
 }
 
 
-# Fields beyond those, which are off or 0 by default.
+# Additional fields, off or 0 by default.
 MORE = {
     "adam": ["amsgrad"],
     "adamw": ["amsgrad"],
@@ -218,18 +218,18 @@ MORE = {
 
 
 def defaults_of(rule, fields):
-    """The defaults that `fields` add to or replace; an error at fields that the rule does not know."""
+    """Returns the defaults that `fields` extend or replace; raises an error if the rule does not know a field."""
     _, decay, defaults = RULES[rule]
     more = [*MORE.get(rule, []), "maximize", *(["decay", "lr_max"] if decay and rule != "muon" else [])]
     unknown = fields.keys() - defaults.keys() - set(more)
     if unknown:
-        raise TraceError(f"{rule} has no {', '.join(sorted(unknown))}, only {', '.join([*defaults, *more])}")
+        raise TraceError(f"{rule} has no {', '.join(sorted(unknown))}; its fields are {', '.join([*defaults, *more])}")
     replaced = ["beta1", "nu"] if "moments" in fields else []
     return {key: value for key, value in defaults.items() if key not in replaced}
 
 
 def slots(f):
-    """The names of a rule's state."""
+    """Returns the names of a rule's state."""
     match f["name"]:
         case "adam" | "adamw":
             return ["m", "v", "vmax"] if f.get("amsgrad") else ["m", "v"]
@@ -251,7 +251,7 @@ def slots(f):
 
 
 def step(f, p, g, state, t):
-    """The parameter after one step of its rule."""
+    """Returns the parameter after one step of its rule."""
     rule, decay, _ = RULES[f["name"]]
     decay, wd = f.get("decay", decay), f.get("weight_decay", 0.0)
     g = -g if f.get("maximize") else g
@@ -266,7 +266,7 @@ def step(f, p, g, state, t):
 
 
 def fields_at(spec, t, name):
-    """The optimizer's fields in force for a parameter at step `t`."""
+    """Returns the optimizer's fields for a parameter at step `t`."""
     fields = dict(spec["optimizer"])
     lr = fields.setdefault("lr", RULES[fields["name"]][2]["lr"])
     for group in spec.get("groups") or []:
@@ -278,9 +278,9 @@ def fields_at(spec, t, name):
 
 
 def replay(trace, computed=np.float64):
-    """Every step of a trace: yields `t`, the parameters, their state and the norm before clipping.
+    """Replays a trace: yields `t`, the parameters, their state and the norm before clipping after every step.
 
-    `computed` is the type of the arithmetic; float32 shows how much rounding a trace makes of itself.
+    `computed` is the type of the arithmetic; float32 shows the effect of rounding.
     """
     spec = trace.spec
     params = {name: to_float64(array).astype(computed) for name, array in trace.params().items()}
@@ -298,7 +298,7 @@ def replay(trace, computed=np.float64):
 
 
 def record_run(run):
-    """The trace of a seeded run."""
+    """Returns the trace of a seeded run."""
     trace = run.trace(SOURCE)
     for t, params, states, norm in replay(trace):
         if t in run.expected_steps():
@@ -315,7 +315,7 @@ def record_run(run):
 
 
 def distances(trace, computed=np.float64):
-    """How far each expected tensor of a trace is from the formulas, as a multiple of the trace's tolerance."""
+    """Returns the difference of each expected tensor from the formulas, as a multiple of the trace's tolerance."""
     rtol, atol = trace.spec["tolerance"]["rtol"], trace.spec["tolerance"]["atol"]
     far = {}
 
@@ -335,7 +335,7 @@ def distances(trace, computed=np.float64):
 
 
 def show(paths):
-    """Prints how far traces are from the formulas; whether any is beyond its tolerance."""
+    """Prints the differences of traces from the formulas; returns True if one exceeds its tolerance."""
     beyond = False
     for path in paths:
         trace = Trace.load(path)
@@ -344,12 +344,12 @@ def show(paths):
         far = distances(trace)
         worst = max(far, key=far.get)
         beyond = beyond or bool(far[worst] > 1)
-        print(f"{path}: {len(far)} tensors, at most {far[worst]:.2g} of the tolerance, {worst}")
+        print(f"{path}: {len(far)} tensors, largest difference {far[worst]:.2g} of the tolerance, of {worst}")
     return beyond
 
 
 def self_test():
-    """The formulas against PyTorch: its rules in float64, a recorded training loop, Muon's first step in bfloat16."""
+    """Compares the formulas with PyTorch: its rules in float64, a training loop, Muon's first step in bfloat16."""
     import record_trace
 
     cases = [
@@ -369,24 +369,24 @@ def self_test():
         near(recorded_loop(rule), f"a loop with {rule}", 1e-12)
     for choice in ["original", "match_rms_adamw"]:
         run = Run({"name": "muon", **RULES["muon"][2], "adjust_lr_fn": choice}, steps=1, shapes=dict(MATRICES))
-        # Of elements of up to 1 times the rate in force, bfloat16 leaves two digits.
+        # Elements are up to 1 times the learning rate; bfloat16 has two decimal digits.
         trace = record_trace.record_run(run)
         near(trace, f"the first step of muon, {choice}", 0.0, 0.03 * run.optimizer["lr"], state=False)
 
 
 def near(trace, what, rtol, atol=1e-14, state=True):
-    """Says how near a trace is to the formulas, or stops."""
+    """Prints the difference of a trace from the formulas; ends the program if it exceeds the tolerance."""
     trace.spec["tolerance"] = {"rtol": rtol, "atol": atol}
     trace.check()
     far = {key: value for key, value in distances(trace).items() if state or key.startswith("expect/")}
     worst = max(far, key=far.get)
     if far[worst] > 1:
-        raise SystemExit(f"{what}: {worst} is {far[worst]:.3g} of rtol {rtol}, atol {atol} away")
-    print(f"{what}: {len(far)} tensors, at most {far[worst]:.2g} of what is allowed")
+        raise SystemExit(f"{what}: {worst} differs by {far[worst]:.3g} of rtol {rtol}, atol {atol}")
+    print(f"{what}: {len(far)} tensors, largest difference {far[worst]:.2g} of the tolerance")
 
 
 def recorded_loop(rule):
-    """The trace of an ordinary training loop: clipping, groups, a schedule, parameters that are not always used."""
+    """Returns the trace of a typical training loop: clipping, groups, a schedule, parameters that some steps do not use."""
     import torch
 
     import record_trace
@@ -404,7 +404,7 @@ def recorded_loop(rule):
         optimizer.zero_grad()
         x = torch.randn(8, 4, dtype=torch.float64)
         hidden = model[:2](x)
-        # Twice, as gradients are accumulated over micro-batches.
+        # Two backward passes, as when gradients are accumulated over micro-batches.
         loss = hidden.square().sum() if t % 4 == 3 else (model[2](hidden) - x[:, :2]).square().sum()
         loss.backward(retain_graph=True)
         hidden.sum().backward()
@@ -419,7 +419,7 @@ def recorded_loop(rule):
 def main():
     parser = arguments(__doc__.partition("\n")[0], list(RULES))
     parser.add_argument("--self-test", action="store_true", help="compare the formulas with PyTorch's rules")
-    parser.add_argument("--replay", nargs="+", metavar="FILE", help="say how far traces are from the formulas")
+    parser.add_argument("--replay", nargs="+", metavar="FILE", help="print the differences of traces from the formulas")
     args = parser.parse_args()
     if args.self_test:
         return self_test()

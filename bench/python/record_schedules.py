@@ -1,11 +1,11 @@
-"""Records learning rates of transformers' and PyTorch's schedulers for optim/tests/suite/schedules.rs to replay.
+"""Records learning rates of transformers' and PyTorch's schedulers, which optim/tests/suite/schedules.rs replays.
 
     pip install torch==2.11.0 transformers==4.57.1
     python bench/python/record_schedules.py > optim/tests/suite/data/schedules.txt
 
-One line a case: `KIND NAME key=value ... = rate rate ...`, the rates of steps 0, every, 2 every, ... KIND says where they
-come from: `lambda` is transformers' factor times the base rate, `closed` PyTorch's closed form, `steps` what the scheduler
-set when stepped. Rates have as many digits as identify a float64.
+Each case is a line `KIND NAME key=value ... = rate rate ...`, with the rates of steps 0, every, 2 every, ... KIND is the
+source of the rates: `lambda` is transformers' factor times the base rate, `closed` PyTorch's closed form, `steps` the rates
+that the scheduler sets when stepped. Rates have enough digits to identify a float64.
 """
 
 import warnings
@@ -45,7 +45,7 @@ def stepped(scheduler, optimizer, every):
         optimizer.step()
         try:
             scheduler.step()
-        except ValueError:  # OneCycleLR after its end
+        except ValueError:  # OneCycleLR fails after its last step
             return
 
 
@@ -70,7 +70,7 @@ def one_cycle(max_lr, total_steps, every=1, **settings):
     scheduler = lr_scheduler.OneCycleLR(
         optimizer, max_lr, total_steps=total_steps, cycle_momentum=False, **settings
     )
-    # A step after the last is not refused until total_steps + 1; it is not of the cycle.
+    # The scheduler accepts total_steps steps and fails at the next; rates after total_steps - 1 are outside the cycle.
     rates = list(stepped(scheduler, optimizer, every))[: (total_steps - 1) // every + 1]
     line("steps", "OneCycleLR", {"lr": max_lr, "every": every, "total_steps": total_steps, **settings}, rates)
 
@@ -125,7 +125,7 @@ def record_hugging_face():
             hugging_face("warmup_stable_decay", optimization.get_wsd_schedule, 0.01, **phases, **ways)
     phases = {"num_warmup_steps": 0, "num_stable_steps": 0, "num_decay_steps": 20, "num_cycles": 1.5}
     hugging_face("warmup_stable_decay", optimization.get_wsd_schedule, 0.01, **phases)
-    # A whole wave ends where it began, and drops to the minimum a step later.
+    # A full wave ends at its initial value, and the rate drops to the minimum one step later.
     hugging_face("warmup_stable_decay", optimization.get_wsd_schedule, 0.01, **phases | {"num_cycles": 1.0})
 
 

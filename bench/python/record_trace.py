@@ -1,16 +1,16 @@
-"""Records what a PyTorch optimizer does, as a trace for `cargo xtask parity` to replay.
+"""Records a run of a PyTorch optimizer as a trace, which `cargo xtask parity` replays.
 
-Beside a training loop of your own, with this folder on the path:
+In a training loop, with this folder on the path:
 
     from record_trace import Recorder
     recorder = Recorder(model, optimizer, expect=[1, 2, 10, 100], clip={"max_norm": 1.0})
-    ...                                   # zero_grad, backward, clip_grad_norm_, step, as ever
+    ...                                   # zero_grad, backward, clip_grad_norm_, step as usual
     recorder.save("run.safetensors")
 
-or `record(model, optimizer, batches, loss)`, which is that loop. Give `clip` if the loop clips, so that the gradients are
-recorded as backward left them, and not as the optimizer gets them. Every step adds the model's size to the file.
+or `record(model, optimizer, batches, loss)`, which runs that loop. Give `clip` if the loop clips, so that gradients are
+recorded before clipping, and not as passed to the optimizer. Every step adds the size of the model to the file.
 
-On its own it records seeded runs, and L-BFGS on problems that the replay evaluates itself:
+As a program it records seeded runs, and L-BFGS on the built-in problems of the replay:
 
     pip install torch==2.11.0 numpy
     python bench/python/record_trace.py adamw --set beta2=0.99 --clip 1 --ranks 4 -o run.safetensors
@@ -54,7 +54,7 @@ DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F
 
 
 def to_array(tensor):
-    """A copy of a tensor's values as a trace holds them."""
+    """Returns a copy of a tensor's values as an array for a trace."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
         return BFloat16(tensor.view(torch.int16).numpy().view(np.uint16).copy())
@@ -68,7 +68,7 @@ def to_tensor(array):
 
 
 def fields_of(rule, group):
-    """The fields of a parameter group in a trace's words."""
+    """Returns the fields of a parameter group under the names that a trace uses."""
     fields = {}
     for name in FIELDS[rule]:
         if name in ["beta1", "beta2"]:
@@ -81,7 +81,7 @@ def fields_of(rule, group):
 
 
 def torch_fields(fields):
-    """A trace's fields in PyTorch's words."""
+    """Returns the fields of a trace under PyTorch's names."""
     fields = {name: value for name, value in fields.items() if name != "name"}
     if "beta1" in fields or "beta2" in fields:
         fields["betas"] = (fields.pop("beta1", 0.9), fields.pop("beta2", 0.999))
@@ -89,16 +89,16 @@ def torch_fields(fields):
 
 
 class Recorder:
-    """Records every step of `optimizer` on `model`'s parameters from now on.
+    """Records every step of `optimizer` on `model`'s parameters, starting now.
 
-    `expect` lists the steps whose outcome is kept, beside the last. `clip` is `{"max_norm": ..., "norm_type": ...}` if the
-    loop calls `clip_grad_norm_` so before every step.
+    `expect` lists the steps, in addition to the last, whose results are recorded. `clip` is `{"max_norm": ..., "norm_type": ...}`
+    if the loop calls `clip_grad_norm_` with these values before every step.
     """
 
     def __init__(self, model, optimizer, expect=(1, 2, 3, 10, 20), clip=None, tolerance=None):
         self.optimizer, self.expect = optimizer, set(expect)
         self.rule, self.t, self.rates, self.given = rule_of(optimizer), 0, [], {}
-        # Adagrad has state before its first step.
+        # Adagrad has state before its first step, with a step count of 0.
         if any(state.get("step", 1) > 0 for state in optimizer.state.values() if state):
             raise TraceError("the optimizer has taken steps already; record from the first")
         ours = {id(param) for group in optimizer.param_groups for param in group["params"]}
@@ -106,13 +106,13 @@ class Recorder:
         if len(self.params) != len(ours):
             raise TraceError("the optimizer has parameters that the model does not name")
         if any(param.dtype in [torch.bfloat16, torch.float16] for param in self.params.values()):
-            raise TraceError("PyTorch updates 16-bit parameters in 16 bits, a replay in f32; train in f32, under autocast")
+            raise TraceError("PyTorch updates 16-bit parameters in 16 bits, but a replay in f32; train in f32, under autocast")
         bases = [base_rate(group) for group in optimizer.param_groups]
         if bases[0] == 0 and any(bases):
-            raise TraceError("the first group's learning rate is 0, of which another's is no multiple")
+            raise TraceError("the first group's learning rate is 0, and another group's rate cannot be a multiple of it")
         self.ratios = [base / (bases[0] or 1.0) if base != bases[0] else 1.0 for base in bases]
         if clip and clip.get("norm_type") == float("inf"):
-            clip = {**clip, "norm_type": "inf"}  # as JSON has it
+            clip = {**clip, "norm_type": "inf"}  # JSON has no infinity
         self.clip = clip
         self.trace = Trace({
             "optimizer": {"name": self.rule, **self._fields(optimizer.param_groups[0])},
@@ -136,16 +136,16 @@ class Recorder:
             ]
 
     def grad(self, name, grad):
-        """Notes a gradient before it is clipped. Backward calls it; whoever sets gradients otherwise has to."""
+        """Records a gradient before it is clipped. Backward calls it; code that sets gradients itself must call it."""
         self.given[name] = to_array(grad)
 
     def close(self):
-        """Records no more."""
+        """Stops recording."""
         while self.hooks:
             self.hooks.pop().remove()
 
     def finish(self):
-        """Records no more; the trace."""
+        """Stops recording and returns the trace."""
         self.close()
         if self.t == 0:
             raise TraceError("no step was recorded")
@@ -156,7 +156,7 @@ class Recorder:
         return self.trace
 
     def save(self, path):
-        """Records no more; writes the trace."""
+        """Stops recording and writes the trace."""
         self.finish().save(path)
 
     def _fields(self, group):
@@ -179,10 +179,10 @@ class Recorder:
     def _before(self, optimizer, args, kwargs):
         self.t += 1
         if any(arg is not None for arg in [*args[1:], kwargs.get("closure")]):
-            raise TraceError(f"step {self.t}: a closure makes its gradients after this; call backward before `step()`")
+            raise TraceError(f"step {self.t}: a closure computes its gradients too late for recording; call backward before `step()`")
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         if any(abs(rate - ratio * rates[0]) > 1e-12 * abs(rate) for rate, ratio in zip(rates, self.ratios)):
-            raise TraceError(f"step {self.t}: the groups' learning rates left their ratios; a trace has one schedule")
+            raise TraceError(f"step {self.t}: the ratios of the groups' learning rates changed; a trace has one schedule")
         self.rates.append(rates[0])
         grads = {name: param.grad for name, param in self.params.items() if param.grad is not None}
         if any(grad.is_sparse for grad in grads.values()):
@@ -190,7 +190,7 @@ class Recorder:
         if not self.clip:
             self.given = {name: to_array(grad) for name, grad in grads.items()}
         elif grads.keys() - self.given.keys():
-            raise TraceError(f"step {self.t}: gradients that backward did not leave; give them to `grad`")
+            raise TraceError(f"step {self.t}: some gradients do not come from backward; pass them to `grad`")
         else:
             self.given = {name: self.given[name] for name in grads}
             self._check_clipped(grads)
@@ -224,22 +224,22 @@ class Recorder:
 
 
 def base_rate(group):
-    """A group's learning rate before any scheduler's factor, which may begin at 0."""
+    """Returns a group's learning rate before any scheduler's factor, which may start at 0."""
     return float(group.get("initial_lr", group["lr"]))
 
 
 def rule_of(optimizer):
-    """The trace's name of an optimizer."""
+    """Returns the name of an optimizer in a trace."""
     if type(optimizer) is torch.optim.Adam and optimizer.defaults.get("decoupled_weight_decay"):
         return "adamw"
     for name, kind in RULES.items():
         if type(optimizer) is kind:
             return name
-    raise TraceError(f"{type(optimizer).__name__} is none of {', '.join(RULES)}")
+    raise TraceError(f"cannot record {type(optimizer).__name__}; the known optimizers are {', '.join(RULES)}")
 
 
 def record(model, optimizer, batches, loss, **options):
-    """The trace of a step on each of `batches` with the gradient of `loss(model, batch)`. `options` are `Recorder`'s."""
+    """Takes a step on each of `batches` with the gradient of `loss(model, batch)`; returns the trace. `options`: of `Recorder`."""
     recorder = Recorder(model, optimizer, **options)
     for batch in batches:
         optimizer.zero_grad()
@@ -252,7 +252,7 @@ def record(model, optimizer, batches, loss, **options):
 
 
 def record_run(run):
-    """The trace of a seeded run."""
+    """Returns the trace of a seeded run."""
     trace = run.trace(SOURCE)
     narrow = run.dtype in ["BF16", "F16"]
     dtype = torch.float32 if narrow else DTYPES[run.dtype]
@@ -303,7 +303,7 @@ def expect_state(trace, t, narrow, params, optimizer):
 
 
 def defaults_of(rule):
-    """PyTorch's defaults in a trace's words."""
+    """Returns PyTorch's defaults under the names that a trace uses."""
     defaults = RULES[rule]([torch.nn.Parameter(torch.zeros(1, 1))]).defaults
     return fields_of(rule, defaults)
 
@@ -316,9 +316,9 @@ def problem_optimizer(fields, x):
 
 
 def record_problem(problem, fields, steps, rtol, follow=None):
-    """`steps` calls of an optimizer's `step` on one of problems.py's problems, in float64.
+    """Records `steps` calls of an optimizer's `step` on one of the problems of problems.py, in float64.
 
-    After step `follow` only the last step's loss and parameter are expected; of L-BFGS with them the gradient norm.
+    After step `follow`, only the loss and the parameter of the last step are expected, and for L-BFGS the gradient norm.
     """
     trace, evaluations = problem.trace(fields, steps, rtol, SOURCE), 0
     x = torch.nn.Parameter(to_tensor(trace.tensors["param/x"]))
@@ -342,7 +342,7 @@ def record_problem(problem, fields, steps, rtol, follow=None):
             trace.scalar(f"expect_loss/{t}", loss)
             trace.tensors[f"expect/{t}/x"] = to_array(x)
             if fields.get("line_search"):
-                evaluate()  # The gradient there is of the last trial, and the step may have ended at another.
+                evaluate()  # Until here the gradient is that of the last trial; the step may have accepted another one.
             if fields["name"] == "lbfgs":
                 trace.scalar(f"expect_norm/{t}", torch.linalg.vector_norm(x.grad))
         if followed:
@@ -352,22 +352,22 @@ def record_problem(problem, fields, steps, rtol, follow=None):
 
 def main():
     parser = arguments(__doc__.partition("\n")[0], [*RULES, "lbfgs"])
-    parser.add_argument("--problem", choices=list(problems.PROBLEMS), default="rosenbrock", help="of lbfgs")
+    parser.add_argument("--problem", choices=list(problems.PROBLEMS), default="rosenbrock", help="problem for lbfgs")
     args = parser.parse_args()
     if not (args.rule and args.out):
-        parser.error("give a rule, and --out")
+        parser.error("give a rule and --out")
     if args.rule == "lbfgs":
         others = ["dtype", "ranks", "reduce", "clip", "norm_type", "no_decay", "schedule", "missing", "seed"]
         given = [name for name in others if getattr(args, name) != parser.get_default(name)]
         if given:
-            parser.error(f"lbfgs runs on a problem, in float64 and on one rank; it takes no {', '.join(given)}")
+            parser.error(f"lbfgs runs on a problem, in float64 and on one rank; it does not accept {', '.join(given)}")
         fields = {"name": "lbfgs", **field_values(args.set)}
         rtol = 1e-6 if fields.get("line_search") else 1e-9
         trace = record_problem(problems.PROBLEMS[args.problem](), fields, args.steps, rtol)
     else:
         unknown = field_values(args.set).keys() - set(FIELDS[args.rule])
         if unknown:
-            parser.error(f"{args.rule} has no {', '.join(sorted(unknown))}, only {', '.join(FIELDS[args.rule])}")
+            parser.error(f"{args.rule} has no {', '.join(sorted(unknown))}; its fields are {', '.join(FIELDS[args.rule])}")
         trace = record_run(run_of(args, defaults_of(args.rule)))
     trace.save(args.out)
 

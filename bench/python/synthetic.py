@@ -1,7 +1,7 @@
-"""Runs to be recorded: seeded parameters, gradients, weights and learning rates, the same for every recorder.
+"""Seeded runs for the recorders: parameters, gradients, weights and learning rates, the same for every recorder.
 
-A `Run` says what is run; `trace()` is its trace without anything expected yet, `reduced()` the gradients of a step as
-all ranks together have them, in float64. Needs numpy alone.
+A `Run` describes a run. `trace()` returns its trace without expected values; `reduced()` returns the gradients of a step
+reduced over all ranks, in float64. The only dependency is numpy.
 """
 
 import argparse
@@ -19,7 +19,7 @@ NO_DECAY = ["b", "scale"]
 TOLERANCES = {
     "F64": {"rtol": 1e-11, "atol": 1e-14},
     "F32": {"rtol": 2e-5, "atol": 1e-7},
-    # One unit in the last place: a value beside the middle of two may go either way.
+    # One unit in the last place: a value near the midpoint of two representable values may round to either.
     "BF16": {"rtol": 2.0**-7, "atol": 1e-7},
     "F16": {"rtol": 2.0**-10, "atol": 1e-7},
 }
@@ -28,7 +28,7 @@ EXPECT = [1, 2, 3, 10, 20]
 
 @dataclass
 class Run:
-    """One run. `missing` is "some" (a rank is without a gradient now and then), "all" (every rank is), or both."""
+    """One run. `missing`: in some steps a gradient is missing on one rank ("some"), on every rank ("all"), or "both"."""
 
     optimizer: dict
     dtype: str = "F32"
@@ -43,7 +43,7 @@ class Run:
     shapes: dict = field(default_factory=lambda: dict(SHAPES))
 
     def lrs(self):
-        """A warm-up over a tenth of the steps, then a cosine down to a tenth, where there is a schedule."""
+        """Returns a warm-up over a tenth of the steps, then a cosine down to a tenth; None without a schedule."""
         if self.schedule is None:
             return None
         peak, warm = self.optimizer["lr"], self.steps // 10
@@ -63,7 +63,7 @@ class Run:
         return some or everywhere
 
     def trace(self, source):
-        """The trace but for what is expected."""
+        """Returns the trace without expected values."""
         spec = {
             "optimizer": self.optimizer,
             "steps": self.steps,
@@ -80,7 +80,7 @@ class Run:
         scales = {}
         for name, shape in self.shapes.items():
             trace.tensors[f"param/{name}"] = as_dtype(random.normal(size=shape), self.dtype)
-            # Every element has gradients of its own size, from 1e-3 to 1, around a mean of its own.
+            # Each element has its own scale of gradients, from 1e-3 to 1, and its own mean.
             scales[name] = 10.0 ** random.uniform(-3, 0, size=shape), random.normal(size=shape)
         for t in range(1, self.steps + 1):
             if self.reduce == "weighted":
@@ -95,7 +95,7 @@ class Run:
 
 
 def reduced(trace, t):
-    """The gradients of step `t` over all ranks, in float64, by name; without those that no rank has."""
+    """Returns the gradients of step `t` reduced over all ranks, in float64, by name; without those missing on every rank."""
     spec, ranks = trace.spec, trace.spec["ranks"]
     weights = trace.tensors[f"weight/{t}"] if spec["reduce"] == "weighted" else np.ones(ranks)
     divisor = 1.0 if spec["reduce"] == "sum" else weights.sum()
@@ -110,10 +110,10 @@ def reduced(trace, t):
 
 
 def arguments(description, names):
-    """The command line of a recorder: a run, and where its trace goes."""
+    """Returns the command line parser of a recorder: the options of a run, and the output file."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("rule", nargs="?", choices=names)
-    parser.add_argument("-o", "--out", help="the trace to write")
+    parser.add_argument("-o", "--out", help="output file of the trace")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of the optimizer, as JSON")
     parser.add_argument("--dtype", default="F32", choices=TOLERANCES)
     parser.add_argument("--steps", type=int, default=40)
@@ -123,13 +123,13 @@ def arguments(description, names):
     parser.add_argument("--norm-type", default="2", metavar="P", help="1, 2, 3, ... or inf")
     parser.add_argument("--no-decay", nargs="*", metavar="PARAM", help="parameters without weight decay")
     parser.add_argument("--schedule", choices=["cosine"])
-    parser.add_argument("--missing", choices=["some", "all", "both"], help="which ranks lack gradients now and then")
+    parser.add_argument("--missing", choices=["some", "all", "both"], help="ranks on which gradients are missing in some steps")
     parser.add_argument("--seed", type=int, default=1)
     return parser
 
 
 def field_values(pairs):
-    """`FIELD=VALUE` pairs; a value that is no JSON is a string."""
+    """Parses `FIELD=VALUE` pairs; a value that is not JSON is a string."""
     fields = {}
     for pair in pairs:
         name, _, text = pair.partition("=")
@@ -141,7 +141,7 @@ def field_values(pairs):
 
 
 def run_of(args, defaults):
-    """The run that a command line asks for."""
+    """Returns the run for parsed arguments."""
     norm_type = "inf" if args.norm_type == "inf" else float(args.norm_type)
     return Run(
         optimizer={"name": args.rule, **defaults, **field_values(args.set)},

@@ -1,7 +1,7 @@
-"""Trace files: what a run of training did, for `cargo xtask parity` to replay. bench/traces/README.md has the format.
+"""Trace files: recorded training runs, which `cargo xtask parity` replays. bench/traces/README.md describes the format.
 
-A `Trace` is a spec and named numpy arrays (`BFloat16` where numpy has no type). `save` checks all of it first, and
-writes the same bytes for the same trace on every machine. Needs numpy alone.
+A `Trace` is a spec and named numpy arrays (`BFloat16` for bfloat16, which numpy lacks). `save` first checks the whole
+trace, and writes the same bytes for the same trace on every machine. The only dependency is numpy.
 """
 
 import json
@@ -20,18 +20,18 @@ NUMPY_TYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "BF16": "<u2"}
 
 
 class TraceError(ValueError):
-    """What is wrong with a trace."""
+    """An invalid trace."""
 
 
 @dataclass(frozen=True)
 class BFloat16:
-    """An array of bfloat16 as its bits."""
+    """Array of bfloat16, stored as bits."""
 
     bits: np.ndarray
 
     @classmethod
     def round(cls, values):
-        """The nearest, ties to even; `values` are finite."""
+        """Rounds `values`, which must be finite, to the nearest bfloat16, ties to even."""
         bits = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
         return cls(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16))
 
@@ -48,12 +48,12 @@ def dtype_of(array):
         return "BF16"
     name = NUMPY_NAMES.get(array.dtype.name)
     if name is None:
-        raise TraceError(f"{array.dtype} is no type of a trace; use {', '.join(NUMPY_TYPES)}")
+        raise TraceError(f"a trace cannot have the type {array.dtype}; use {', '.join(NUMPY_TYPES)}")
     return name
 
 
 def as_dtype(values, dtype):
-    """`values` rounded to one of a trace's types."""
+    """Returns `values` rounded to one of the types of a trace."""
     if dtype == "BF16":
         return BFloat16.round(values)
     return np.asarray(values).astype(NUMPY_TYPES[dtype])
@@ -69,7 +69,7 @@ class Trace:
     tensors: dict = field(default_factory=dict)
 
     def params(self):
-        """The parameters' first values by name."""
+        """Returns the initial values of the parameters by name."""
         return {key.removeprefix("param/"): array for key, array in self.tensors.items() if key.startswith("param/")}
 
     def scalar(self, key, value):
@@ -96,7 +96,7 @@ class Trace:
         header = json.loads(data[8:start])
         metadata = header.pop("__metadata__", {})
         if any(metadata.get(key) != value for key, value in FORMAT.items()):
-            raise TraceError(f"{path} is no trace of version {FORMAT['version']}")
+            raise TraceError(f"{path} is not a trace of version {FORMAT['version']}")
         trace = cls(json.loads(metadata["spec"]))
         for key, entry in header.items():
             begin, end = (start + offset for offset in entry["data_offsets"])
@@ -106,7 +106,7 @@ class Trace:
         return trace
 
     def check(self):
-        """Raises `TraceError` unless this is a whole trace."""
+        """Raises `TraceError` if the trace is invalid or incomplete."""
         spec, params = self.spec, self.params()
         unknown = spec.keys() - SPEC_FIELDS
         if unknown:
@@ -121,12 +121,12 @@ class Trace:
         for group in spec.get("groups") or []:
             strangers = set(group["params"]) - params.keys()
             if strangers:
-                raise TraceError(f"a group has no parameters {', '.join(sorted(strangers))}")
+                raise TraceError(f"a group names unknown parameters: {', '.join(sorted(strangers))}")
             nulls = [name for name, value in group.items() if value is None]
             if nulls:
-                raise TraceError(f"a group has no value for {', '.join(nulls)}; leave out what is the optimizer's")
+                raise TraceError(f"a group has no value for {', '.join(nulls)}; leave these fields out to use the optimizer's values")
         if not any(key.startswith("expect") for key in self.tensors):
-            raise TraceError("nothing is expected")
+            raise TraceError("it has no tensor expect..., so there is nothing to compare")
         for key, array in self.tensors.items():
             self._check_tensor(key, array, params)
         self._check_whole()
@@ -143,9 +143,9 @@ class Trace:
                 raise TraceError(f"{key}: the problem has no such data")
             return
         if kind not in ["grad", "weight", "expect", "expect_state", "expect_norm", "expect_loss", "expect_evals"]:
-            raise TraceError(f"{key} is no name of a tensor in a trace")
+            raise TraceError(f"a trace has no tensor named {key}")
         if not step or int(step[1]) > spec["steps"]:
-            raise TraceError(f"{key}: its step is none of 1 to {spec['steps']}")
+            raise TraceError(f"{key}: its step is not between 1 and {spec['steps']}")
         if kind in ["weight", "expect_norm", "expect_loss", "expect_evals"]:
             shape = (ranks,) if kind == "weight" else ()
             if dtype_of(array) != "F64" or array.shape != shape:
@@ -157,13 +157,13 @@ class Trace:
         elif kind == "grad" and name not in params:
             rank, _, name = name.partition("/")
             if not (rank.isdecimal() and int(rank) < ranks):
-                raise TraceError(f"{key}: neither a parameter nor one of {ranks} ranks")
+                raise TraceError(f"{key}: its third part is neither a parameter nor a rank below {ranks}")
         if name not in params:
             raise TraceError(f"{key}: there is no param/{name}")
         if array.shape != params[name].shape:
-            raise TraceError(f"{key} has shape {array.shape}, its parameter {params[name].shape}")
+            raise TraceError(f"{key} has shape {array.shape}, but its parameter has {params[name].shape}")
         if kind == "expect" and dtype_of(array) != dtype_of(params[name]):
-            raise TraceError(f"{key} is {dtype_of(array)}, its parameter {dtype_of(params[name])}")
+            raise TraceError(f"{key} has type {dtype_of(array)}, but its parameter has {dtype_of(params[name])}")
 
     def _check_whole(self):
         spec = self.spec

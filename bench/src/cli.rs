@@ -1,4 +1,4 @@
-//! The command line: what can be asked for, and what is refused before anything is computed.
+//! Command line: the subcommands and their options, with checks of their values.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::local;
 use crate::measure::Bench;
 use crate::mesh;
 
-/// Meshstep at work: trains a small GPT with the optimizer step on several ranks.
+/// Benchmark and demonstration of Meshstep: trains a small GPT with the optimizer step on several ranks.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -20,20 +20,21 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// What the program can do.
+/// Subcommands of the program.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Train the same network under ZeRO stages 0, 1 and 2, on meshes 0 to 3, compare the results bit for bit, and report
-    /// what each stage costs; or, with --local, workers that meet seldom. With --local exits with 0 where every bar holds, 1 where one
-    /// is missed, 2 where nothing was trained or the training broke off. RUST_LOG=meshstep=debug shows the spans of a step.
+    /// the cost of each stage; or, with --local, train workers that exchange parameters only every few steps. With --local,
+    /// exits with 0 if every bar holds, 1 if one is missed, 2 if nothing was trained or the training failed.
+    /// RUST_LOG=meshstep=debug shows the spans of a step.
     Train(Train),
-    /// Replay training steps that another program recorded, and tell how far apart the results are. Exits with 0 where
-    /// all files agree, 1 where one is outside its tolerance, 2 where one cannot be replayed.
+    /// Replay training steps that another program recorded, and report how far the results differ. Exits with 0 if all
+    /// files agree, 1 if one is outside its tolerance, 2 if one cannot be replayed.
     Parity(Parity),
-    /// Measure what sharding costs and saves, beside a copy of the same bytes, and write a report. Exits with 0 where every bar
-    /// holds, 1 where one is missed, 2 where something could not be measured.
+    /// Measure the cost and the savings of sharding in turns with a copy of the same bytes, and write a report. Exits with
+    /// 0 if every bar holds, 1 if one is missed, 2 if something could not be measured.
     Bench(Bench),
-    /// Look into a checkpoint, verify it, or export its parameters.
+    /// Inspect a checkpoint, verify it, or export its parameters.
     #[command(subcommand)]
     Ckpt(Ckpt),
 }
@@ -45,74 +46,74 @@ pub(crate) struct Parity {
     /// Traces: safetensors files in the format of bench/traces/README.md
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// 0 replicates, 1 shards the optimizer's state, 2 the gradients too [default: 1]
+    /// 0 replicates, 1 shards the optimizer's state, 2 also the gradients [default: 1]
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub(crate) stage: Option<u8>,
-    /// Ranks, each a thread; all of them get the gradients of a trace of one rank [default: the trace's]
+    /// Ranks, each a thread; all of them use the gradients of a trace of one rank [default: as in the trace]
     #[arg(long, value_parser = within::<1, 64>)]
     pub(crate) ranks: Option<usize>,
     /// How parameters are divided among the ranks [default: whole for rules that need whole matrices, else flat]
     #[arg(long, value_enum)]
     pub(crate) partition: Option<Partition>,
-    /// Elements after which a bucket of gradients is closed and travels
+    /// Elements after which a gradient bucket is closed and reduced
     #[arg(long, value_name = "ELEMS", value_parser = within::<1, { 1 << 40 }>)]
     pub(crate) bucket: Option<usize>,
-    /// Where the replay runs
+    /// Device for the replay
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     pub(crate) device: Device,
-    /// Allowed difference relative to the expected value [default: the trace's]
+    /// Allowed difference relative to the expected value [default: as in the trace]
     #[arg(long, value_parser = at_least_zero)]
     pub(crate) rtol: Option<f64>,
-    /// Allowed difference besides [default: the trace's]
+    /// Allowed absolute difference in addition [default: as in the trace]
     #[arg(long, value_parser = at_least_zero)]
     pub(crate) atol: Option<f64>,
-    /// Where a report in JSON goes
+    /// Output file for a report in JSON
     #[arg(long, value_name = "OUT")]
     pub(crate) json: Option<PathBuf>,
-    /// Where a table in Markdown goes
+    /// Output file for a table in Markdown
     #[arg(long, value_name = "OUT")]
     pub(crate) table: Option<PathBuf>,
 }
 
-/// How parameters are divided among the ranks.
+/// Division of parameters among the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Partition {
     /// Chunks of the flat vector.
     Flat,
-    /// Whole parameters, largest first to the rank that has least.
+    /// Whole parameters, largest first to the rank with the smallest load.
     Whole,
 }
 
-/// Where a replay runs.
+/// Device for a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Device {
-    /// This machine's processor.
+    /// The CPU.
     Cpu,
-    /// A graphics processor.
+    /// A CUDA GPU.
     Cuda,
 }
 
-/// Options of `train` that have no meaning where the network is spread over a mesh.
+/// Options of `train` that do not apply to a network spread over a mesh.
 const NOT_ON_MESHES: [&str; 4] = ["ranks", "batch", "optimizer", "held_out"];
 
 /// Options of `train`.
 #[derive(Clone, Debug, clap::Args, Serialize)]
-#[command(allow_negative_numbers = true)] // so that -1 is refused as a number, not as an unknown option
+#[command(allow_negative_numbers = true)] // so that -1 is rejected as a number, not as an unknown option
 pub(crate) struct Train {
-    /// Only this stage: 0 replicates, 1 shards the optimizer's state, 2 the gradients too, 3 the parameters too, on
-    /// meshes [default: one after the other]
+    /// Only this stage: 0 replicates, 1 shards the optimizer's state, 2 also the gradients, 3 also the parameters (on
+    /// meshes only) [default: all in turn]
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) stage: Option<u8>,
-    /// Train a network that is spread over a mesh, such as tp=2,cp=2,dp=2: each rank a thread with its part. Given several
-    /// times, all must agree with the first
+    /// Train a network that is spread over a mesh, such as tp=2,cp=2,dp=2: each rank is a thread with its part of the
+    /// network. Repeat the option for several meshes, which must all agree with the first
     #[arg(long, value_name = "MESH", conflicts_with_all = NOT_ON_MESHES)]
     #[serde(skip)]
     pub(crate) mesh: Vec<Mesh>,
-    /// Train on one rank and on five meshes of eight, and hold them against each other
+    /// Train on one rank and on five meshes of eight, and compare the results
     #[arg(long, conflicts_with_all = NOT_ON_MESHES)]
     #[serde(skip)]
     pub(crate) compare: bool,
-    /// Ranks, each a thread with its own batches; with --local workers
+    /// Ranks, each a thread with its own batches; with --local, workers
     #[arg(long, visible_alias = "workers", default_value_t = 4, value_parser = within::<1, 64>)]
     pub(crate) ranks: usize,
     /// Optimizer steps; 50 on meshes, 384 with --local, 160 with --local all, 768 with --local compare
@@ -125,44 +126,43 @@ pub(crate) struct Train {
     #[arg(long, default_value_t = 2, value_parser = within::<1, 1024>)]
     #[arg(default_value_if("local", ArgPredicate::IsPresent, "4"))]
     pub(crate) batch: usize,
-    /// Sequences that a held-out loss is measured on
+    /// Number of sequences for the held-out loss
     #[arg(long, value_name = "SEQUENCES", default_value_t = 256, value_parser = within::<1, 65_536>)]
     pub(crate) held_out: usize,
-    /// What first values and batches are drawn from
+    /// Seed of initial values and batches
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// The update rule
+    /// Update rule
     #[arg(long, value_enum, default_value_t = Optimizer::Adamw)]
     pub(crate) optimizer: Optimizer,
-    /// Elements after which a bucket of gradients is closed and travels [default: a sixteenth of the parameters]
+    /// Elements after which a gradient bucket is closed and reduced [default: a sixteenth of the parameters]
     #[arg(long, value_name = "ELEMS", value_parser = within::<1, { 1 << 40 }>)]
     pub(crate) bucket: Option<usize>,
-    /// Cores to use: updates share that many threads, and each rank's matrix products get an equal part of them
-    /// unless RAYON_NUM_THREADS says otherwise [default: all]
+    /// Cores to use: updates share this number of threads, and each rank's matrix products get an equal part of them,
+    /// unless RAYON_NUM_THREADS is set [default: all]
     #[arg(long, value_parser = within::<1, 1024>)]
     pub(crate) threads: Option<usize>,
-    /// A text file, or a folder with .md, .rs and .txt files [default: the Rust sources of this workspace's
-    /// dependencies]
+    /// A text file, or a folder with .md, .rs and .txt files [default: the Rust sources of this workspace's dependencies]
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) corpus: Option<PathBuf>,
-    /// Save a checkpoint after every so many steps, and after the last; the newest two stay
+    /// Save a checkpoint every so many steps, and after the last step; keeps the newest two
     #[arg(long, value_name = "STEPS", value_parser = within::<1, 1_000_000>)]
     #[serde(skip)]
     pub(crate) save_every: Option<usize>,
-    /// Go on from the newest checkpoint, at any stage and on any mesh
+    /// Continue from the newest checkpoint, at any stage and on any mesh
     #[arg(long)]
     #[serde(skip)]
     pub(crate) resume: bool,
-    /// Stop after this step, to go on another time
+    /// Stop after this step, to continue later
     #[arg(long, value_name = "STEP", requires = "save_every", value_parser = within::<1, 1_000_000>)]
     #[serde(skip)]
     pub(crate) until: Option<usize>,
-    /// Where checkpoints are [default: checkpoints in --out]
+    /// Folder of the checkpoints [default: checkpoints in --out]
     #[arg(long, value_name = "DIR")]
     #[serde(skip)]
     pub(crate) checkpoints: Option<PathBuf>,
-    /// Where train.json goes, and loss.svg where there is no mesh, or local.html and local.json with --local [default: target/train of
-    /// this workspace]
+    /// Output folder for train.json, and loss.svg without a mesh; for local.html and local.json with --local [default:
+    /// target/train of this workspace]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
@@ -170,7 +170,7 @@ pub(crate) struct Train {
     pub(crate) local: Box<local::Asked>,
 }
 
-/// The update rules to choose from.
+/// Update rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Optimizer {
@@ -181,30 +181,30 @@ pub(crate) enum Optimizer {
 }
 
 impl Train {
-    /// The stages to run, in order.
+    /// Returns the stages to run, in order.
     pub(crate) fn stages(&self) -> Vec<u8> {
         let last = if self.meshes().is_empty() { 2 } else { 3 };
         self.stage.map_or_else(|| (0..=last).collect(), |stage| vec![stage])
     }
 
-    /// The meshes to run, the one that others are held against first; none where the network is whole on every rank.
+    /// Returns the meshes to run, the reference first; empty if the network is whole on every rank.
     pub(crate) fn meshes(&self) -> Vec<Mesh> {
         let compared = if self.compare { mesh::compared() } else { Vec::new() };
         compared.into_iter().chain(self.mesh.iter().cloned()).collect()
     }
 
-    /// Steps that are taken when the run ends.
+    /// Returns the number of steps that are taken when the run ends.
     pub(crate) fn last_step(&self) -> usize {
         self.until.unwrap_or(self.steps).min(self.steps)
     }
 
-    /// Threads that compute at once.
+    /// Returns the maximum number of threads that compute at the same time.
     pub(crate) fn most_ranks(&self) -> usize {
         self.meshes().iter().map(Mesh::world_size).max().unwrap_or(self.ranks)
     }
 }
 
-/// A finite number, 0 or above.
+/// Parses a finite number of at least 0.
 fn at_least_zero(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(number) if (0.0..f64::INFINITY).contains(&number) => Ok(number),
@@ -212,7 +212,7 @@ fn at_least_zero(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A whole number from `MIN` to `MAX`.
+/// Parses a whole number from `MIN` to `MAX`.
 pub(crate) fn within<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(number) if (MIN..=MAX).contains(&number) => Ok(number),

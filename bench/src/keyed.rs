@@ -1,45 +1,45 @@
-//! Random numbers that are functions of what they are for: of a seed, a name and an index, and of nothing else.
+//! Random numbers that are pure functions of a seed, a name and an index.
 //!
-//! Drawing order, ranks and stages therefore cannot change them. The generator is SplitMix64 (Steele, Lea and
-//! Flood, "Fast splittable pseudorandom number generators", 2014), entered at any index directly: its state after
-//! `n` draws is `base + n * GOLDEN`.
+//! So drawing order, ranks and stages cannot change them. The generator is SplitMix64 (Steele, Lea and Flood, "Fast
+//! splittable pseudorandom number generators", 2014), evaluated directly at any index: its state after `n` draws is `base +
+//! n * GOLDEN`.
 
 use std::f64::consts::TAU;
 
-/// The odd constant nearest to 2^64 divided by the golden ratio: SplitMix64's step.
+/// Increment of SplitMix64: the odd constant nearest to 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// An endless row of random numbers, addressed by index.
+/// An endless sequence of random numbers, addressed by index.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stream {
     base: u64,
 }
 
 impl Stream {
-    /// The row that belongs to `seed` and `words`.
+    /// Returns the sequence of `seed` and `words`.
     pub(crate) fn new(seed: u64, words: &[u64]) -> Self {
         let base = words.iter().fold(mix(seed ^ GOLDEN), |base, &word| mix(base ^ word.wrapping_mul(GOLDEN)));
         Self { base }
     }
 
-    /// The row that belongs to `seed` and a name.
+    /// Returns the sequence of `seed` and a name.
     pub(crate) fn named(seed: u64, name: &str) -> Self {
         let words: Vec<u64> = name.bytes().map(u64::from).collect();
         Self::new(seed, &words)
     }
 
-    /// 64 uniform bits.
+    /// Returns 64 uniform bits.
     pub(crate) fn bits(self, index: u64) -> u64 {
         mix(self.base.wrapping_add(GOLDEN.wrapping_mul(index.wrapping_add(1))))
     }
 
-    /// A whole number below `n`, by multiplying instead of dividing (Lemire 2019, without the rejection step: the
-    /// bias is below n / 2^64).
+    /// Returns a whole number below `n`, by multiplication instead of division (Lemire 2019, without the rejection step:
+    /// the bias is below n / 2^64).
     pub(crate) fn below(self, index: u64, n: u64) -> u64 {
         ((u128::from(self.bits(index)) * u128::from(n)) >> 64) as u64
     }
 
-    /// A normal number of mean 0 and deviation 1: Box and Muller's cosine of two uniform numbers.
+    /// Returns a normal number of mean 0 and deviation 1 (the cosine of Box and Muller's transform of two uniform numbers).
     pub(crate) fn normal(self, index: u64) -> f64 {
         let unit = |bits: u64| (bits >> 11) as f64 * (-53f64).exp2();
         let (a, b) = (unit(self.bits(2 * index)), unit(self.bits(2 * index + 1)));
@@ -47,7 +47,7 @@ impl Stream {
     }
 }
 
-/// SplitMix64's finisher: every input bit changes every output bit with probability one half.
+/// SplitMix64's finalizer: every input bit changes every output bit with probability one half.
 fn mix(z: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,5 +1,5 @@
-//! `meshstep-bench`: Meshstep measured on a real job, and against other systems. `meshstep-bench train`, `bench`,
-//! `parity` and `ckpt` are what `cargo xtask train`, `bench`, `parity` and `ckpt` run.
+//! `meshstep-bench`: measures Meshstep on a training job and against other systems. `cargo xtask train`, `bench`, `parity`
+//! and `ckpt` run its subcommands of these names.
 
 mod ckpt;
 mod cli;
@@ -29,10 +29,10 @@ use tracing_subscriber::fmt::format::FmtSpan;
 use cli::{Cli, Command, Train};
 use parity::Verdict;
 
-/// This package's folder in the workspace it was built in.
+/// This package's folder in the workspace of the build.
 const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Exit code of what could not be done, where 1 says that it was done and found a difference.
+/// Exit code if the work could not be done; exit code 1 means that it was done and found a difference.
 const NOT_DONE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
 }
 
 fn complain(error: &str, code: ExitCode) -> ExitCode {
-    // Where stderr is closed, the exit code has to do.
+    // If stderr is closed, the exit code has to suffice.
     let _ = writeln!(io::stderr(), "error: {error}");
     code
 }
@@ -75,8 +75,9 @@ fn train(asked: &Train) -> Result<()> {
     threads::prepare(asked.threads, asked.most_ranks())?;
     log()?;
     let folder = asked.out.clone().unwrap_or_else(|| default_out("train"));
-    // Before the work and not after it: that is when one would rather hear that it cannot be.
-    fs::create_dir_all(&folder).with_context(|| format!("--out {}: making the folder", folder.display()))?;
+    // Create the folder before the work, so that a failure shows early.
+    fs::create_dir_all(&folder)
+        .with_context(|| format!("--out {}: cannot create the folder", folder.display()))?;
     if !asked.meshes().is_empty() {
         return train_on_meshes(asked, &folder);
     }
@@ -112,15 +113,15 @@ fn train_on_meshes(asked: &Train, folder: &Path) -> Result<()> {
     report::write_json(&trained, &folder.join("train.json"))?;
     let verdict = mesh::Verdict::of(&trained);
     writeln!(io::stdout(), "{verdict}")?;
-    if verdict.holds() { Ok(()) } else { bail!("the meshes or stages do not agree") }
+    if verdict.holds() { Ok(()) } else { bail!("the results of meshes or stages differ") }
 }
 
-/// A folder in `target` of the workspace.
+/// Returns a folder in `target` of the workspace.
 fn default_out(name: &str) -> PathBuf {
     Path::new(FOLDER).with_file_name("target").join(name)
 }
 
-/// Lines as RUST_LOG asks for them, warnings where it is not set. Spans are told when they end, with their time.
+/// Logs lines as RUST_LOG selects, warnings by default. Spans are logged at their end, with their time.
 fn log() -> Result<()> {
     let filter = match std::env::var_os(EnvFilter::DEFAULT_ENV) {
         Some(_) => {

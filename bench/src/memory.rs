@@ -1,34 +1,34 @@
-//! What the operating system says about this process's memory; only Linux is asked.
+//! Memory of this process as reported by the operating system; supported on Linux only.
 
 use std::fs;
 
 use serde::Serialize;
 
-/// Watches the peak of this process's resident memory from some moment on.
+/// Measures the peak of this process's resident memory since a point in time.
 #[derive(Debug)]
 pub(crate) struct Process {
     before: Option<u64>,
     reset: bool,
 }
 
-/// Resident bytes of this process; none where the system does not say.
+/// Resident bytes of this process; `None` if the system does not report them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Seen {
-    /// When watching began, what was freed and kept by the allocator included (VmRSS).
+    /// At the start of the measurement (VmRSS), with freed memory that the allocator keeps.
     pub(crate) before: Option<u64>,
-    /// The most since then (VmHWM).
+    /// Peak since then (VmHWM).
     pub(crate) peak: Option<u64>,
 }
 
 impl Process {
-    /// Starts the peak again from what is resident now.
+    /// Resets the peak to the current resident memory.
     pub(crate) fn watch() -> Self {
-        // The kernel's word for it: 5 resets VmHWM and nothing else.
+        // The kernel's interface: 5 resets only VmHWM.
         let reset = fs::write("/proc/self/clear_refs", "5").is_ok();
         Self { before: status().and_then(|status| field(&status, "VmRSS:")), reset }
     }
 
-    /// What has been seen so far. Where the peak could not be reset it is an older one, and not told.
+    /// Returns the current measurement. Without a reset the peak would be older, and is omitted.
     pub(crate) fn seen(&self) -> Seen {
         let peak = status().filter(|_| self.reset).and_then(|status| field(&status, "VmHWM:"));
         Seen { before: self.before, peak }
@@ -39,7 +39,7 @@ fn status() -> Option<String> {
     fs::read_to_string("/proc/self/status").ok()
 }
 
-/// A field of /proc/self/status or /proc/meminfo, which gives kibibytes and calls them kB.
+/// Returns a field of /proc/self/status or /proc/meminfo, which are in kibibytes, labelled kB.
 pub(crate) fn field(status: &str, name: &str) -> Option<u64> {
     let value = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;

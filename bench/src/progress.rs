@@ -1,4 +1,4 @@
-//! How far a stage is: a bar on a terminal, a line now and then elsewhere.
+//! Progress display of a stage: a bar on a terminal, else a line at intervals.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::{Mutex, PoisonError};
@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Lines printed per stage where there is no terminal.
+/// Number of lines per stage without a terminal.
 const LINES: usize = 10;
 
-/// Losses older than about this many steps no longer show.
+/// Time constant of the smoothed loss in steps.
 const MEMORY: f64 = 20.0;
 
-/// What the ranks of one stage report to.
+/// Progress of one stage, reported by its ranks.
 #[derive(Debug)]
 pub(crate) struct Progress {
     label: String,
@@ -26,7 +26,7 @@ pub(crate) struct Progress {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    /// Taken before this program.
+    /// Steps taken by earlier programs.
     first: usize,
     steps: usize,
     ranks: usize,
@@ -35,7 +35,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Counts one rank's loss; true when it was the last rank of a step.
+    /// Counts one rank's loss. Returns true if the rank was the last one of a step.
     fn add(&mut self, loss: f64, ranks: usize) -> bool {
         self.ranks += 1;
         self.loss_sum += loss;
@@ -43,7 +43,7 @@ impl Seen {
         if complete {
             let mean = self.loss_sum / ranks as f64;
             self.steps += 1;
-            // A plain mean at first, then an exponential one.
+            // A plain mean over the first steps, then an exponential one.
             self.smooth += (mean - self.smooth) / MEMORY.min((self.steps - self.first) as f64);
             (self.ranks, self.loss_sum) = (0, 0.0);
         }
@@ -52,9 +52,9 @@ impl Seen {
 }
 
 impl Progress {
-    /// For `steps` steps of `ranks` ranks, with `tokens_per_step` on all of them together.
+    /// Creates the display for `steps` steps of `ranks` ranks, with `tokens_per_step` tokens on all ranks together.
     ///
-    /// Where RUST_LOG is set, log lines would tear a bar apart: lines are printed then, too.
+    /// If RUST_LOG is set, prints lines too, because log lines would break a bar.
     pub(crate) fn new(label: String, steps: usize, ranks: usize, tokens_per_step: usize) -> Self {
         let lines_only = std::env::var_os("RUST_LOG").is_some() || !std::io::stderr().is_terminal();
         let bar = (!lines_only).then(|| bar(&label, steps));
@@ -62,13 +62,13 @@ impl Progress {
         Self { label, steps, ranks, tokens_per_step, bar, started, seen }
     }
 
-    /// Steps that were taken before: every rank tells before its first.
+    /// Sets the number of steps taken before; every rank calls this before its first step.
     pub(crate) fn resume(&self, steps: usize) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         (seen.first, seen.steps) = (steps, steps);
     }
 
-    /// A rank's loss; every rank reports every step once, and none is a step ahead of another.
+    /// Reports a rank's loss. Every rank reports every step once, and no rank is a step ahead of another.
     pub(crate) fn report(&self, loss: f64) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.add(loss, self.ranks) {
@@ -76,7 +76,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -93,7 +93,7 @@ impl Progress {
             }
             None if is_due(steps, self.steps) => {
                 let Self { label, steps: of, .. } = self;
-                // Progress is worth no failure: where stderr is closed, nobody reads it.
+                // A closed stderr must not end the run.
                 let _ = writeln!(std::io::stderr(), "{label}  step {steps:>4}/{of}  {message}");
             }
             None => {}
@@ -101,7 +101,7 @@ impl Progress {
     }
 }
 
-/// Whether `step` of `steps` is one of those with a line.
+/// Returns true if a line is due after `step` of `steps` steps.
 fn is_due(step: usize, steps: usize) -> bool {
     step == steps || step.is_multiple_of(steps.div_ceil(LINES))
 }

@@ -1,8 +1,8 @@
-//! How many threads compute, decided before the first of them starts.
+//! Sets the number of threads before the first of them starts.
 //!
-//! candle reads the number of its threads from RAYON_NUM_THREADS and nowhere else. With one rank per core or more,
-//! every further thread only makes ranks wait for each other: on two cores four ranks train twice as fast with one
-//! thread each. A running program cannot change its environment safely, so it starts itself again with it.
+//! candle reads its number of threads only from RAYON_NUM_THREADS. With at least one rank per core, additional threads only
+//! make ranks wait for each other: on two cores four ranks train twice as fast with one thread each. A running program
+//! cannot change its environment safely, so it restarts itself with the variable set.
 
 use std::env;
 use std::num::NonZero;
@@ -12,8 +12,8 @@ use anyhow::{Context as _, Result};
 
 const VARIABLE: &str = "RAYON_NUM_THREADS";
 
-/// Sees to it that each of `ranks` ranks gets its part of `threads` threads (none: one per core), restarting the
-/// program if need be, and starts the pool that updates share.
+/// Gives each of `ranks` ranks its part of `threads` threads (`None`: one per core), with a restart of the program if
+/// necessary, and starts the pool that updates share.
 pub(crate) fn prepare(threads: Option<usize>, ranks: usize) -> Result<()> {
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, NonZero::get));
     if env::var_os(VARIABLE).is_none() {
@@ -26,7 +26,7 @@ fn per_rank(threads: usize, ranks: usize) -> usize {
     (threads / ranks).max(1)
 }
 
-/// Runs this program again in place of this run of it.
+/// Replaces this process by a new run of this program.
 fn restart(threads_per_rank: usize) -> Result<()> {
     let program = env::current_exe().context("finding this program's file")?;
     let mut again = Command::new(&program);

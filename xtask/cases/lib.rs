@@ -1,8 +1,8 @@
-//! Shared parts of tests: how many random cases a test runs (the test's own count, a tenth of it, or the long count), the numbers it
-//! draws, its seeds, and child processes.
+//! Shared parts of tests: the number of random cases for each level of effort, a hash that draws test data, seeds, and child
+//! processes.
 //!
-//! `MESHSTEP_CASES=tenth` is what `cargo xtask check` sets, `MESHSTEP_CASES=long` what `cargo xtask ci --long` sets. Every test
-//! whose cases take time asks here.
+//! `cargo xtask check` sets `MESHSTEP_CASES=tenth`; `cargo xtask ci --long` sets `MESHSTEP_CASES=long`. Every test with
+//! expensive cases takes its count from here.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -11,21 +11,21 @@ pub mod seeds;
 
 use std::env;
 
-/// How thorough this run of the tests is.
+/// Thoroughness of this test run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
     /// A tenth of the normal counts, for the loop of edit and test.
     Tenth,
     /// The counts of `cargo xtask ci`.
     Normal,
-    /// Every count that was ever asked for.
+    /// The largest counts, for runs without a time limit.
     Long,
 }
 
-/// The effort that `MESHSTEP_CASES` names; normal without it.
+/// Returns the effort that `MESHSTEP_CASES` names, or normal effort if the variable is unset or empty.
 ///
 /// # Panics
-/// If it names none: a run with fewer cases than were asked for must not pass.
+/// If the variable has any other value: a typo must not run fewer cases and pass.
 pub fn effort() -> Effort {
     parse(env::var("MESHSTEP_CASES").ok().as_deref())
 }
@@ -39,12 +39,12 @@ fn parse(value: Option<&str>) -> Effort {
     }
 }
 
-/// Whether every count is run.
+/// Returns true in a long run, in which tests run every case.
 pub fn long() -> bool {
     effort() == Effort::Long
 }
 
-/// `normal` cases, a tenth of them (at least one), or `long` ones.
+/// Returns the number of cases to run: `normal`, a tenth of `normal` (at least one, unless `normal` is 0), or `long`.
 pub fn cases(normal: u32, long: u32) -> u32 {
     of(effort(), normal, long)
 }
@@ -57,7 +57,8 @@ fn of(effort: Effort, normal: u32, long: u32) -> u32 {
     }
 }
 
-/// How far apart the points of a dense range are that are tried: `normal`, ten times that for `cargo xtask check`, or every one.
+/// Returns the distance between tested points of a dense range: `normal`, ten times `normal` for `cargo xtask check`, or 1
+/// in long runs.
 pub fn stride(normal: usize) -> usize {
     match effort() {
         Effort::Tenth => 10 * normal,
@@ -66,11 +67,11 @@ pub fn stride(normal: usize) -> usize {
     }
 }
 
-/// Whether entry `index` of a table of combinations is tried: all of them in long runs, else about one in `one_in`, and a tenth of
-/// those for `cargo xtask check`. The entries are drawn by a hash of their index, so that every row and column of a large table is met,
-/// and they are the same in every run.
+/// Returns true if entry `index` of a table of combinations is tested. Long runs test every entry, normal runs about one in
+/// `one_in`, and `cargo xtask check` a tenth of the normal selection. A hash of the index selects the entries, so the
+/// selection covers every row and column of a large table and is the same in every run.
 ///
-/// Entry 0 is always tried.
+/// Entry 0 is always tested.
 pub fn tried(index: usize, one_in: usize) -> bool {
     tried_with(effort(), index, one_in)
 }
@@ -84,7 +85,8 @@ fn tried_with(effort: Effort, index: usize, one_in: usize) -> bool {
     index == 0 || hash(&[index as u64]).is_multiple_of(one_in as u64)
 }
 
-/// A number drawn from these words: SplitMix64 over them. Optimised in every profile, as tests draw each element of a gradient.
+/// Hashes `words` into a pseudo-random number with SplitMix64. Optimised in every profile, because tests draw each element
+/// of a gradient with it.
 pub fn hash(words: &[u64]) -> u64 {
     words.iter().fold(0x9e37_79b9_7f4a_7c15, |h, &w| {
         let mut z = (h ^ w).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -113,7 +115,7 @@ mod tests {
             (400..600).contains(&count(Effort::Normal, 6)) && (30..70).contains(&count(Effort::Tenth, 6))
         );
         assert!([2, 6].iter().all(|&one_in| tried_with(Effort::Tenth, 0, one_in)));
-        // No row or column of a table of 30 by 30 is left out.
+        // A table of 30 by 30 has selected entries in every row and every column.
         let met = |row: usize| (0..30).any(|column| tried_with(Effort::Normal, 30 * row + column, 6));
         let below = |column: usize| (0..30).any(|row| tried_with(Effort::Normal, 30 * row + column, 6));
         assert!((0..30).all(|i| met(i) && below(i)));

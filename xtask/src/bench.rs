@@ -1,4 +1,4 @@
-//! `train`, `bench`, `parity` and `ckpt`: build the bench binary, start it and step aside.
+//! `train`, `bench`, `parity` and `ckpt`: build and run the bench binary with the caller's arguments.
 
 use crate::cmd::{Cmd, exit_code};
 use std::process::ExitCode;
@@ -7,17 +7,17 @@ pub(crate) fn run(subcommand: &str, args: &[String]) -> anyhow::Result<ExitCode>
     Ok(exit_code(command(subcommand, args).run_attached()?))
 }
 
-/// In the caller's folder, so that a relative path means what was typed.
+/// Returns the command that runs the bench binary in the caller's folder, so that relative paths work as typed.
 fn command(subcommand: &str, args: &[String]) -> Cmd {
     let features = if on_gpu(args) { " --features cuda" } else { "" };
-    // What measures needs everything at its fastest; the others need that only of what computes.
+    // Benchmarks need every crate fully optimised; the profile `train` optimises only the crates that compute.
     let profile = if subcommand == "bench" { "release" } else { "train" };
     let start =
         Cmd::cargo(&format!("run --profile {profile} -p meshstep-bench{features} --")).arg(subcommand);
     args.iter().fold(start, |cmd, arg| cmd.arg(arg))
 }
 
-/// Whether a GPU is asked for, which takes the program built for one.
+/// Returns true if the arguments ask for a GPU, which needs the `cuda` build.
 fn on_gpu(args: &[String]) -> bool {
     let pairs = args.windows(2).any(|pair| pair[0] == "--device" && pair[1] == "cuda");
     pairs || args.iter().any(|arg| arg == "--device=cuda")

@@ -1,5 +1,5 @@
-//! `check`: the loop of edit and test. What changed is formatted and linted, and it and everything that depends on it is tested
-//! with a tenth of the random cases. `ci` runs everything.
+//! `check`: fast checks for the edit-test loop. Formats and lints the changed packages, and tests these packages and their
+//! dependents with a tenth of the random cases. `ci` runs everything.
 
 use crate::ci::steps::{self, FEATURES, ON_GPU, Setting, Step, Task};
 use crate::ci::{report, run_steps, verdict};
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// The package whose feature brings every feature of what it depends on.
+/// Package with a feature that enables every feature of its dependencies.
 const TOP: &str = "meshstep-bench";
 
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
@@ -36,20 +36,20 @@ fn told(changed: &BTreeSet<&str>, affected: &BTreeSet<&str>) -> String {
     }
     let names = |set: &BTreeSet<&str>| set.iter().copied().collect::<Vec<_>>().join(", ");
     let dependents: BTreeSet<&str> = affected.difference(changed).copied().collect();
-    let dependents = if dependents.is_empty() { "nothing".to_owned() } else { names(&dependents) };
-    format!("changed: {}; on them depend: {dependents}", names(changed))
+    let dependents = if dependents.is_empty() { "none".to_owned() } else { names(&dependents) };
+    format!("changed: {}; dependents: {dependents}", names(changed))
 }
 
-/// What differs from `since`, what is staged, and what git does not know yet; relative to the root.
+/// Returns the files that differ from `since`, staged files, and untracked files; paths are relative to the root.
 fn changed_files(root: &Path, since: &str) -> anyhow::Result<BTreeSet<String>> {
     let git = |line: &str| Cmd::built("git", line).dir(root);
     let differ = git("diff --name-only --no-renames").arg(since).arg("--").captured();
-    let differ = differ.with_context(|| format!("cannot tell what changed since {since:?}"))?;
+    let differ = differ.with_context(|| format!("cannot find the files that changed since {since:?}"))?;
     let new = git("ls-files --others --exclude-standard").captured()?;
     Ok(differ.lines().chain(new.lines()).map(str::to_owned).collect())
 }
 
-/// The packages that these files are of. A file of the whole workspace, such as `Cargo.lock`, changes all of them.
+/// Returns the packages of these files. A file of the whole workspace, such as `Cargo.lock`, changes all packages.
 fn changed<'a>(files: &BTreeSet<String>, members: &'a [Member]) -> BTreeSet<&'a str> {
     const OF_ALL: [&str; 5] =
         ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml", ".cargo/config.toml", "clippy.toml"];
@@ -59,7 +59,7 @@ fn changed<'a>(files: &BTreeSet<String>, members: &'a [Member]) -> BTreeSet<&'a 
     files.iter().filter_map(|file| owner(file, members)).collect()
 }
 
-/// The package in whose folder the file lies: the innermost, as packages lie within others.
+/// Returns the innermost package with the file in its folder, because packages can be nested.
 fn owner<'a>(file: &str, members: &'a [Member]) -> Option<&'a str> {
     let holds =
         |member: &&Member| file.strip_prefix(&member.folder).is_some_and(|rest| rest.starts_with('/'));
@@ -67,7 +67,7 @@ fn owner<'a>(file: &str, members: &'a [Member]) -> Option<&'a str> {
     Some(&owner.name)
 }
 
-/// These packages, and all that depend on them however indirectly.
+/// Returns these packages and all their direct and indirect dependents.
 fn with_dependents<'a>(changed: &BTreeSet<&'a str>, members: &'a [Member]) -> BTreeSet<&'a str> {
     let mut affected = changed.clone();
     loop {
@@ -91,7 +91,7 @@ fn steps(affected: &BTreeSet<&str>, setting: &Setting) -> Vec<Step> {
         packages += FEATURES;
     }
     let packages = packages.trim_end();
-    // Clippy is `cargo check` with lints, so one run is both.
+    // Clippy is `cargo check` with lints, so one run does both.
     let clippy = Cmd::cargo(&format!("clippy {packages} --all-targets -- -D warnings")).dir(&setting.root);
     let test = steps::test(packages, &format!("not ({ON_GPU})"), setting);
     let test = [("MESHSTEP_CASES", "tenth"), ("REQUIRE_SIMT", "1")]
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(affected(&["comm/src/lib.rs"]), ["comm", "fuzzed", TOP, "shard"]);
         assert_eq!(affected(&["bench/src/main.rs", "README.md"]), [TOP]);
         assert_eq!(affected(&["README.md", "benches/x.rs"]), [] as [&str; 0]);
-        // The innermost package, though tests of the outer one lie beside it.
+        // The innermost package owns the file, although the outer package has a folder `tests` too.
         let members = members();
         assert_eq!(owner("shard/tests/fuzzed/lib.rs", &members), Some("fuzzed"));
         assert_eq!(owner("shard/tests/suite/main.rs", &members), Some("shard"));

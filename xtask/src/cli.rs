@@ -1,10 +1,10 @@
-//! What can be typed after `cargo xtask`. The tidy rule for README commands parses with this very definition.
+//! Command line of `cargo xtask`. The tidy rule for README commands parses with this definition.
 
 use crate::kernels::CHIPS;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
-/// Looks after the workspace.
+/// Checks, tests and measures the workspace.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 pub(crate) struct Cli {
@@ -17,64 +17,66 @@ pub(crate) enum Task {
     /// Train a GPT on real text with the optimizer sharded over loopback ranks.
     #[command(disable_help_flag = true)]
     Train {
-        /// Handed to `meshstep-bench train` as they are; `--help` shows them.
+        /// Passed on to `meshstep-bench train`; `--help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Measure what sharding costs and saves, and write a report.
+    /// Measure the cost and the savings of sharding, and write a report.
     #[command(disable_help_flag = true)]
     Bench {
-        /// Handed to `meshstep-bench bench` as they are; `--help` shows them.
+        /// Passed on to `meshstep-bench bench`; `--help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Replay training steps that another program recorded, and tell how far apart the results are.
+    /// Replay training steps that another program recorded, and report how far the results differ.
     #[command(disable_help_flag = true)]
     Parity {
-        /// Handed to `meshstep-bench parity` as they are; `--help` shows them.
+        /// Passed on to `meshstep-bench parity`; `--help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Show what a checkpoint holds, verify every byte of it, or export its parameters to one file.
+    /// Show the content of a checkpoint, verify every byte of it, or export its parameters to one file.
     #[command(disable_help_flag = true)]
     Ckpt {
-        /// Handed to `meshstep-bench ckpt` as they are; `--help` shows them.
+        /// Passed on to `meshstep-bench ckpt`; `--help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Check what changed and what depends on it, in minutes: format, lints, and tests with a tenth of the random cases.
+    /// Check the changed packages and their dependents in minutes: format, lints, and tests with a tenth of the random
+    /// cases.
     Check(CheckArgs),
-    /// Run every check, cheap ones first, and stop at the first that fails.
+    /// Run every check, cheap ones first, and stop at the first failure.
     Ci(CiArgs),
-    /// Put thirty faults, one at a time, into a copy of the tree, and tell whether the tests notice them.
+    /// Put thirty faults, one at a time, into a copy of the tree, and check that the tests detect them.
     Mutants(MutantsArgs),
-    /// Check what a compiler does not see: crate edges, file headers, README commands, import knots, prose.
+    /// Check rules that the compiler does not check: crate edges, file headers, README commands, import knots, prose.
     Tidy(TidyArgs),
-    /// Compile the CUDA kernels to the PTX that is committed beside them. Needs no GPU; fetches NVRTC into the target folder.
+    /// Compile the CUDA kernels to the committed PTX files. Needs no GPU; downloads NVRTC into the target folder.
     Kernels(KernelsArgs),
-    /// Build the GPU tests into a folder that runs where there is a GPU but no cargo and no network.
+    /// Build the GPU tests into a folder that runs on a GPU machine without cargo and without network.
     GpuBundle,
 }
 
 #[derive(Debug, Default, Args)]
 pub(crate) struct KernelsArgs {
-    /// Write nothing: an error if the committed PTX is not what the sources give.
+    /// Write nothing; fail if the committed PTX differs from the PTX of the sources.
     #[arg(long)]
     pub(crate) check: bool,
-    /// Write the budget of registers and shared memory anew, too.
+    /// Also rewrite the budget of registers and shared memory.
     #[arg(long, conflicts_with = "check")]
     pub(crate) budget: bool,
-    /// Measure on this chip alone [default: on each].
+    /// Measure on this chip only [default: on every chip].
     #[arg(long, value_parser = CHIPS, requires = "check")]
     pub(crate) chip: Option<String>,
-    /// Assemble the committed PTX for each chip into this folder, for builds with optim's feature `cubins`, and do nothing else.
+    /// Assemble the committed PTX for each chip into this folder, for builds with optim's feature `cubins`, and do nothing
+    /// else.
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["check", "budget"])]
     pub(crate) cubins: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// The revision that files are compared with; by default the last commit, so that uncommitted changes are checked.
+    /// Revision to compare files with; the default is the last commit, so that uncommitted changes are checked.
     #[arg(long, value_name = "REVISION", default_value = "HEAD")]
     pub(crate) since: String,
     /// Print the steps and their commands, and run nothing.
@@ -94,7 +96,7 @@ pub(crate) struct TidyArgs {
 
 #[derive(Debug, Default, Args)]
 pub(crate) struct MutantsArgs {
-    /// Try these alone, by name.
+    /// Run only these mutants, by name.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) only: Vec<String>,
 }
@@ -104,7 +106,7 @@ pub(crate) struct CiArgs {
     /// Run the full case counts instead of the reduced ones.
     #[arg(long)]
     pub(crate) long: bool,
-    /// Run these steps alone, in the usual order.
+    /// Run only these steps, in the usual order.
     #[arg(long, value_name = "STEP", value_delimiter = ',')]
     pub(crate) only: Vec<StepName>,
     /// Print the steps and their commands, and run nothing.
@@ -112,34 +114,34 @@ pub(crate) struct CiArgs {
     pub(crate) list: bool,
 }
 
-/// The steps of `ci`, in the order in which they run: what fails fast and builds little comes first.
+/// Steps of `ci`, in the order in which they run: fast and cheap ones first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StepName {
-    /// rustfmt agrees with every file.
+    /// Checks the format of every file with rustfmt.
     Fmt,
-    /// The tree keeps its own rules.
+    /// Checks the tree's own rules.
     Tidy,
-    /// No warning from rustc or clippy, with all features.
+    /// Checks that rustc and clippy report no warning with all features.
     Clippy,
-    /// The committed PTX is what the CUDA kernels give, and keeps to its budget of registers.
+    /// Checks that the committed PTX matches the CUDA sources, and that the kernels keep within the register budget.
     Kernels,
-    /// The documentation builds without a warning.
+    /// Builds the documentation without warnings.
     Rustdoc,
-    /// Unit, property and integration tests of the whole workspace.
+    /// Runs unit, property and integration tests of the whole workspace.
     Tests,
-    /// The GPU tests on a stand-in for the driver.
+    /// Runs the GPU tests on a stand-in for the driver.
     Standin,
-    /// comm's table of NCCL's functions agrees with the headers and libraries of several releases.
+    /// Checks comm's table of NCCL functions against the headers and libraries of several releases.
     NcclAbi,
-    /// The fault tests of comm under a deterministic scheduler.
+    /// Runs comm's fault tests under a deterministic scheduler.
     Shuttle,
-    /// The examples in the documentation.
+    /// Runs the examples in the documentation.
     Doctests,
-    /// The main job, a few steps long.
+    /// Runs a few steps of the training job.
     TrainSmoke,
-    /// Every library packages, and serves a crate outside the workspace alone.
+    /// Packages every library, and builds a crate outside the workspace on each.
     Package,
-    /// Variables of candle in a flat buffer have the types that tensor's README says; with `--long` only, or by name.
+    /// Type-checks tensor's README recipe for candle variables; only with `--long` or by name.
     Candle,
 }
 

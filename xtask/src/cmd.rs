@@ -1,4 +1,4 @@
-//! A command as a value: it can be printed so that a shell accepts it, compared in a test, and run.
+//! A command as a value: it can be printed in shell syntax, compared in a test, and run.
 
 use anyhow::{Context, ensure};
 use std::ffi::OsString;
@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
-/// A program with its arguments, and the environment and folder it runs in.
+/// A program with its arguments, environment and working folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cmd {
     program: Program,
@@ -17,19 +17,20 @@ pub(crate) struct Cmd {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Program {
-    /// The cargo that started us.
+    /// The cargo that started xtask.
     Cargo,
-    /// An executable, mostly one that we have built.
+    /// An executable, usually one built by the workspace.
     Built(PathBuf),
 }
 
 impl Cmd {
-    /// `line` holds the arguments, without quotes; one with a space in it is added by [`Cmd::arg`].
+    /// Creates a cargo command. `line` holds the arguments, separated by spaces; add an argument that contains a space with
+    /// [`Cmd::arg`].
     pub(crate) fn cargo(line: &str) -> Self {
         Self::new(Program::Cargo, line)
     }
 
-    /// As [`Cmd::cargo`], for an executable.
+    /// Creates a command like [`Cmd::cargo`], for an executable.
     pub(crate) fn built(program: impl Into<PathBuf>, line: &str) -> Self {
         Self::new(Program::Built(program.into()), line)
     }
@@ -54,24 +55,24 @@ impl Cmd {
         self
     }
 
-    /// Runs with our stdin, stdout and stderr.
+    /// Runs the command with xtask's stdin, stdout and stderr.
     pub(crate) fn run_attached(&self) -> anyhow::Result<ExitStatus> {
         self.status(Stdio::inherit())
     }
 
-    /// Runs without stdin, so that nothing can wait for an answer.
+    /// Runs the command without stdin, so that it cannot wait for input.
     pub(crate) fn run_unattended(&self) -> anyhow::Result<ExitStatus> {
         self.status(Stdio::null())
     }
 
-    /// Runs without stdin, and drops what it writes.
+    /// Runs the command without stdin, and discards its output.
     pub(crate) fn silent(&self) -> anyhow::Result<ExitStatus> {
         let mut command = self.command();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.status().with_context(|| format!("cannot start: {self}"))
     }
 
-    /// What the command writes to stdout, if it succeeds; its stderr is dropped.
+    /// Returns the command's stdout if it succeeds, and `None` otherwise; discards its stderr.
     pub(crate) fn output(&self) -> anyhow::Result<Option<String>> {
         let output = self
             .command()
@@ -82,7 +83,7 @@ impl Cmd {
         Ok(output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned()))
     }
 
-    /// What the command writes to stdout, while its stderr is ours; an error if it fails.
+    /// Returns the command's stdout, and passes its stderr through; a failed command is an error.
     pub(crate) fn captured(&self) -> anyhow::Result<String> {
         let mut command = self.command();
         command.stdin(Stdio::null()).stderr(Stdio::inherit());
@@ -91,7 +92,7 @@ impl Cmd {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// How the command ended, and what it wrote to stderr, which is shown too once it has ended.
+    /// Returns the exit status and the stderr of the command, and prints the stderr after the command has ended.
     pub(crate) fn status_and_stderr(&self) -> anyhow::Result<(ExitStatus, String)> {
         let mut command = self.command();
         command.stdin(Stdio::null()).stdout(Stdio::inherit());
@@ -108,11 +109,11 @@ impl Cmd {
 
     fn command(&self) -> Command {
         let mut command = Command::new(match &self.program {
-            // `cargo run` puts its own path into CARGO.
+            // `cargo run` sets CARGO to its own path.
             Program::Cargo => std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")),
             Program::Built(path) => path.clone().into(),
         });
-        // What `cargo run` says about xtask is not true of what xtask starts.
+        // `cargo run` describes xtask's package in these variables; the started command must not see them.
         for (name, _) in std::env::vars_os().filter(|(name, _)| describes_a_package(name)) {
             command.env_remove(name);
         }
@@ -145,7 +146,7 @@ impl fmt::Display for Cmd {
     }
 }
 
-/// The word as a shell would have to read it.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -154,7 +155,7 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// The exit code a shell would see: a signal's number plus 128 where there is no code.
+/// Returns the exit code as a shell reports it: 128 plus the signal's number after a signal.
 pub(crate) fn exit_code(status: ExitStatus) -> ExitCode {
     #[cfg(unix)]
     let by_signal = std::os::unix::process::ExitStatusExt::signal(&status).map(|signal| 128 + signal);

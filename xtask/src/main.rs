@@ -1,9 +1,9 @@
-//! Looks after the workspace: `ci` runs every check, `check` those of what changed, `tidy` reads the tree, `kernels` compiles the CUDA kernels, `train`,
-//! `bench`, `parity` and `ckpt` start the bench binary.
+//! Workspace tasks: `ci` runs every check, `check` the checks of changed packages, `tidy` checks the tree's rules,
+//! `kernels` compiles the CUDA kernels, and `train`, `bench`, `parity` and `ckpt` start the bench binary.
 //!
-//! It depends on no member, so that it builds in seconds and still runs when a member does not compile.
+//! xtask depends on no member, so that it builds in seconds and runs when a member does not compile.
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program whose answer is what it prints")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
 
 mod bench;
 mod check;
@@ -22,10 +22,10 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // Printed here, because an `Err` from main would add a backtrace to what is mostly a wrong file or command.
+    // Printed here, because an `Err` from main would add a backtrace, and most errors are wrong files or commands.
     run(cli::Cli::parse().task).unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
-        // 1 is what `parity` says of a trace that is met differently, and `ckpt verify` of damage.
+        // Exit status 1 is reserved for `parity` (a trace is not met) and `ckpt verify` (damage found).
         ExitCode::from(2)
     })
 }

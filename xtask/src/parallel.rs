@@ -4,7 +4,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// `f` of each item on as many threads as there are cores, in the order of the items; the first error of all.
+/// Applies `f` to each item, on as many threads as there are cores. Returns the results in the order of the items, or the
+/// first item's error.
 pub(crate) fn in_parallel<I: Sync, O: Send>(
     items: &[I],
     f: impl Fn(&I) -> anyhow::Result<O> + Sync,

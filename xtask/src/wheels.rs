@@ -1,9 +1,9 @@
-//! pip as a way to fetch pinned wheels: into a folder, by hash, without what the caller's configuration could ask of it.
+//! Fetches pinned wheels with pip into a folder, checked by hash and independent of the caller's pip configuration.
 
 use crate::cmd::Cmd;
 use std::path::Path;
 
-/// Installs the wheels of `list`, each pinned by hash, into the folder `into`.
+/// Returns the command that installs the wheels of `list`, each pinned by hash, into the folder `into`.
 pub(crate) fn install(list: &Path, into: &Path) -> Cmd {
     let fixed = "install --quiet --no-deps --require-hashes --only-binary :all: --no-compile --timeout 30";
     pip(fixed).arg("--target").arg(&into.to_string_lossy()).arg("-r").arg(&list.to_string_lossy())

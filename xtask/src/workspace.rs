@@ -5,7 +5,7 @@ use cargo_metadata::camino::Utf8Path;
 use cargo_metadata::{Metadata, MetadataCommand, Package};
 use std::path::PathBuf;
 
-/// The crates that others use, lowest first: they are packaged, and keep to the strict dependency rules.
+/// Published crates, lowest first. `ci` packages them, and they keep to the strict dependency rules.
 pub(crate) const LIBRARIES: [&str; 6] = [
     "meshstep-tensor",
     "meshstep-comm",
@@ -28,16 +28,16 @@ pub(crate) struct Workspace {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) name: String,
-    /// Relative to the root, with `/` on every platform.
+    /// Path relative to the root, with `/` on every platform.
     pub(crate) folder: String,
     /// Normal, build and development dependencies, by package name (not by a rename).
     pub(crate) dependencies: Vec<String>,
-    /// Dependencies that only a feature brings.
+    /// The optional ones among these dependencies.
     pub(crate) optional: Vec<String>,
 }
 
 impl Workspace {
-    /// The workspace around the current folder.
+    /// Finds the workspace around the current folder.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let metadata = MetadataCommand::new()
             .no_deps()
@@ -94,7 +94,10 @@ mod tests {
     fn finds_every_library_and_its_own_dependencies() {
         let workspace = Workspace::find().unwrap();
         for library in LIBRARIES {
-            assert!(workspace.members.iter().any(|member| member.name == library), "{library} is no member");
+            assert!(
+                workspace.members.iter().any(|member| member.name == library),
+                "{library} is not a member"
+            );
         }
         let xtask = workspace.members.iter().find(|member| member.name == "xtask").unwrap();
         assert!(xtask.dependencies.iter().any(|name| name == "clap"));

@@ -1,7 +1,7 @@
-//! all_reduce, reduce_scatter and all_gather of 64 MiB of f32 on 2 and 4 ranks, beside a copy loop of the same run.
+//! all_reduce, reduce_scatter and all_gather of 64 MiB of f32 on 2 and 4 ranks, compared with a copy loop in the same run.
 //!
-//! The table at the end counts the bytes that the ranks together must read and write at least, and says how fast they
-//! moved, in GB/s and as a share of what the copy loop moves: one thread per rank, each copying 64 MiB.
+//! The table at the end shows the minimum number of bytes that the ranks together must read and write, as a speed in GB/s
+//! and as a share of the copy loop's speed. In the copy loop each rank's thread copies 64 MiB.
 #![expect(clippy::print_stdout, reason = "a benchmark's table is its output")]
 
 use criterion::{BenchmarkId, Criterion, Throughput};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const BYTES: usize = 64 << 20;
 const RANKS: [usize; 2] = [2, 4];
 
-/// One line of the table: the fastest time seen and the bytes moved in it.
+/// One line of the table: the fastest time, and the bytes moved in this time.
 struct Line {
     name: &'static str,
     ranks: usize,
@@ -27,7 +27,7 @@ fn buffer() -> Result<Buffer, Error> {
     Ok(Buffer::from_slice(&vec![1.0f32; BYTES / 4], &Meter::new(), Category::Grads)?)
 }
 
-/// The time that `iterations` take on all ranks together, and the fastest single one.
+/// Returns the time of `iterations` runs on all ranks together, and the time of the fastest run.
 fn collective(ranks: usize, op: Op, iterations: u64) -> Result<(Duration, Duration), Error> {
     let run = |comm: Arc<dyn Communicator>| {
         let mut buffer = buffer()?;

@@ -1,7 +1,7 @@
-//! A whole clipped step of 16.8 M parameters on 4 loopback ranks: reduce, norm, update, gather; gradients already in place.
-//! And a verification of what it leaves.
+//! A whole clipped step of 16.8 M parameters on 4 loopback ranks: reduce, norm, update, gather; the gradients are already
+//! in place. Also a verification of the result.
 
-#![allow(missing_docs, clippy::unwrap_used, reason = "a bench says what is wrong by failing")]
+#![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark reports faults by failing")]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use meshstep_bench_cases::step::Case;
@@ -21,7 +21,7 @@ fn options(stage: Stage) -> Options {
     Options { stage, bucket_len: Some(2 * LEN), ..Options::default() }
 }
 
-/// `steps` steps on every rank; the time from the first hand-over to the last rank's end.
+/// Runs `steps` steps on every rank. Returns the time from the first hand-over to the last rank's end.
 fn steps(stage: Stage, steps: u64) -> Duration {
     let took = meshstep_comm::loopback::spawn(RANKS, |comm| {
         let mut case = Case::new(comm, layout(), options(stage)).unwrap();
@@ -50,7 +50,8 @@ fn step(c: &mut Criterion) {
     group.finish();
 }
 
-/// `count` verifications on every rank; the time from the first to the last rank's end. Throughput: what all ranks read.
+/// Runs `count` verifications on every rank; the time is from the first start to the last rank's end, and the throughput
+/// counts the bytes that all ranks read.
 fn verify(c: &mut Criterion) {
     let mut group = c.benchmark_group("verification, AdamW, 16.8 M parameters, 4 ranks");
     group.sample_size(10).warm_up_time(Duration::from_millis(1)).measurement_time(Duration::from_secs(4));

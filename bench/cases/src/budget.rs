@@ -1,32 +1,33 @@
-//! The time for all cases of a benchmark.
+//! Time budget for all cases of a benchmark.
 
 use std::time::{Duration, Instant};
 
-/// The time for all rows.
+/// Time budget for all rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     seconds: Option<f64>,
     begun: Instant,
-    /// The longest that a row has taken.
+    /// Time of the slowest row so far.
     longest: Duration,
 }
 
 impl Budget {
-    /// Begins now. None: no limit.
+    /// Starts the budget now. `None` means no limit.
     pub fn new(seconds: Option<f64>) -> Self {
         Budget { seconds, begun: Instant::now(), longest: Duration::ZERO }
     }
 
-    /// Notes how long a row has taken.
+    /// Records the time of a row.
     pub fn took(&mut self, time: Duration) {
         self.longest = self.longest.max(time);
     }
 
-    /// Why no other row begins: another one as long as the longest would not end in time.
+    /// Returns the reason if no further row may begin: a row as long as the slowest so far would exceed the budget.
     pub fn over(&self) -> Option<String> {
         let seconds = self.seconds?;
         let expected = (self.begun.elapsed() + self.longest).as_secs_f64();
-        (expected > seconds).then(|| format!("the budget of {seconds} s is over; GPU_BENCH_SECONDS sets it"))
+        (expected > seconds)
+            .then(|| format!("the budget of {seconds} s is used up; GPU_BENCH_SECONDS sets it"))
     }
 }
 
@@ -42,6 +43,6 @@ mod tests {
         assert_eq!(budget.over(), None);
         budget.took(Duration::from_secs(200));
         budget.took(Duration::from_secs(1));
-        assert!(budget.over().unwrap().contains("the budget of 100 s is over"));
+        assert!(budget.over().unwrap().contains("the budget of 100 s is used up"));
     }
 }

@@ -1,4 +1,4 @@
-//! What is measured of collectives: here, and by `cargo xtask bench`.
+//! Cases of collectives, for the benchmark of this crate and for `cargo xtask bench`.
 
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use meshstep_tensor::{Buffer, Category, Meter};
 
 use crate::ranks::{OURS, Player};
 
-/// Each operation on `n` ranks, and what they together must read and write at least, in multiples of one buffer.
+/// Returns each operation on `n` ranks, with the minimum that the ranks together must read and write, in multiples of one
+/// buffer.
 pub fn operations(n: usize) -> [(&'static str, Op, usize); 3] {
     [
         ("all_reduce", Op::all_reduce(Reduction::Sum), n + n),
@@ -17,16 +18,16 @@ pub fn operations(n: usize) -> [(&'static str, Op, usize); 3] {
     ]
 }
 
-/// The turn in which ranks copy, after those of all operations.
+/// Turn in which ranks copy, after the turns of all operations.
 pub const COPY: usize = 3;
 
-/// The bytes that operation `i` must move, as a share of those that its `ranks` read and write in a copy.
+/// Returns the bytes that operation `i` must move, as a fraction of the bytes that its `ranks` read and write in a copy.
 pub fn share_of_copy(ranks: usize, i: usize) -> f64 {
     let (_, _, buffers) = operations(ranks)[i];
     buffers as f64 / (2 * ranks) as f64
 }
 
-/// One rank's vectors: the collectives', and those it copies between.
+/// Vectors of one rank: one for the collectives, and two for the copy.
 pub struct Rank {
     comm: Arc<dyn Communicator>,
     vector: Buffer,
@@ -52,11 +53,11 @@ impl Player for Rank {
     }
 }
 
-/// A rank that has one operation, and its copy in the other turns.
+/// A rank that runs one operation in its turn, and the copy in the other turns.
 pub struct Only(Rank, usize);
 
 impl Only {
-    /// Operation `i` on `len` elements.
+    /// Creates a rank for operation `i` on `len` elements.
     pub fn new(comm: Arc<dyn Communicator>, len: usize, i: usize) -> Result<Self> {
         Ok(Only(Rank::new(comm, len)?, i))
     }

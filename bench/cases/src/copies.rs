@@ -1,16 +1,16 @@
-//! The reference copy: how many bytes a second this machine moves, measured in the run that is judged by it.
+//! Reference copy: the memory speed of this machine, measured in the same run as the results that are compared with it.
 
 use std::hint::black_box;
 
 use rayon::prelude::*;
 
-/// Bytes that no cache holds.
+/// Size of a copy that exceeds all caches.
 pub const FLOOR_BYTES: usize = 256 << 20;
 
-/// Parts that each thread finds, as of an update: memory is slow at the beginning of each.
+/// Parts per thread, as in an update; memory is slow at the beginning of each part.
 const PARTS: usize = 8;
 
-/// Reads all of `values` and writes them in place, changing nothing: the mask is zero, which the compiler does not know.
+/// Reads all of `values` and writes them back unchanged: the mask is zero, but the compiler does not know that.
 pub fn in_place(values: &mut [u64]) {
     let mask = black_box(0u64);
     let part = values.len().div_ceil(PARTS * rayon::current_num_threads()).max(1);
@@ -24,7 +24,7 @@ pub fn read(values: &[u32]) {
     black_box(all.reduce(|| 0, |a, b| a ^ b));
 }
 
-/// Bytes that [`in_place`] moves.
+/// Returns the bytes that [`in_place`] moves.
 pub fn moved(values: &[u64]) -> f64 {
     2.0 * size_of_val(values) as f64
 }

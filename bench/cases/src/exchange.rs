@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_optim::AdamW;
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, Workers};
-use meshstep_shard::{At, Optimizer, Options, Outcome};
+use meshstep_shard::{Optimizer, Options, Outcome, StepArgs};
 use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Param, SliceMut};
 
 use crate::ranks::{Player, together};
@@ -26,7 +26,7 @@ pub struct Worker {
     world: Arc<dyn Communicator>,
 }
 
-/// What took turns.
+/// Measurements taken in turns.
 #[derive(Debug)]
 pub struct Turns {
     /// A step without exchange.
@@ -69,7 +69,7 @@ impl Worker {
             batch.slot(&name(i))?.fill()?;
         }
         batch.finish()?;
-        let step = optimizer.step(At::default())?;
+        let step = optimizer.step(StepArgs::default())?;
         ensure!(matches!(step.outcome, Outcome::Applied { .. }), "a step was skipped: {:?}", step.outcome);
         ensure!(step.exchanged.merged.len() == turn * VECTORS, "what was exchanged: {:?}", step.exchanged);
         Ok(())

@@ -1,10 +1,10 @@
-//! The cases that both `cargo bench -p meshstep-bench-cases` and `cargo xtask bench` measure: what runs, and how many bytes it
-//! must move at least. Nothing here prints.
+//! Cases that both `cargo bench -p meshstep-bench-cases` and `cargo xtask bench` measure: the work, and the minimum number
+//! of bytes that it moves. The crate prints nothing.
 #![allow(
     missing_docs,
     missing_debug_implementations,
     clippy::unwrap_used,
-    reason = "for benchmarks, which say what is wrong by failing"
+    reason = "for benchmarks, which report faults by failing"
 )]
 
 pub mod budget;

@@ -1,4 +1,4 @@
-//! What the figures were measured on.
+//! Description of the machine that was measured.
 
 use std::fmt;
 use std::fs;
@@ -6,23 +6,23 @@ use std::fs;
 use meshstep_optim::Isa;
 use serde::{Deserialize, Serialize};
 
-/// A machine as far as figures depend on it. Two reports can be compared where all of this is the same.
+/// Properties of a machine that figures depend on. Two reports are comparable if all of them are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     pub processor: String,
     pub cores: usize,
-    /// Threads that updates share.
+    /// Number of threads of an update.
     pub threads: usize,
-    /// The widest vector instructions that are used.
+    /// Widest vector instructions in use.
     pub vectors: String,
     pub memory: u64,
     pub system: String,
-    /// Whether large allocations get huge pages.
+    /// Setting for huge pages of large allocations.
     pub huge_pages: String,
-    /// The GPU, where that is measured on.
+    /// The GPU, if the figures are from a GPU.
     #[serde(default)]
     pub gpu: Option<String>,
-    /// Whether debug assertions slow it down.
+    /// True if debug assertions were enabled.
     pub debug: bool,
 }
 
@@ -45,7 +45,7 @@ impl Machine {
         }
     }
 
-    /// Where another machine differs, as it is told to people.
+    /// Describes the first difference from another machine.
     pub fn differs(&self, other: &Machine) -> Option<String> {
         let of_gpu = |of: &Machine| of.gpu.clone().unwrap_or_else(|| "none".to_owned());
         let both = [
@@ -59,7 +59,9 @@ impl Machine {
             ("GPU", &of_gpu(self), &of_gpu(other)),
             ("debug assertions", &self.debug.to_string(), &other.debug.to_string()),
         ]
-        .map(|(what, own, other)| (own != other).then(|| format!("{what}: {own} here, {other} there")));
+        .map(|(what, own, other)| {
+            (own != other).then(|| format!("{what}: {own} here, {other} in the other report"))
+        });
         both.into_iter().flatten().next()
     }
 }
@@ -78,7 +80,7 @@ fn unknown() -> String {
     "unknown".to_owned()
 }
 
-/// The value behind the first `name :` of a file of such lines.
+/// Returns the value of the first line `name: value`.
 fn field(text: &str, name: &str) -> Option<String> {
     let named = |line: &str| {
         let (key, value) = line.split_once(':')?;
@@ -87,7 +89,7 @@ fn field(text: &str, name: &str) -> Option<String> {
     text.lines().find_map(named)
 }
 
-/// The word in brackets.
+/// Returns the word in brackets.
 fn chosen(text: &str) -> Option<String> {
     let (_, rest) = text.split_once('[')?;
     Some(rest.split_once(']')?.0.to_owned())

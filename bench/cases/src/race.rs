@@ -1,4 +1,4 @@
-//! Contestants in turns: what disturbs the machine disturbs all of them alike.
+//! Runs contestants in turns, so that disturbances of the machine affect all of them equally.
 
 use std::time::Instant;
 
@@ -6,10 +6,10 @@ use anyhow::Result;
 
 use crate::samples::Samples;
 
-/// Something that runs once and tells how many seconds it took.
+/// Work that runs once and returns the seconds that it took.
 pub type Contestant<'a, X> = Box<dyn FnMut(&mut X) -> Result<f64> + 'a>;
 
-/// A contestant that is timed from outside.
+/// Creates a contestant from work that is timed from outside.
 pub fn timed<'a, X>(mut work: impl FnMut(&mut X) + 'a) -> Contestant<'a, X> {
     Box::new(move |on| {
         let start = Instant::now();
@@ -18,8 +18,8 @@ pub fn timed<'a, X>(mut work: impl FnMut(&mut X) + 'a) -> Contestant<'a, X> {
     })
 }
 
-/// Seconds of each contestant in each of `rounds` rounds; in every other round they run in reverse. One more round before those
-/// touches the memory, starts the threads, and does not count.
+/// Returns the seconds of each contestant in each of `rounds` rounds; every other round runs in reverse order. An
+/// additional first round, which touches the memory and starts the threads, is not counted.
 pub fn race<X>(on: &mut X, rounds: usize, mut contestants: Vec<Contestant<'_, X>>) -> Result<Vec<Samples>> {
     let mut samples = vec![Samples::default(); contestants.len()];
     for round in 0..=rounds {
@@ -33,7 +33,7 @@ pub fn race<X>(on: &mut X, rounds: usize, mut contestants: Vec<Contestant<'_, X>
     Ok(samples)
 }
 
-/// Who runs when in a round.
+/// Returns the order of the contestants in a round.
 pub fn turns(contestants: usize, round: usize) -> impl Iterator<Item = usize> {
     (0..contestants).map(move |turn| if round.is_multiple_of(2) { turn } else { contestants - 1 - turn })
 }

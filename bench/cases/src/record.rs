@@ -1,4 +1,4 @@
-//! The benchmark's file: a row for each case, from the beginning; the file is replaced as a whole whenever a row changes.
+//! The benchmark's file: it has a row for each case from the start, and is replaced as a whole whenever a row changes.
 
 use serde_json::{Map, Value, json};
 use std::fmt::Display;
@@ -6,18 +6,18 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-/// The result of a row.
+/// Result of a row.
 pub enum Outcome {
-    /// Its figures: an object.
+    /// Figures of the case: a JSON object.
     Measured(Value),
-    /// The case failed, for this reason.
+    /// The case failed, with the reason.
     Failed(String),
-    /// The case was left out, for this reason.
+    /// The case was left out, with the reason.
     NotRun(String),
 }
 
 impl Outcome {
-    /// Measures a case. An error and a panic are the case's own: the next one goes on.
+    /// Measures a case. Errors and panics become the outcome of this case, and the next case still runs.
     pub fn of<E: Display>(measure: impl FnOnce() -> Result<Value, E>) -> Self {
         match catch_unwind(AssertUnwindSafe(measure)) {
             Ok(Ok(figures)) => Outcome::Measured(figures),
@@ -31,9 +31,9 @@ impl Outcome {
     }
 }
 
-/// All rows, and what holds for all of them.
+/// All rows, and the properties that all rows share.
 pub struct Record {
-    /// None: no file.
+    /// File to write, or `None`.
     path: Option<PathBuf>,
     about: Map<String, Value>,
     heads: Vec<Value>,
@@ -41,7 +41,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// A record of rows of which none has run; `heads` are objects that name them, and `about` is an object.
+    /// Creates a record of rows that have not run; `heads` are objects that identify the rows, and `about` is an object.
     pub fn new(path: Option<PathBuf>, about: &Value, heads: Vec<Value>) -> std::io::Result<Self> {
         let about = about.as_object().cloned().unwrap_or_default();
         let mut rows = heads.clone();
@@ -51,7 +51,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Sets something that holds for all rows.
+    /// Sets a property that all rows share.
     pub fn about(&mut self, key: &str, value: Value) -> std::io::Result<()> {
         self.about.insert(key.to_owned(), value);
         self.write()
@@ -73,12 +73,12 @@ impl Record {
         Ok(&self.rows[idx])
     }
 
-    /// The rows, in their order.
+    /// Returns the rows in order.
     pub fn rows(&self) -> &[Value] {
         &self.rows
     }
 
-    /// Rows with an error.
+    /// Returns the number of rows with an error.
     pub fn errors(&self) -> usize {
         self.rows.iter().filter(|row| row.get("error").is_some()).count()
     }
@@ -91,7 +91,7 @@ impl Record {
     }
 }
 
-/// Writes a file under another name first, so that a reader sees the old text or the new one.
+/// Writes a file under a temporary name first, so that a reader sees the old text or the new text.
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let part = path.with_file_name(format!(".{name}.part"));
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(all["cases"][1], json!({ "name": "case 1", "error": "no memory" }));
         assert_eq!((&all["cases"][2]["not_run"], &all["after"]["watts"]), (&"no time".into(), &300.into()));
         assert_eq!(record.errors(), 1);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no part of a file stays");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "a temporary file was left");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Numbers taken in turns, and what can be said of them: a median, and how far it may be off.
+//! Samples taken in turns, with their median and its confidence interval.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Samples(Vec<f64>);
 
-/// A median of so many rounds, and the interval that holds the true one in 95 of 100 runs. With fewer than six rounds no interval
-/// does; it is then all that was seen.
+/// Median of `rounds` rounds, and its 95 % confidence interval. With fewer than six rounds no such interval exists; then
+/// the interval is the range of all samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Median {
     pub median: f64,
@@ -21,32 +21,32 @@ impl Samples {
         self.0.push(sample);
     }
 
-    /// Round by round, how often `other` goes into this: what disturbed a round disturbed both.
+    /// Returns the ratio of this to `other` in each round; a disturbance of a round affects both.
     pub fn over(&self, other: &Samples) -> Samples {
         Samples(self.0.iter().zip(&other.0).map(|(own, other)| own / other).collect())
     }
 
-    /// Round by round, what this is above `other`.
+    /// Returns this sample less the other one in each round.
     pub fn less(&self, other: &Samples) -> Samples {
         Samples(self.0.iter().zip(&other.0).map(|(own, other)| own - other).collect())
     }
 
-    /// Round by round, the larger of both.
+    /// Returns the larger of both samples in each round.
     pub fn largest(&self, other: &Samples) -> Samples {
         Samples(self.0.iter().zip(&other.0).map(|(own, other)| own.max(*other)).collect())
     }
 
-    /// Each sample times `factor`.
+    /// Returns each sample times `factor`.
     pub fn times(&self, factor: f64) -> Samples {
         Samples(self.0.iter().map(|sample| sample * factor).collect())
     }
 
-    /// Each sample less `other`.
+    /// Returns each sample minus `other`.
     pub fn minus(&self, other: f64) -> Samples {
         Samples(self.0.iter().map(|sample| sample - other).collect())
     }
 
-    /// What they come to; all NaN where there are none.
+    /// Returns the median and its interval; all NaN without samples.
     pub fn median(&self) -> Median {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -69,10 +69,10 @@ impl FromIterator<f64> for Samples {
     }
 }
 
-/// How many of `n` sorted samples lie beyond either end of the interval: as many as leave the median out, by chance, on this side
-/// in at most 2.5 of 100 runs (the sign test).
+/// Returns the number of `n` sorted samples beyond either end of the interval: the largest number with a chance of at most
+/// 2.5 % that the median lies beyond this end (the sign test).
 fn beyond(n: usize) -> usize {
-    // The chance that at most k of n samples are below the median.
+    // Probability that at most k of n samples lie below the median.
     let (mut chance, mut below) = (0.5f64.powi(n as i32), 0.0);
     for k in 0..n {
         below += chance;
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!((few.median, few.low, few.high, few.rounds), (2.0, 1.0, 3.0, 3));
         assert_eq!(samples(&[1.0, 2.0, 3.0, 10.0]).median().median, 2.5);
         let many: Samples = (0..21).map(f64::from).collect();
-        // Tables of the sign test: 21 samples, the 6th from either end.
+        // From tables of the sign test: 21 samples, the 6th from either end.
         assert_eq!((many.median().low, many.median().high), (5.0, 15.0));
         assert!(Samples::default().median().median.is_nan());
     }

@@ -1,11 +1,11 @@
-//! Models by their shapes, and what is done to them.
+//! Shapes of models, and helpers for steps on them.
 
 use anyhow::Result;
 use meshstep_parallel3d::Model;
 use meshstep_shard::{MicroBatch, Owners, Stage};
 use meshstep_tensor::{DType, Layout};
 
-/// What is divided, by the name it has in the report.
+/// Stages, by their names in the report.
 pub const STAGES: [(&str, Stage); 5] = [
     ("unsharded", Stage::Replicated),
     ("stage 1, whole parameters", Stage::WholeParams(Owners::SortedGreedy)),
@@ -14,7 +14,7 @@ pub const STAGES: [(&str, Stage); 5] = [
     ("stage 3 (FSDP)", Stage::Zero3),
 ];
 
-/// All of a model's parameters on every rank, in its units.
+/// Returns the layout of a model with all parameters on every rank, in the model's units.
 pub fn layout(model: &Model) -> Result<Layout> {
     let mut builder = Layout::builder();
     let mut unit = None;
@@ -28,7 +28,7 @@ pub fn layout(model: &Model) -> Result<Layout> {
     Ok(builder.build()?)
 }
 
-/// `count` f32 parameters of `len` elements, a unit each.
+/// Returns the layout of `count` f32 parameters of `len` elements, each in its own unit.
 pub fn even(count: usize, len: usize) -> Result<Layout> {
     let one = |builder: meshstep_tensor::LayoutBuilder, i: usize| {
         builder.unit(format!("u{i}")).param(format!("p{i}"), &[len], DType::F32)
@@ -36,7 +36,7 @@ pub fn even(count: usize, len: usize) -> Result<Layout> {
     Ok((0..count).fold(Layout::builder(), one).build()?)
 }
 
-/// Writes a gradient where it travels from.
+/// Writes a gradient into its slot in the communication buffer.
 pub fn hand_over(batch: &MicroBatch<'_>, name: &str, write: impl FnOnce(&mut [f32])) -> Result<()> {
     let mut slot = batch.slot(name)?;
     write(slot.as_mut()?.into_typed::<f32>()?);

@@ -1,4 +1,4 @@
-//! A whole clipped step of one rank, as it is measured here and by `cargo xtask bench`.
+//! A whole clipped step of one rank, for the benchmark of this crate and for `cargo xtask bench`.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use meshstep_tensor::{Layout, Meter, Param, SliceMut};
 use crate::copies;
 use crate::ranks::Player;
 
-/// Bytes that `ranks` must move at least for a parameter: 8 of each rank's gradients and parameters, and 28 for the update that
-/// one of them does, as the sum of the passes of a step at stage 1.
+/// Returns the minimum number of bytes that `ranks` must move for a parameter: 8 for the gradients and parameters of each
+/// rank, and 28 for the update on one of them; the sum of a step's passes at stage 1.
 pub fn bytes_a_param(ranks: usize) -> usize {
     8 * ranks + 28
 }
@@ -25,7 +25,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// One with a meter of its own, which has taken a step, so that all of its memory was touched. Collective.
+    /// Creates an optimizer with its own meter, and runs one step so that all of its memory is touched. Collective.
     pub fn new(comm: Arc<dyn Communicator>, layout: Layout, options: Options) -> Result<Self, Error> {
         let options = Options { meter: Meter::new(), ..options };
         let named = |param: &Param| (param.name().to_owned(), param.unit().map(str::to_owned));
@@ -36,7 +36,7 @@ impl Case {
         Ok(case)
     }
 
-    /// A step whose gradients `write` leaves where they travel from. Collective.
+    /// Runs a step; `write` writes the gradients into their slots in the communication buffer. Collective.
     pub fn step(&mut self, write: impl Fn(&mut [f32])) -> Result<Outcome, Error> {
         let batch = self.opt.micro_batch(1)?;
         for (name, unit) in &self.params {
@@ -56,22 +56,22 @@ fn first(_: &Param, mut values: SliceMut<'_>) -> Result<(), meshstep_tensor::Err
     Ok(())
 }
 
-/// From `least` up to 1 more, over and over.
+/// Fills with values from `least` up to `least + 1`, repeated with `period`.
 fn fill(values: &mut [f32], period: u16, least: f32) {
     let steps = (0..period).cycle();
     values.iter_mut().zip(steps).for_each(|(x, i)| *x = f32::from(i) / f32::from(period) + least);
 }
 
-/// How gradients come about.
+/// Source of the gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Grads {
-    /// They are in their slots already: only the step is timed.
+    /// The slots already contain them: only the step is timed.
     There,
-    /// Each element is computed by so many multiplications, as a backward pass would.
+    /// Each element is computed by this number of multiplications, to simulate a backward pass.
     Computed(usize),
 }
 
-/// A rank's optimizers, one for each stage.
+/// Optimizers of a rank, one for each stage.
 pub struct Steps {
     cases: Vec<Case>,
     grads: Grads,
@@ -104,7 +104,7 @@ impl Player for Steps {
     }
 }
 
-/// What costs as much as computing gradients would.
+/// Computes values at the cost of a backward pass.
 fn compute(values: &mut [f32], count: usize) {
     for (value, i) in values.iter_mut().zip((0u16..1000).cycle()) {
         let x = f32::from(i) / 1000.0;
@@ -112,16 +112,16 @@ fn compute(values: &mut [f32], count: usize) {
     }
 }
 
-/// A rank's step, and rank 0's copy for all of them.
+/// A rank's step, and a copy on rank 0 of the bytes of all ranks.
 pub struct StepAndCopy {
     steps: Steps,
     copied: Vec<u64>,
 }
 
 impl StepAndCopy {
-    /// Of one stage; the copy moves `bytes`.
+    /// Creates the step of one stage, and a copy that moves `bytes`.
     pub fn new(comm: &Arc<dyn Communicator>, stage: Stage, layout: &Layout, bytes: usize) -> Result<Self> {
-        // Half of the bytes, as each is read and written.
+        // Half of the bytes, because each is read and written.
         let copied = if comm.rank() == 0 { bytes / 2 / size_of::<u64>() } else { 0 };
         Ok(StepAndCopy { steps: Steps::new(comm, &[stage], layout, Grads::There)?, copied: vec![1; copied] })
     }

@@ -1,4 +1,4 @@
-//! Parameters as one safetensors file, written a window at a time wherever its elements go: never a whole tensor in memory.
+//! Exports parameters to one safetensors file. Writes a window at a time, so that no whole tensor is in memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
@@ -13,13 +13,13 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use super::Export;
 use crate::report::bytes;
 
-/// What parameters are saved as.
+/// Name of the slot that holds a tensor's parameters.
 const PARAM: &str = "param";
 
-/// The place of the caller's texts in a header.
+/// Key in the header for the caller's metadata.
 const RESERVED: &str = "__metadata__";
 
-/// A vector on its way.
+/// A vector to export.
 #[derive(Clone, Copy, Debug)]
 struct Vector<'s> {
     tensor: &'s str,
@@ -28,7 +28,7 @@ struct Vector<'s> {
     dtype: Type,
 }
 
-/// Writes the file, and says what is in it.
+/// Writes the file, and returns a summary.
 pub(super) fn run(saved: &Saved, asked: &Export) -> Result<String> {
     let vectors = vectors(saved, asked.state)?;
     let (header, places) = header(&vectors, saved.manifest().step)?;
@@ -48,7 +48,7 @@ pub(super) fn run(saved: &Saved, asked: &Export) -> Result<String> {
     Ok(format!("wrote {} vectors, {} bytes, to {}", vectors.len(), bytes(len), asked.to.display()))
 }
 
-/// What goes into the file, by its name there.
+/// Returns the exported vectors by their names in the file.
 fn vectors(saved: &Saved, state: bool) -> Result<BTreeMap<String, Vector<'_>>> {
     let mut vectors = BTreeMap::new();
     for (tensor, entry) in &saved.manifest().tensors {
@@ -65,7 +65,7 @@ fn vectors(saved: &Saved, state: bool) -> Result<BTreeMap<String, Vector<'_>>> {
     Ok(vectors)
 }
 
-/// The file's bytes up to its data, and where in that each vector begins.
+/// Returns the file's header bytes, and the offset of each vector after the header.
 fn header(vectors: &BTreeMap<String, Vector<'_>>, step: u64) -> Result<(Vec<u8>, Vec<u64>)> {
     let (mut infos, mut places, mut end) = (Vec::new(), Vec::new(), 0);
     for (name, Vector { shape, dtype, .. }) in vectors {
@@ -77,7 +77,7 @@ fn header(vectors: &BTreeMap<String, Vector<'_>>, step: u64) -> Result<(Vec<u8>,
         places.push(end);
         end = next;
     }
-    // "pt" is what other programs look for before they trust names and shapes.
+    // Other programs check for "pt" before they trust names and shapes.
     let about =
         HashMap::from([("format".to_owned(), "pt".to_owned()), ("step".to_owned(), step.to_string())]);
     let mut text = serde_json::to_vec(&Metadata::new(Some(about), infos)?)?;
@@ -98,11 +98,11 @@ fn dtype_of(dtype: Type) -> Dtype {
 
 fn check_free(asked: &Export) -> Result<()> {
     let there = asked.to.symlink_metadata().is_ok();
-    ensure!(asked.force || !there, "{} exists: name another file, or say --force", asked.to.display());
+    ensure!(asked.force || !there, "{} exists; name another file, or pass --force", asked.to.display());
     Ok(())
 }
 
-/// The file under another name until it is complete; removed where that never comes.
+/// The file under a temporary name until it is complete; removed if it is never completed.
 struct Draft {
     file: File,
     path: PathBuf,
@@ -124,7 +124,7 @@ impl Draft {
 
     fn publish(mut self, asked: &Export) -> Result<()> {
         self.file.sync_all().with_context(|| self.doing("syncing"))?;
-        // It may have come meanwhile.
+        // Another process may have created the file meanwhile.
         check_free(asked)?;
         fs::rename(&self.path, &asked.to).with_context(|| self.doing("renaming"))?;
         self.published = true;
@@ -137,7 +137,7 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         if !self.published {
-            // What cannot be removed lies there under a name that says it is no result.
+            // If the removal fails, the remaining file has a name that marks it as temporary.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -1,4 +1,4 @@
-//! What a checkpoint's manifest says, as tables.
+//! Prints a checkpoint's manifest as tables.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use meshstep_shard::checkpoint::{Manifest, PieceEntry, Saved, SlotEntry, TensorE
 use super::table::{aligned, shown};
 use crate::report::bytes;
 
-/// All of it as text.
+/// Returns the whole report as text.
 pub(super) fn report(saved: &Saved) -> String {
     let manifest = saved.manifest();
     let Manifest { format, step, mesh, files, tensors, settings, blobs } = manifest;
@@ -61,7 +61,7 @@ fn row(manifest: &Manifest, name: &str, tensor: &TensorEntry) -> [String; 8] {
     ]
 }
 
-/// The files that have something of a tensor: by name where they are few.
+/// Returns the files that hold parts of a tensor: their names, or their number if there are more than two.
 fn owners(manifest: &Manifest, files: &BTreeSet<usize>) -> String {
     let name = |&file: &usize| shown(manifest.files[file].name.trim_end_matches(".safetensors"));
     match files.len() {
@@ -70,7 +70,7 @@ fn owners(manifest: &Manifest, files: &BTreeSet<usize>) -> String {
     }
 }
 
-/// What a manifest says of files need not be so, nor fit 64 bits together.
+/// Sums lengths in 128 bits, because lengths in a manifest may be wrong and overflow 64 bits.
 fn sum(lens: impl Iterator<Item = u64>) -> u128 {
     lens.map(u128::from).sum()
 }

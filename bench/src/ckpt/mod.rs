@@ -1,4 +1,4 @@
-//! `ckpt`: what is in a checkpoint, whether it is what was written, and its parameters as one file for other programs.
+//! `ckpt`: shows the content of a checkpoint, verifies it, and exports its parameters to one file for other programs.
 
 mod export;
 mod inspect;
@@ -14,25 +14,25 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use meshstep_shard::checkpoint::{CheckpointError, Saved, Store};
 
-/// What can be asked of a checkpoint.
+/// Subcommands of `ckpt`.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Ckpt {
-    /// Show its tensors, files and settings. Reads the manifest alone.
+    /// Show its tensors, files and settings. Reads only the manifest.
     Inspect(Which),
-    /// Read every byte, compare every checksum, and list what is damaged. Exits with 0 where nothing is, 1 where something
-    /// is, 2 where there is nothing to look at.
+    /// Read every byte, compare every checksum, and list damage. Exits with 0 if nothing is damaged, 1 if something is, 2
+    /// if there is no checkpoint to verify.
     Verify(Which),
-    /// Write its parameters to one safetensors file, whole and in the types they are saved in.
+    /// Write its parameters to one safetensors file, as whole tensors in their saved types.
     Export(Export),
 }
 
-/// Which step.
+/// Selects a step.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Which {
-    /// A folder of checkpoints, of which the newest is taken; or one step's folder
+    /// A folder of checkpoints, to use its newest step; or the folder of one step
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// Take this step of the folder instead
+    /// Use this step of the folder instead
     #[arg(long, value_name = "STEP")]
     pub(crate) step: Option<u64>,
 }
@@ -42,27 +42,27 @@ pub(crate) struct Which {
 pub(crate) struct Export {
     #[command(flatten)]
     pub(crate) which: Which,
-    /// Where the parameters go
+    /// Output file for the parameters
     #[arg(long, value_name = "FILE")]
     pub(crate) to: PathBuf,
-    /// Write the rules' state too, as PARAMETER.SLOT
+    /// Also write the rules' state, as PARAMETER.SLOT
     #[arg(long)]
     pub(crate) state: bool,
-    /// Replace the file if it is there
+    /// Replace the file if it exists
     #[arg(long)]
     pub(crate) force: bool,
 }
 
-/// Whether a checkpoint is what was written.
+/// Result of a verification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Every byte.
+    /// Every byte is as it was written.
     Whole,
-    /// Some bytes are not; they were named.
+    /// Some bytes differ; the report lists them.
     Damaged,
 }
 
-/// Does what is asked, and prints to `out`.
+/// Runs the subcommand, and prints to `out`.
 pub(crate) fn run(asked: &Ckpt, out: &mut dyn std::io::Write) -> Result<Verdict> {
     match asked {
         Ckpt::Inspect(which) => write!(out, "{}", inspect::report(&open(which)?.saved))?,
@@ -72,7 +72,7 @@ pub(crate) fn run(asked: &Ckpt, out: &mut dyn std::io::Write) -> Result<Verdict>
     Ok(Verdict::Whole)
 }
 
-/// A step, and whether LATEST vouches for its manifest.
+/// An opened step. `latest` is true if LATEST confirms the hash of its manifest.
 struct Opened {
     saved: Saved,
     latest: bool,
@@ -87,7 +87,7 @@ fn open(Which { dir, step }: &Which) -> Result<Opened, CheckpointError> {
         }
         (None, false) => Ok(Opened { saved: Store::new(dir).latest()?, latest: true }),
         (None, true) => {
-            // The folder may be called by any path.
+            // The path may name the folder in any way, such as `.`.
             let real = fs::canonicalize(dir).unwrap_or_else(|_| dir.clone());
             let store = Store::new(real.parent().unwrap_or(Path::new("/")));
             of_store(&store, Saved::at(&real))
@@ -95,7 +95,7 @@ fn open(Which { dir, step }: &Which) -> Result<Opened, CheckpointError> {
     }
 }
 
-/// What was opened, and whether it is the newest. Where LATEST names it and tells another manifest, that is an error.
+/// Checks an opened step against LATEST. If LATEST names the step with another manifest, that is an error.
 fn of_store(store: &Store, opened: Result<Saved, CheckpointError>) -> Result<Opened, CheckpointError> {
     let saved = opened?;
     match store.latest() {

@@ -1,6 +1,6 @@
-//! Rows of text in columns.
+//! Formats rows of text in columns.
 
-/// Rows below their heads, each column as wide as it must be; `right` are those of numbers.
+/// Formats rows below their heads, with columns of minimum width; columns in `right` are right-aligned.
 pub(super) fn aligned<const N: usize>(heads: [&str; N], right: [bool; N], rows: &[[String; N]]) -> String {
     let heads = heads.map(str::to_owned);
     let all = || std::iter::once(&heads).chain(rows);
@@ -16,7 +16,7 @@ pub(super) fn aligned<const N: usize>(heads: [&str; N], right: [bool; N], rows: 
     all().map(line).collect()
 }
 
-/// A name from a file, without what a terminal would take for more than text.
+/// Escapes control characters in a name, which comes from a file.
 pub(super) fn shown(name: &str) -> String {
     name.escape_debug().to_string()
 }

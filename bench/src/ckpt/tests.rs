@@ -1,4 +1,4 @@
-//! The tools on a checkpoint of two tensors on two ranks, whole and damaged.
+//! The `ckpt` subcommands on a checkpoint of two tensors on two ranks, intact and damaged.
 
 mod absurd;
 
@@ -15,7 +15,8 @@ use tempfile::TempDir;
 use super::{Verdict, run};
 use crate::cli::{Cli, Command};
 
-/// `w` is a 4 x 6 matrix cut by columns, `b` 5 numbers cut into 3 and 2; both have a slot `m`, and there is a blob.
+/// Saves `w`, a 4 x 6 matrix split by columns, and `b`, 5 numbers split into 3 and 2. Both have a slot `m`, and there is a
+/// blob.
 fn save(store: &Store, step: u64) {
     let draft = store.begin(step).unwrap();
     let mut manifest = Manifest {
@@ -64,7 +65,7 @@ fn save(store: &Store, step: u64) {
     draft.publish(&manifest).unwrap();
 }
 
-/// Each element says which it is: its index in the whole tensor, `w`'s state's from 100 on, `b`'s state's from 200.
+/// Each element encodes its identity: its index in the whole tensor, plus 100 in `w`'s state and 200 in `b`'s state.
 fn values(which: (&str, &str), region: &Region, range: std::ops::Range<u64>) -> Vec<u8> {
     let value = |at: u64| {
         let index = match region.extents[..] {
@@ -79,7 +80,7 @@ fn values(which: (&str, &str), region: &Region, range: std::ops::Range<u64>) -> 
             }
     };
     match which {
-        // The upper half of a small whole number's bits is all of it.
+        // A small whole number has no bits in the lower half of its f32.
         ("b", "param") => range.flat_map(|at| value(at).to_le_bytes()[2..].to_vec()).collect(),
         _ => range.flat_map(|at| value(at).to_le_bytes()).collect(),
     }
@@ -94,7 +95,7 @@ fn saved() -> (TempDir, PathBuf) {
     (dir, step)
 }
 
-/// What `ckpt` says, and whether the checkpoint is whole.
+/// Runs `ckpt`. Returns its output and its verdict.
 fn ckpt(words: &[&str]) -> anyhow::Result<(String, Verdict)> {
     let Command::Ckpt(asked) = Cli::try_parse_from([&["meshstep-bench", "ckpt"], words].concat())?.command
     else {
@@ -143,7 +144,7 @@ fn a_whole_checkpoint_is_verified_and_a_damaged_one_listed() {
     assert!(ckpt(&["verify", text(&step)]).unwrap().0.contains("the hash that LATEST has"));
     let (other, _) = ckpt(&["verify", text(dir.path()), "--step", "7"]).unwrap();
     assert!(other.contains("LATEST is of another step"), "{other}");
-    // The last byte of a file is the blob's, one before it the last vector's; a missing file has everything else.
+    // The last bytes of a file are the blob, preceded by the last vector; the missing file held all other pieces.
     let path = step.join("rank-0.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     let len = bytes.len();
@@ -176,7 +177,7 @@ fn a_manifest_that_is_not_latests_is_damage() {
         assert_eq!(verdict == Verdict::Whole, whole, "{said}");
         assert!(said.contains("manifest.json") && said.contains("have hash"), "{said}");
     }
-    // With a hash of its own that fits, too.
+    // Also with a valid hash of its own.
     let mut other = Manifest::from_text(&path, text_of.as_bytes()).unwrap();
     other.mesh = "another".to_owned();
     fs::write(&path, other.to_text()).unwrap();
@@ -236,7 +237,7 @@ fn an_export_of_damage_leaves_what_was_there() {
     fs::write(&to, b"precious").unwrap();
     let path = step.join("rank-1.safetensors");
     let mut bytes = fs::read(&path).unwrap();
-    // Within the first vector's data, which begins at a multiple of 64.
+    // Damage the first vector's data, which begins at a multiple of 64.
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     bytes[header] ^= 1;
     fs::write(&path, bytes).unwrap();

@@ -1,4 +1,4 @@
-//! Every checksum of a checkpoint, and what was looked at.
+//! Verifies every checksum of a checkpoint, and reports what was checked.
 
 use std::io::{ErrorKind, Write};
 use std::time::Instant;
@@ -27,7 +27,7 @@ pub(super) fn run(which: &Which, out: &mut dyn Write) -> Result<Verdict> {
     });
     told?;
     writeln!(out, "{}", summary(&checked, started.elapsed().as_secs_f64()))?;
-    let whose = if latest { "LATEST has" } else { "the manifest alone has (LATEST is of another step)" };
+    let whose = if latest { "LATEST has" } else { "the manifest itself has (LATEST names another step)" };
     writeln!(out, "the manifest of step {} has the hash that {whose}", saved.manifest().step)?;
     match found {
         0 => writeln!(out, "nothing is damaged")?,
@@ -36,11 +36,11 @@ pub(super) fn run(which: &Which, out: &mut dyn Write) -> Result<Verdict> {
     Ok(if found == 0 { Verdict::Whole } else { Verdict::Damaged })
 }
 
-/// Whether something is there that is not what was written, rather than nothing at all.
+/// Returns true if the error means damage, and false if it means that there is no checkpoint.
 fn is_damage(error: &CheckpointError, which: &Which) -> bool {
     match error {
         CheckpointError::Nothing { .. } => false,
-        // A step that LATEST names has to be there.
+        // A step that LATEST names must exist.
         CheckpointError::Io { kind, .. } => *kind == ErrorKind::NotFound && which.step.is_none(),
         CheckpointError::Gone { .. } => which.step.is_none(),
         _ => true,

@@ -1,4 +1,4 @@
-//! Where text comes from: a file, a folder, or the sources of this workspace's own dependencies.
+//! Reads text from a file, a folder, or the sources of this workspace's dependencies.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -11,13 +11,13 @@ use cargo_metadata::{MetadataCommand, Package};
 /// Files with these endings are read from folders.
 const ENDINGS: [&str; 3] = ["md", "rs", "txt"];
 
-/// Longer sources are mostly generated tables, and stay out of the default corpus.
+/// Size limit of source files in the default corpus; longer ones are mostly generated tables.
 const MAX_SOURCE_FILE: u64 = 128 << 10;
 
-/// Bytes, and where they are from.
+/// Text with its origin.
 #[derive(Clone, Debug)]
 pub(crate) struct Text {
-    /// The files' contents, one after the other.
+    /// Contents of the files, concatenated.
     pub(crate) bytes: Vec<u8>,
     origin: String,
     files: usize,
@@ -37,7 +37,7 @@ fn plural(files: usize) -> String {
 }
 
 impl Text {
-    /// At most `cap` bytes of a file, or of the .md, .rs and .txt files below a folder in the order of their paths.
+    /// Reads at most `cap` bytes of a file, or of the .md, .rs and .txt files below a folder in the order of their paths.
     pub(crate) fn from_path(path: &Path, cap: usize) -> Result<Self> {
         let shown = path.display();
         let kind =
@@ -53,8 +53,8 @@ impl Text {
         Ok(text)
     }
 
-    /// At most `cap` bytes of the Rust sources that the workspace around `manifest` depends on, in the order of
-    /// packages, versions and paths.
+    /// Reads at most `cap` bytes of the Rust sources of the dependencies of the workspace around `manifest`, in the order
+    /// of packages, versions and paths.
     pub(crate) fn from_dependencies(manifest: &Path, cap: usize) -> Result<Self> {
         let mut packages = dependencies(manifest)?;
         packages.sort_by(|a, b| (&a.name, &a.version).cmp(&(&b.name, &b.version)));
@@ -75,7 +75,7 @@ impl Text {
         for path in files {
             let room = (cap - text.bytes.len()) as u64;
             let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
-            // One byte more than there is room for, to learn whether there is one.
+            // Read one byte more than there is room for, to detect that the text is cut.
             let read = file.take(room + 1).read_to_end(&mut text.bytes);
             read.with_context(|| format!("reading {}", path.display()))?;
             text.files += 1;
@@ -89,9 +89,9 @@ impl Text {
     }
 }
 
-/// The packages the workspace depends on and that are not its own, for this machine's platform.
+/// Returns the external packages that the workspace depends on, for this machine's platform.
 fn dependencies(manifest: &Path) -> Result<Vec<Package>> {
-    // Without the filter cargo would want the sources for every other operating system too.
+    // Without the filter, cargo needs the sources for all other operating systems too.
     let options = ["--filter-platform", "host-tuple"].map(str::to_owned);
     let metadata = MetadataCommand::new().manifest_path(manifest).other_options(options).exec().context(
         "cargo metadata did not list the workspace's dependencies: give --corpus a file or folder",
@@ -99,16 +99,16 @@ fn dependencies(manifest: &Path) -> Result<Vec<Package>> {
     Ok(metadata.packages.into_iter().filter(|package| package.source.is_some()).collect())
 }
 
-/// A package's Rust files, without very long ones.
+/// Returns a package's Rust files, without very long ones.
 fn sources(package: &Package) -> Result<Vec<PathBuf>> {
-    let folder = package.manifest_path.parent().context("a package's manifest lies in no folder")?;
+    let folder = package.manifest_path.parent().context("the path of a package's manifest has no folder")?;
     let files = below(&folder.join("src").into_std_path_buf()).or_else(|_| below(folder.as_std_path()))?;
     let short = |path: &PathBuf| fs::metadata(path).is_ok_and(|kind| kind.len() <= MAX_SOURCE_FILE);
     let rust = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "rs");
     Ok(files.into_iter().filter(|path| rust(path) && short(path)).collect())
 }
 
-/// The text files below a folder, by path. Links are not followed: they may lead back up.
+/// Returns the text files below a folder, sorted by path. Links are not followed, because they may form cycles.
 fn below(folder: &Path) -> Result<Vec<PathBuf>> {
     let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
     while let Some(folder) = folders.pop() {
@@ -174,7 +174,7 @@ mod tests {
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
         let text = Text::from_dependencies(&manifest, 1 << 20).unwrap();
         assert_eq!((text.bytes.len(), text.capped), (1 << 20, true));
-        // Once is enough to see in short runs that there are any.
+        // One read is enough in short runs.
         if meshstep_cases::effort() == meshstep_cases::Effort::Tenth {
             return;
         }

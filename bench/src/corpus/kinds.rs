@@ -1,18 +1,18 @@
-//! Text in the order of its kind, so that parts of it are unlike.
+//! Sorts text by kind, so that different parts of it have different content.
 
-/// Blocks are this long, or shorter where the text would have too few of them.
+/// Maximum length of a block; blocks are shorter if the text would otherwise have too few of them.
 const MAX_BLOCK: usize = 4 << 10;
 
-/// So many blocks at least, where the text has as many bytes.
+/// Minimum number of blocks, for a text with at least as many bytes.
 const BLOCKS: usize = 256;
 
-/// The share of ASCII letters: high in prose and comments, low in tables and dense code.
+/// Returns the share of ASCII letters: high in prose and comments, low in tables and dense code.
 pub(crate) fn letters(text: &[u8]) -> f64 {
     let letters = text.iter().filter(|byte| byte.is_ascii_alphabetic()).count();
     letters as f64 / text.len().max(1) as f64
 }
 
-/// The blocks of `text` in the order of their shares of letters; blocks of equal shares stay in their order.
+/// Returns the blocks of `text`, sorted by their shares of letters. The sort is stable.
 pub(super) fn sorted(text: &[u8]) -> Vec<u8> {
     let block = (text.len() / BLOCKS).clamp(1, MAX_BLOCK);
     let mut blocks: Vec<&[u8]> = text.chunks(block).collect();

@@ -1,7 +1,7 @@
-//! What the network reads: text cut into a part to train on and a part held out, and batches of both.
+//! Training data of the network: text split into a training part and a held-out part, and batches of both.
 //!
-//! Everything here is a function of the text, the seed and the place in the run, so that every stage sees the same
-//! batches and every rank its own.
+//! All functions depend only on the text, the seed and the place in the run, so that every stage uses the same batches, and
+//! every rank its own.
 
 mod files;
 mod kinds;
@@ -15,13 +15,13 @@ use anyhow::{Result, ensure};
 use crate::gpt::{Batch, VOCAB};
 use crate::keyed::Stream;
 
-/// The text is cut into blocks, and of this many blocks the last is held out.
+/// The text is cut into blocks; the last block of every group of this size is held out.
 const HELD_OUT_ONE_IN: usize = 16;
 
-/// Blocks are this long, or shorter where the text would have too few of them.
+/// Maximum length of a block; blocks are shorter if the text would otherwise have too few of them.
 const MAX_BLOCK: usize = 64 << 10;
 
-/// Bytes to train on and bytes to test on.
+/// Training text and held-out text.
 #[derive(Clone, Debug)]
 pub(crate) struct Corpus {
     train: Vec<u8>,
@@ -29,14 +29,14 @@ pub(crate) struct Corpus {
     context: usize,
 }
 
-/// Where in a run a training batch belongs.
+/// Position of a training batch in a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
-    /// The run's seed.
+    /// Seed of the run.
     pub(crate) seed: u64,
-    /// From 0.
+    /// Step, from 0.
     pub(crate) step: usize,
-    /// From 0.
+    /// Rank, from 0.
     pub(crate) rank: usize,
 }
 
@@ -44,7 +44,7 @@ impl Corpus {
     /// Splits `text` for sequences of `context` bytes.
     ///
     /// # Errors
-    /// If the text is too short to give both parts a sequence and the byte that follows it.
+    /// If the text is too short to give both parts a sequence and the following byte.
     pub(crate) fn new(text: &[u8], context: usize) -> Result<Self> {
         let least = HELD_OUT_ONE_IN * (context + 1);
         ensure!(
@@ -62,20 +62,20 @@ impl Corpus {
         Ok(Self { train, held_out, context })
     }
 
-    /// Bytes to train on, and bytes held out.
+    /// Returns the lengths of the training text and the held-out text in bytes.
     pub(crate) fn lens(&self) -> (usize, usize) {
         (self.train.len(), self.held_out.len())
     }
 
-    /// Sequences to train on, from places that depend on `place` and the row alone.
+    /// Returns training sequences at positions that depend only on `place` and the row.
     pub(crate) fn train_batch(&self, place: Place, rows: usize) -> Batch {
         self.train_batch_of(0..self.train.len(), place, rows)
     }
 
-    /// The bytes of the `index`-th of `of` equal parts of the text to train on.
+    /// Returns the byte range of the `index`-th of `of` equal parts of the training text.
     ///
     /// # Errors
-    /// If a part would not have a sequence and the byte that follows it.
+    /// If a part would be shorter than a sequence and the following byte.
     pub(crate) fn part(&self, index: usize, of: usize) -> Result<Range<usize>> {
         let (len, least) = (self.train.len(), self.context + 1);
         ensure!(
@@ -85,17 +85,17 @@ impl Corpus {
         Ok(len * index / of..len * (index + 1) / of)
     }
 
-    /// The same with the text to train on in the order of its kind: parts that lie apart are unlike.
+    /// Sorts the training text by kind, so that different parts of it have different content.
     pub(crate) fn by_kind(self) -> Self {
         Self { train: kinds::sorted(&self.train), ..self }
     }
 
-    /// The share of letters in a part of the text to train on.
+    /// Returns the share of letters in a part of the training text.
     pub(crate) fn letters(&self, part: Range<usize>) -> f64 {
         kinds::letters(&self.train[part])
     }
 
-    /// Sequences of one part of the text to train on, from places as in [`train_batch`](Self::train_batch).
+    /// Returns sequences of one part of the training text, at positions as in [`train_batch`](Self::train_batch).
     pub(crate) fn train_batch_of(&self, part: Range<usize>, place: Place, rows: usize) -> Batch {
         let stream = Stream::new(place.seed, &[place.step as u64, place.rank as u64]);
         let text = &self.train[part];
@@ -103,7 +103,8 @@ impl Corpus {
         self.batch(text, (0..rows as u64).map(|row| stream.below(row, starts) as usize))
     }
 
-    /// The `index`-th of `count` batches of held-out sequences, which together are spread evenly over that text.
+    /// Returns the `index`-th of `count` batches of held-out sequences; together they are spread evenly over the held-out
+    /// text.
     pub(crate) fn held_out_batch(&self, index: usize, count: usize, rows: usize) -> Batch {
         let last_start = self.held_out.len() - self.context - 1;
         let sequences = (count * rows).max(2);
@@ -121,7 +122,7 @@ impl Corpus {
     }
 }
 
-/// What a byte of `text` costs, in nats, when only the frequencies of bytes are known: `-sum p ln p`.
+/// Returns the entropy of the byte frequencies of `text` in nats per byte: `-sum p ln p`.
 pub(crate) fn byte_entropy(text: &[u8]) -> f64 {
     let mut counts = [0u64; VOCAB];
     for &byte in text {

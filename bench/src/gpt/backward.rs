@@ -1,47 +1,47 @@
-//! Forward and backward with the graph cut at every segment's input.
+//! Forward and backward pass with the graph cut at the input of every segment.
 //!
-//! candle's `backward()` hands out all gradients when it has ended. Here every segment is a graph of its own whose
-//! input is a fresh variable, and backward walks the segments from the loss down: the gradient g of a segment's
-//! output y becomes that of the scalar sum(y g), candle differentiates it within the segment, the parameters'
-//! gradients leave, the input's becomes the next g, and the segment's activations are dropped. The numbers are, bit
-//! for bit, those of one whole graph.
+//! candle's `backward()` returns all gradients at its end. Here every segment is a separate graph with a fresh variable as
+//! input, and the backward pass processes the segments from the loss down: given the gradient g of a segment's output y,
+//! candle differentiates the scalar sum(y g) within the segment; the parameters' gradients are handed over, the gradient of
+//! the input is the next g, and the segment's activations are dropped. The results are bit for bit those of one whole
+//! graph.
 //!
-//! The graphs are kept from forward to backward. Running each segment's forward pass again instead was tried, with two
-//! sequences of 64 tokens and the default network: it took a third longer, for 22 instead of 35 MB in the process.
+//! The graphs are kept from forward to backward. The alternative, running each segment's forward pass again, was a third
+//! slower for 22 instead of 35 MB in the process, with two sequences of 64 tokens and the default network.
 
 use anyhow::{Context as _, Result};
 use candle_core::{Tensor, Var};
 
 /// One pass through a network that is cut into segments, counted from 0.
 pub(crate) trait Segments {
-    /// How many there are.
+    /// Returns the number of segments.
     fn count(&self) -> usize;
 
-    /// Runs a segment on the output of the one before, the first on nothing; the last gives the loss.
+    /// Runs a segment on the output of the previous segment; the first has no input, the last returns the loss.
     fn forward(&self, segment: usize, input: Option<&Tensor>) -> Result<Tensor>;
 
-    /// A segment's parameters, in the order its forward pass needs them.
+    /// Returns a segment's parameters in the order in which its forward pass needs them.
     fn params(&self, segment: usize) -> Result<Vec<(String, Var)>>;
 
-    /// Called before a segment's parameters are read: forward, and in a backward pass `again`.
+    /// Called before a segment's parameters are read; `again` is true in a backward pass.
     fn bring(&self, _segment: usize, _again: bool) -> Result<()> {
         Ok(())
     }
 
-    /// Called when they have been read.
+    /// Called after the segment's parameters have been read.
     fn release(&self, _segment: usize) -> Result<()> {
         Ok(())
     }
 }
 
-/// One segment's graph, between its input and its output.
+/// Graph of one segment, from its input to its output.
 struct Piece {
     segment: usize,
     input: Option<Var>,
     output: Tensor,
 }
 
-/// Runs the network and returns its segments' graphs, the first one first.
+/// Runs the network and returns the graphs of its segments in forward order.
 fn forward(pass: &impl Segments) -> Result<Vec<Piece>> {
     let mut pieces: Vec<Piece> = Vec::new();
     for segment in 0..pass.count() {
@@ -54,8 +54,8 @@ fn forward(pass: &impl Segments) -> Result<Vec<Piece>> {
     Ok(pieces)
 }
 
-/// The loss of a batch; every parameter's gradient goes to `on_grad` as soon as its segment is done, last segment
-/// first and within a segment last parameter first.
+/// Computes the loss of a batch. Passes every parameter's gradient to `on_grad` as soon as its segment is done, from the
+/// last segment to the first, and within a segment from the last parameter to the first.
 pub(crate) fn loss_and_grads(
     pass: &impl Segments,
     on_grad: &mut dyn FnMut(&str, &Tensor) -> Result<()>,
@@ -70,7 +70,7 @@ pub(crate) fn loss_and_grads(
 }
 
 impl Piece {
-    /// Differentiates this piece, given the gradient of its output (none: it is the loss itself), and returns the
+    /// Differentiates this segment, given the gradient of its output (`None` if the output is the loss), and returns the
     /// gradient of its input.
     fn backward(
         self,
@@ -86,14 +86,14 @@ impl Piece {
         let mut grads = scalar.backward()?;
         pass.release(self.segment)?;
         for (name, var) in pass.params(self.segment)?.iter().rev() {
-            let grad = grads.remove(var).with_context(|| format!("{name} got no gradient"))?;
+            let grad = grads.remove(var).with_context(|| format!("{name} has no gradient"))?;
             on_grad(name, &grad)?;
         }
         Ok(self.input.and_then(|input| grads.remove(&input)).map(|grad| grad.detach()))
     }
 }
 
-/// The loss of a batch alone; each segment's activations go as soon as the next has read them.
+/// Computes only the loss of a batch; drops each segment's activations as soon as the next segment has read them.
 pub(super) fn loss(pass: &impl Segments) -> Result<f32> {
     let mut x: Option<Tensor> = None;
     for segment in 0..pass.count() {

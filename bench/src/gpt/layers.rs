@@ -1,4 +1,4 @@
-//! The forward pass of each segment.
+//! Forward pass of each segment.
 
 use anyhow::Result;
 use candle_core::{Device, Tensor, Var};
@@ -9,7 +9,7 @@ use super::params::Segment;
 use super::weights::Weights;
 use super::{Batch, Config};
 
-/// What every segment reads besides its input.
+/// Configuration, weights and constants of a network, shared by all its segments.
 #[derive(Debug)]
 pub(super) struct Scope<'a> {
     pub(super) config: &'a Config,
@@ -17,7 +17,7 @@ pub(super) struct Scope<'a> {
     pub(super) constants: &'a Constants,
 }
 
-/// A batch's tokens as candle's indices.
+/// A batch's tokens as candle indices.
 #[derive(Debug)]
 pub(super) struct Tokens {
     inputs: Tensor,
@@ -25,14 +25,14 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    /// Both `[rows * context]`.
+    /// Both tensors have the shape `[rows * context]`.
     pub(super) fn new(batch: &Batch) -> Result<Self> {
         let indices = |bytes: &[u8]| Tensor::from_iter(bytes.iter().map(|&b| u32::from(b)), &Device::Cpu);
         Ok(Self { inputs: indices(&batch.inputs)?, targets: indices(&batch.targets)? })
     }
 }
 
-/// One batch on its way through the network.
+/// Pass of one batch through the network.
 #[derive(Debug)]
 pub(super) struct Pass<'a> {
     pub(super) scope: Scope<'a>,
@@ -56,7 +56,7 @@ impl Segments for Pass<'_> {
 }
 
 impl Scope<'_> {
-    /// Runs `segment` on its input: the residual stream, `[rows * context, width]`, or nothing for the first segment.
+    /// Runs `segment` on its input: the residual stream, `[rows * context, width]`, or `None` for the first segment.
     pub(super) fn forward(&self, segment: Segment, x: Option<&Tensor>, tokens: &Tokens) -> Result<Tensor> {
         match (segment, x) {
             (Segment::Block(_), Some(x)) => self.block(&segment.prefix(), x),
@@ -85,7 +85,7 @@ impl Scope<'_> {
         Ok((x + c.affine(&hidden, w("mlp.proj.weight")?, w("mlp.proj.bias")?)?)?)
     }
 
-    /// The mean loss of the targets, in nats per byte.
+    /// Returns the mean loss of the targets in nats per byte.
     fn head(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let w = |name| self.weights.get(name);
         let normal = self.constants.layer_norm(x, w("ln_f.weight")?, w("ln_f.bias")?)?;

@@ -1,9 +1,9 @@
-//! A byte-level GPT whose backward pass goes block by block, so that gradients leave while it runs.
+//! A byte-level GPT with a segmented backward pass, which hands over gradients while it runs.
 //!
-//! The network is GPT-2's (Radford et al. 2019): learned positions, then layers of causal attention and of a four
-//! times wider MLP, each behind a layer norm and around a residual; no dropout. Three things differ: the output
-//! matrix is not tied to the embedding, so that its gradient can leave first; queries, keys and values have no bias;
-//! and the MLP's nonlinearity is max(x, 0)^2 (So et al., "Primer", 2021), which is cheap on a CPU.
+//! The network is GPT-2's (Radford et al. 2019): learned positions, then layers of causal attention and of a four times
+//! wider MLP, each after a layer norm and within a residual connection; no dropout. Three things differ: the output matrix
+//! is not tied to the embedding, so that its gradient is available first; queries, keys and values have no bias; and the
+//! MLP's nonlinearity is max(x, 0)^2 (So et al., "Primer", 2021), which is cheap on a CPU.
 
 mod backward;
 mod layers;
@@ -25,13 +25,13 @@ use layers::{Pass, Scope, Tokens};
 use ops::Constants;
 use params::Segment;
 
-/// How many different tokens there are: every byte is one.
+/// Number of tokens: one for each byte value.
 pub(crate) const VOCAB: usize = 256;
 
-/// The sizes of a network.
+/// Sizes of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Config {
-    /// Transformer blocks.
+    /// Number of transformer blocks.
     pub(crate) layers: usize,
     /// Attention heads of a block; they divide `width`.
     pub(crate) heads: usize,
@@ -42,20 +42,20 @@ pub(crate) struct Config {
 }
 
 impl Default for Config {
-    /// About a million parameters: what two cores teach something in half a minute.
+    /// About a million parameters, which two cores train noticeably in half a minute.
     fn default() -> Self {
         Self { layers: 4, heads: 4, width: 144, context: 64 }
     }
 }
 
-/// Token sequences of one length: `rows` times the context, and the token that follows each.
+/// Token sequences of one length: `rows` times the context, and the next token at each position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Batch {
-    /// How many sequences there are.
+    /// Number of sequences.
     pub(crate) rows: usize,
-    /// What the network reads, row by row.
+    /// Input tokens, row by row.
     pub(crate) inputs: Vec<u8>,
-    /// What it should say, row by row.
+    /// Expected output tokens, row by row.
     pub(crate) targets: Vec<u8>,
 }
 
@@ -69,25 +69,25 @@ pub(crate) struct Gpt {
 }
 
 impl Gpt {
-    /// A network of zeros; [`Weights::set`] gives it values.
+    /// Creates a network of zeros; [`Weights::set`] sets its values.
     pub(crate) fn new(config: Config, rows: usize) -> Result<Self> {
         let Config { layers, heads, width, context } = config;
         ensure!(
             layers * heads * width * context * rows > 0,
-            "{rows} rows of {config:?}: all must be at least 1"
+            "{rows} rows of {config:?}: all sizes must be at least 1"
         );
         ensure!(width.is_multiple_of(heads), "{heads} heads do not divide {width} channels");
         let (constants, weights) = (Constants::new(rows, context)?, Weights::zeros(&config.params())?);
         Ok(Self { config, rows, constants, weights })
     }
 
-    /// The parameters' values.
+    /// Returns the parameters' values.
     pub(crate) fn weights(&self) -> &Weights {
         &self.weights
     }
 
-    /// The mean loss of a batch, in nats per byte. Gradients go to `on_grad` as their block's backward pass ends, in
-    /// exactly the reverse of the order [`Config::params`] lists them in.
+    /// Returns the mean loss of a batch in nats per byte. Passes gradients to `on_grad` when the backward pass of their
+    /// segment ends, in exactly the reverse order of [`Config::params`].
     pub(crate) fn loss_and_grads(
         &self,
         batch: &Batch,
@@ -96,7 +96,7 @@ impl Gpt {
         backward::loss_and_grads(&self.pass(batch)?, &mut on_grad)
     }
 
-    /// The mean loss of a batch, in nats per byte, without gradients.
+    /// Returns the mean loss of a batch in nats per byte, without gradients.
     pub(crate) fn loss(&self, batch: &Batch) -> Result<f32> {
         backward::loss(&self.pass(batch)?)
     }
@@ -114,7 +114,7 @@ impl Gpt {
         let len = self.rows * self.config.context;
         ensure!(
             *rows == self.rows && inputs.len() == len && targets.len() == len,
-            "a batch of {rows} rows, {} inputs and {} targets, where {} rows of {} bytes are needed",
+            "the batch has {rows} rows, {} inputs and {} targets, but {} rows of {} bytes are needed",
             inputs.len(),
             targets.len(),
             self.rows,

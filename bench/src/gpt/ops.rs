@@ -1,23 +1,23 @@
-//! What the blocks are made of, from candle's primitive operations.
+//! Building blocks of the network, from candle's primitive operations.
 //!
-//! candle's fused layer_norm has no backward pass, hence the long way. Its sum over rows divides twice per element, so
-//! nothing here may broadcast a trained vector down the rows: [`Constants::affine`] does it as a matrix product, whose
-//! backward pass is another.
+//! candle's fused layer_norm has no backward pass, so it is built from primitives. candle's sum over rows divides twice per
+//! element, so trained vectors are not broadcast over rows: [`Constants::affine`] uses a matrix product instead, and its
+//! backward pass is also one.
 
 use anyhow::Result;
 use candle_core::{D, DType, Device, Tensor};
 
-/// Constants every block shares, for one number of rows.
+/// Constants that all blocks share, for one number of rows.
 #[derive(Debug)]
 pub(super) struct Constants {
-    /// `[rows * context, 1]`, all one.
+    /// Ones, `[rows * context, 1]`.
     ones: Tensor,
-    /// `[context, context]`, zero where a token may look and minus infinity where it would see the future.
+    /// Causal mask, `[context, context]`: zero at past positions, minus infinity at future ones.
     mask: Tensor,
 }
 
 impl Constants {
-    /// For `rows` sequences of `context` tokens.
+    /// Creates the constants for `rows` sequences of `context` tokens.
     pub(super) fn new(rows: usize, context: usize) -> Result<Self> {
         let hidden = |(i, j): (usize, usize)| if j > i { f32::NEG_INFINITY } else { 0.0 };
         let places = (0..context).flat_map(|i| (0..context).map(move |j| (i, j)));
@@ -25,17 +25,17 @@ impl Constants {
         Ok(Self { ones: Tensor::ones((rows * context, 1), DType::F32, &Device::Cpu)?, mask })
     }
 
-    /// `[n]` repeated in every row: `[rows * context, n]`.
+    /// Repeats `[n]` in every row: `[rows * context, n]`.
     fn down(&self, vector: &Tensor) -> Result<Tensor> {
         Ok(self.ones.matmul(&vector.unsqueeze(0)?)?)
     }
 
-    /// `x w + b`.
+    /// Returns `x w + b`.
     pub(super) fn affine(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
         Ok((x.matmul(weight)? + self.down(bias)?)?)
     }
 
-    /// `(x - mean) / sqrt(variance + 1e-5) * weight + bias`, per row (Ba, Kiros and Hinton 2016).
+    /// Returns `(x - mean) / sqrt(variance + 1e-5) * weight + bias`, per row (Ba, Kiros and Hinton 2016).
     pub(super) fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
         let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
         let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;
@@ -45,8 +45,8 @@ impl Constants {
 
     /// Causal attention of `heads` heads over queries, keys and values side by side, `[tokens, 3 width]`.
     ///
-    /// `softmax(q k' / sqrt(d)) v`, with the division by the softmax's sum left until after the product with `v`:
-    /// there are fewer channels than tokens to divide.
+    /// `softmax(q k' / sqrt(d)) v`, with the division by the softmax's sum after the product with `v`, because there are
+    /// fewer channels than tokens to divide.
     pub(super) fn attention(&self, qkv: &Tensor, heads: usize) -> Result<Tensor> {
         let (tokens, width3) = qkv.dims2()?;
         let (context, size) = (self.mask.dim(0)?, width3 / 3 / heads);
@@ -60,7 +60,7 @@ impl Constants {
     }
 }
 
-/// The mean of `-log softmax(logits)[target]` over all rows, in nats.
+/// Returns the mean of `-log softmax(logits)[target]` over all rows, in nats.
 pub(super) fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let shifted = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?;
     let log_sum = shifted.exp()?.sum_keepdim(D::Minus1)?.log()?;
@@ -68,7 +68,7 @@ pub(super) fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor>
     Ok((log_sum - chosen)?.mean_all()?)
 }
 
-/// `max(x, 0)^2`.
+/// Returns `max(x, 0)^2`.
 pub(crate) fn relu_squared(x: &Tensor) -> Result<Tensor> {
     Ok(x.relu()?.sqr()?)
 }

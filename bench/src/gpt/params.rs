@@ -1,65 +1,65 @@
-//! The network's parameters: names, shapes and first values, segment by segment in the order forward needs them.
+//! Parameters of the network: names, shapes and initial values, by segment in forward order.
 
 use super::{Config, VOCAB};
 use crate::keyed::Stream;
 
-/// A part of the network with a graph and parameters of its own.
+/// A part of the network with its own graph and parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Segment {
-    /// Tokens and positions become vectors.
+    /// Embedding of tokens and positions.
     Embed,
     /// One transformer block.
     Block(usize),
-    /// The last norm, the output matrix and the loss.
+    /// Last norm, output matrix and loss.
     Head,
 }
 
-/// One parameter, before it has values.
+/// Description of a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Param {
-    /// Its name, in the manner of GPT-2's published weights.
+    /// Name of the parameter, in the style of GPT-2's published weights.
     pub(crate) name: String,
-    /// Its lengths, rows first; a matrix is `[in, out]`.
+    /// Extents, rows first; a matrix is `[in, out]`.
     pub(crate) shape: Vec<usize>,
     init: Init,
 }
 
-/// Where a parameter starts.
+/// Initial values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Init {
-    /// All elements the same.
+    /// All elements have the same value.
     Constant(f32),
     /// Normal with mean 0 and this deviation.
     Normal(f64),
 }
 
 impl Param {
-    /// A parameter that starts at one value.
+    /// Describes a parameter with one initial value.
     pub(crate) fn constant(name: impl Into<String>, shape: &[usize], value: f32) -> Self {
         Self { name: name.into(), shape: shape.to_vec(), init: Init::Constant(value) }
     }
 
-    /// A parameter that starts normally distributed, with mean 0 and this deviation.
+    /// Describes a parameter with normally distributed initial values of mean 0 and this deviation.
     pub(crate) fn normal(name: impl Into<String>, shape: &[usize], deviation: f64) -> Self {
         Self { name: name.into(), shape: shape.to_vec(), init: Init::Normal(deviation) }
     }
 
-    /// How many numbers it has.
+    /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether weight decay is for it: for matrices, not for biases and norms.
+    /// Returns true if weight decay applies: to matrices, not to biases and norms.
     pub(crate) fn decays(&self) -> bool {
         self.shape.len() >= 2
     }
 
-    /// Writes its first values, a function of `seed`, its name and each element's place.
+    /// Writes the initial values, a function of `seed`, the name and each element's index.
     pub(crate) fn fill(&self, seed: u64, out: &mut [f32]) {
         self.fill_at(seed, 0.., out);
     }
 
-    /// Writes the first values of some elements, given their places.
+    /// Writes the initial values of some elements, given by their indices.
     pub(crate) fn fill_at(&self, seed: u64, places: impl IntoIterator<Item = usize>, out: &mut [f32]) {
         match self.init {
             Init::Constant(value) => out.fill(value),
@@ -74,20 +74,20 @@ impl Param {
 }
 
 impl Config {
-    /// Every parameter, in the order the forward pass needs them.
+    /// Returns every parameter in the order in which the forward pass needs it.
     pub(crate) fn params(&self) -> Vec<Param> {
         Segment::all(self).into_iter().flat_map(|segment| segment.params(self)).collect()
     }
 }
 
 impl Segment {
-    /// Every segment, in forward order.
+    /// Returns every segment in forward order.
     pub(super) fn all(config: &Config) -> Vec<Self> {
         let blocks = (0..config.layers).map(Self::Block);
         std::iter::once(Self::Embed).chain(blocks).chain([Self::Head]).collect()
     }
 
-    /// What the names of its parameters begin with.
+    /// Returns the common prefix of the segment's parameter names.
     pub(super) fn prefix(self) -> String {
         match self {
             Self::Embed | Self::Head => String::new(),
@@ -95,9 +95,9 @@ impl Segment {
         }
     }
 
-    /// Its parameters, in the order its forward pass needs them.
+    /// Returns the segment's parameters in the order in which its forward pass needs them.
     ///
-    /// Deviations are GPT-2's: 0.02, and for what is added to the residual stream 0.02 / sqrt(2 layers).
+    /// Deviations are GPT-2's: 0.02, and 0.02 / sqrt(2 layers) for matrices that write to the residual stream.
     pub(super) fn params(self, config: &Config) -> Vec<Param> {
         let (c, small) = (config.width, Init::Normal(0.02));
         let residual = Init::Normal(0.02 / (2.0 * config.layers as f64).sqrt());

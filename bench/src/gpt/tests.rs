@@ -1,4 +1,4 @@
-//! The network held against slower or simpler ways to the same numbers.
+//! Compares the network with slower or simpler computations of the same values.
 
 use std::collections::HashMap;
 
@@ -9,12 +9,12 @@ use crate::keyed::Stream;
 
 const CONFIG: Config = Config { layers: 2, heads: 2, width: 12, context: 8 };
 
-/// The network that is trained, or a smaller one but in long runs.
+/// Returns the trained network's size in long runs, else a smaller one.
 fn large() -> Config {
     if long() { Config::default() } else { Config { layers: 2, heads: 4, width: 48, context: 32 } }
 }
 
-/// A network with first values, biases and norms a little off theirs so that no gradient is special.
+/// Creates a network with initial values plus noise, so that no gradient is special.
 fn gpt(config: Config, rows: usize) -> Gpt {
     let gpt = Gpt::new(config, rows).unwrap();
     for param in config.params() {
@@ -35,7 +35,7 @@ fn batch(config: Config, rows: usize, seed: u64) -> Batch {
     Batch { rows, inputs: bytes(0), targets: bytes(1 << 32) }
 }
 
-/// Loss and gradients by name, in the order they came.
+/// Returns the loss and the gradients with their names, in the order in which they were handed over.
 fn cut(gpt: &Gpt, batch: &Batch) -> (f32, Vec<(String, Vec<f32>)>) {
     let mut grads = Vec::new();
     let on_grad = |name: &str, grad: &Tensor| {
@@ -46,7 +46,7 @@ fn cut(gpt: &Gpt, batch: &Batch) -> (f32, Vec<(String, Vec<f32>)>) {
     (loss, grads)
 }
 
-/// The same from one graph of the whole network.
+/// Returns the same from one graph of the whole network.
 fn whole(gpt: &Gpt, batch: &Batch) -> (f32, HashMap<String, Vec<f32>>) {
     let (scope, tokens) = (gpt.scope(), gpt.tokens(batch).unwrap());
     let mut x = None;
@@ -122,7 +122,7 @@ fn gradients_predict_how_the_loss_moves() {
 fn no_token_sees_the_future() {
     let gpt = gpt(CONFIG, 1);
     let batch = batch(CONFIG, 1, 8);
-    // The loss of one position is found by its effect on the mean when only its target changes.
+    // Changing one target changes the mean loss by this position's loss only.
     let effect = |inputs: &[u8], place: usize| {
         let mut other = Batch { inputs: inputs.to_vec(), ..batch.clone() };
         let before = gpt.loss(&other).unwrap();

@@ -1,4 +1,4 @@
-//! candle's own copy of the parameters, and the two doors through which numbers pass without another copy.
+//! candle's copy of the parameters, with functions that read and write values without another copy.
 
 use std::collections::HashMap;
 
@@ -7,30 +7,30 @@ use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor
 
 use super::Param;
 
-/// The network's parameters as candle variables, by name.
+/// Parameters of the network as candle variables, by name.
 #[derive(Debug)]
 pub(crate) struct Weights {
     vars: HashMap<String, Var>,
 }
 
 impl Weights {
-    /// Zeros in the shapes of `params`.
+    /// Creates zeros in the shapes of `params`.
     pub(crate) fn zeros(params: &[Param]) -> Result<Self> {
         Self::of_shapes(params.iter().map(|param| (param.name.clone(), param.shape.clone())))
     }
 
-    /// Zeros of these names and shapes.
+    /// Creates zeros with these names and shapes.
     pub(crate) fn of_shapes(shapes: impl IntoIterator<Item = (String, Vec<usize>)>) -> Result<Self> {
         let zeros = |(name, shape): (_, Vec<usize>)| Ok((name, Var::zeros(shape, DType::F32, &Device::Cpu)?));
         Ok(Self { vars: shapes.into_iter().map(zeros).collect::<Result<_>>()? })
     }
 
-    /// Bytes candle holds for them.
+    /// Returns the bytes that candle holds for the parameters.
     pub(crate) fn bytes(&self) -> usize {
         self.vars.values().map(|var| var.elem_count() * size_of::<f32>()).sum()
     }
 
-    /// Copies `values`, in row-major order, over the parameter `name`.
+    /// Copies `values`, in row-major order, into the parameter `name`.
     pub(crate) fn set(&self, name: &str, values: &[f32]) -> Result<()> {
         let var = self.get(name)?;
         let len = var.elem_count();
@@ -38,18 +38,18 @@ impl Weights {
         Ok(var.inplace_op1(&Overwrite(values))?)
     }
 
-    /// Frees the memory of the parameter `name`; until it is set again, reading it is an error.
+    /// Frees the memory of the parameter `name`; reading it before the next `set` is an error.
     pub(crate) fn free(&self, name: &str) -> Result<()> {
         Ok(self.get(name)?.inplace_op1(&Free)?)
     }
 
-    /// The variable called `name`.
+    /// Returns the variable called `name`.
     pub(crate) fn get(&self, name: &str) -> Result<&Var> {
         self.vars.get(name).with_context(|| format!("the network has no parameter {name}"))
     }
 }
 
-/// Hands the numbers of a contiguous f32 tensor to `read`, in row-major order, where they lie.
+/// Calls `read` with the values of a contiguous f32 tensor in place, in row-major order.
 pub(crate) fn with_values<T>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> T) -> Result<T> {
     let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
@@ -58,7 +58,7 @@ pub(crate) fn with_values<T>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> T) ->
     Ok(read(&storage.as_slice::<f32>()?[start..end]))
 }
 
-/// Replaces a variable's numbers; `Var::set` would need them in a tensor first.
+/// Replaces a variable's values; `Var::set` would need a tensor.
 struct Overwrite<'a>(&'a [f32]);
 
 impl InplaceOp1 for Overwrite<'_> {
@@ -68,7 +68,7 @@ impl InplaceOp1 for Overwrite<'_> {
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
         if layout.contiguous_offsets() != Some((0, self.0.len())) {
-            candle_core::bail!("a parameter is not alone in its memory")
+            candle_core::bail!("a parameter shares its storage with another tensor")
         }
         match storage {
             CpuStorage::F32(there) if there.len() == self.0.len() => there.copy_from_slice(self.0),
@@ -78,7 +78,8 @@ impl InplaceOp1 for Overwrite<'_> {
     }
 }
 
-/// Leaves nothing, of a type that candle computes nothing with: it would read f32 beyond their end.
+/// Empties the storage and changes its type to one that candle computes nothing with, because candle would read an empty
+/// f32 storage beyond its end.
 struct Free;
 
 impl InplaceOp1 for Free {

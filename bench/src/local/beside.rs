@@ -1,4 +1,4 @@
-//! Held-out losses of methods beside those of their baselines, seed by seed, and how far above them they may be.
+//! Compares held-out losses of methods with those of their baselines, seed by seed, with limits on the excess.
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
@@ -7,7 +7,7 @@ use super::asked::Task;
 use super::trained::Trained;
 use crate::measure::record::{Cell, Section, Table, Wanted};
 
-/// A method beside the same rule with an exchange in every step.
+/// Comparison of a method with the same rule and an exchange in every step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Beside {
     pub(crate) method: Task,
@@ -16,12 +16,12 @@ pub(crate) struct Beside {
     pub(crate) allowed: Allowed,
 }
 
-/// How far above the baseline's the method's held-out loss may be, as a part of it.
+/// Limits on the relative excess of the method's held-out loss over the baseline's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Allowed {
-    /// With each seed.
+    /// Limit for each seed.
     pub(crate) each: f64,
-    /// In the mean of the seeds.
+    /// Limit for the mean over the seeds.
     pub(crate) mean: f64,
 }
 
@@ -34,14 +34,14 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// How much more the method's is than the baseline's, as a part of it.
+    /// Returns the relative excess of the method's loss over the baseline's.
     pub(crate) fn excess(&self) -> f64 {
         self.method / self.baseline - 1.0
     }
 }
 
 impl Beside {
-    /// The highest excess; NaN where one is, or there is none.
+    /// Returns the highest excess; NaN if any is NaN or there is none.
     pub(crate) fn excess(&self) -> f64 {
         highest(self.losses.iter().map(Pair::excess))
     }
@@ -55,35 +55,36 @@ impl Beside {
     }
 }
 
-/// What is allowed in `all`. Measured beside it: the highest share and the mean of seeds 1 to 3 by the defaults, then both of the
-/// same rule in workers that never exchange anything (`--kx 100000`), which the mean's bar is to miss.
+/// Returns the limits in `all`. The comments give measurements: the highest excess and the mean over seeds 1 to 3 with the
+/// defaults, then both for the same rule with workers that never exchange anything (`--kx 100000`), which must exceed the
+/// limit of the mean.
 pub(super) fn allowed(method: Task) -> Allowed {
     let (each, mean) = match method {
-        // 0.022, 0.016; never 0.047, above 0.036
+        // 0.022, 0.016; never: 0.047, above 0.036
         Task::LocalSgd => (0.035, 0.025),
-        // 0.018, 0.014; never as above
+        // 0.018, 0.014; never: as above
         Task::PostLocalSgd => (0.03, 0.022),
-        // 0.126, 0.076; never 0.150, 0.105
+        // 0.126, 0.076; never: 0.150, 0.105
         Task::LocalAdam => (0.14, 0.09),
-        // 0.108, 0.072; never as above
+        // 0.108, 0.072; never: as above
         Task::DesLoc => (0.13, 0.085),
-        // 0.076, 0.065; never 0.103, 0.085
+        // 0.076, 0.065; never: 0.103, 0.085
         Task::MtDao => (0.09, 0.075),
-        // 0.053, 0.043; never as of Local Adam
+        // 0.053, 0.043; never: as for Local Adam
         Task::Diloco => (0.08, 0.06),
-        // 0.066, 0.057; never as of Local Adam
+        // 0.066, 0.057; never: as for Local Adam
         Task::StreamingDiloco => (0.09, 0.075),
-        // Baselines are beside nothing.
+        // A baseline is not compared with another method.
         _ => (f64::NAN, f64::NAN),
     };
     Allowed { each, mean }
 }
 
-/// The same where workers come and go, beside the same workers in every step. Measured with `--chaos 1`: streaming-diloco 0.027,
-/// local-adam 0.013, mt-dao 0.004.
+/// Limits with changing workers, compared with the same workers in every step. Measured with `--chaos 1`: streaming-diloco
+/// 0.027, local-adam 0.013, mt-dao 0.004.
 pub(super) const ALLOWED_IN_CHAOS: Allowed = Allowed { each: 0.08, mean: 0.08 };
 
-/// Every method that was trained, beside its baseline with the same seed.
+/// Pairs every trained method with its baseline of the same seed.
 pub(super) fn pairs(trained: &[Trained], allowed: impl Fn(Task) -> Allowed) -> Result<Vec<Beside>> {
     let mut all: Vec<Beside> = Vec::new();
     for run in trained {
@@ -104,33 +105,33 @@ pub(super) fn pairs(trained: &[Trained], allowed: impl Fn(Task) -> Allowed) -> R
     Ok(all)
 }
 
-/// What is compared, where workers come and go, or read unlike text.
+/// Describes the comparison, with or without changing workers and unlike text.
 pub(super) fn about(chaos: bool, unlike: bool) -> String {
     let baseline = match chaos {
         false => "the same update rule on gradients that are reduced in every step",
         true => {
-            "the same update rule in the same workers at the same steps, with parameters and all of its state averaged after every \
+            "the same update rule with the same workers at the same steps, and with parameters and all state averaged after every \
              step"
         }
     };
     let bars = match unlike {
-        false => "Every method's share above it has a bar.",
-        true => "Workers read unlike text, for which no share is promised: no bar is on it.",
+        false => "The excess of every method has a limit.",
+        true => "Workers read text of different kinds, for which no limit applies.",
     };
     format!(
-        "Held-out losses in nats a byte after the last step, the mean of the workers' own models. A method's baseline is {baseline}. \
+        "Held-out losses in nats per byte after the last step, the mean over the workers' own models. A method's baseline is {baseline}. \
          {bars}"
     )
 }
 
-/// The table, and bars on every method's share and on what was learned at all: a byte costs less than `entropy`. Without
-/// `bounded` no share has a bar.
+/// Returns the table with limits on every method's excess, and a limit that shows that something was learned: a byte must
+/// cost less than `entropy`. Without `bounded` the excess has no limit.
 pub(super) fn section(all: &[Beside], entropy: f64, about: &str, bounded: bool) -> Section {
-    let mut section = Section::new("held-out loss beside the baseline", about);
+    let mut section = Section::new("held-out loss compared with the baseline", about);
     let seeds = all.first().map_or(&[][..], |beside| &beside.losses);
     let mut columns = vec!["baseline".to_owned()];
     columns.extend(seeds.iter().map(|pair| format!("seed {}", pair.seed)));
-    columns.extend(["mean".to_owned(), "baseline's mean".to_owned(), "above it: most, mean".to_owned()]);
+    columns.extend(["mean".to_owned(), "baseline's mean".to_owned(), "excess: highest, mean".to_owned()]);
     if bounded {
         columns.push("allowed".to_owned());
     }
@@ -150,23 +151,20 @@ pub(super) fn section(all: &[Beside], entropy: f64, about: &str, bounded: bool) 
         }
         table.row(beside.method.to_string(), cells);
     }
-    table.note("in parentheses: above the baseline's with the same seed");
+    table.note("in parentheses: excess over the baseline's loss with the same seed");
     section.tables.push(table);
     for beside in all.iter().filter(|_| bounded) {
-        let what = format!("{}: held-out loss above {}'s, as a part of it", beside.method, beside.baseline);
-        section.bar(
-            format!("{what}, with the worst seed"),
-            beside.excess(),
-            Wanted::AtMost(beside.allowed.each),
-        );
-        // Of one seed that is the same.
+        let what =
+            format!("{}: relative excess of the held-out loss over {}'s", beside.method, beside.baseline);
+        section.bar(format!("{what}, worst seed"), beside.excess(), Wanted::AtMost(beside.allowed.each));
+        // With a single seed both are equal.
         if beside.losses.len() != 1 {
             let allowed = Wanted::AtMost(beside.allowed.mean);
-            section.bar(format!("{what}, in the mean"), beside.mean_excess(), allowed);
+            section.bar(format!("{what}, mean"), beside.mean_excess(), allowed);
         }
     }
     let losses = all.iter().flat_map(|beside| &beside.losses).flat_map(|pair| [pair.method, pair.baseline]);
-    let what = "the highest held-out loss, which is to be below the byte entropy";
+    let what = "highest held-out loss, which must be below the byte entropy";
     section.bar(what, highest(losses), Wanted::AtMost(entropy));
     section
 }
@@ -175,7 +173,7 @@ pub(super) fn loss(loss: f64) -> Cell {
     Cell::Text(format!("{loss:.4}"))
 }
 
-/// The highest of them; NaN where one is, or there is none.
+/// Returns the highest value; NaN if any is NaN or there is none.
 pub(super) fn highest(values: impl Iterator<Item = f64>) -> f64 {
     let higher = |a: f64, b: f64| if a.is_nan() || b <= a { a } else { b };
     values.reduce(higher).unwrap_or(f64::NAN)
@@ -186,7 +184,7 @@ mod tests {
     use super::*;
     use crate::measure::record::Bar;
 
-    /// Diloco beside AdamW, of which at most 10 % more is allowed with a seed, and 5 % in the mean.
+    /// DiLoCo compared with AdamW, with limits of 10 % for each seed and 5 % for the mean.
     fn missed(pairs: &[(f64, f64)], bounded: bool) -> Vec<String> {
         let pair = |(seed, &(method, baseline)): (u64, &(f64, f64))| Pair { seed, method, baseline };
         let losses = (0..).zip(pairs).map(pair).collect();
@@ -200,11 +198,11 @@ mod tests {
     fn a_share_that_one_seed_exceeds_is_a_miss() {
         assert!(missed(&[(2.0, 2.0), (2.19, 2.0), (1.5, 2.0)], true).is_empty());
         let found = missed(&[(2.0, 2.0), (2.21, 2.0), (1.5, 2.0)], true);
-        assert_eq!(found, ["diloco: held-out loss above every-step's, as a part of it, with the worst seed"]);
+        assert_eq!(found, ["diloco: relative excess of the held-out loss over every-step's, worst seed"]);
         let found = missed(&[(2.11, 2.0), (2.11, 2.0)], true);
-        assert_eq!(found, ["diloco: held-out loss above every-step's, as a part of it, in the mean"]);
+        assert_eq!(found, ["diloco: relative excess of the held-out loss over every-step's, mean"]);
         assert!(missed(&[(2.0, 2.0), (2.21, 2.0)], false).is_empty());
-        // As low as the baseline, which has learned nothing.
+        // As low as a baseline that has learned nothing.
         assert_eq!(missed(&[(3.4, 3.4), (2.0, 2.0)], true).len(), 1);
         assert_eq!(missed(&[(2.0, 2.0), (f64::NAN, 2.0)], true).len(), 3);
         assert_eq!(missed(&[(2.0, f64::NAN), (2.0, 2.0)], true).len(), 3);

@@ -1,4 +1,4 @@
-//! DES-LOC held to Local Adam, and both to AdamW in every step, seed by seed.
+//! Compares DES-LOC with Local Adam, and both with AdamW in every step, seed by seed.
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
@@ -9,15 +9,14 @@ use super::method::Method;
 use super::trained::Trained;
 use crate::measure::record::{Cell, Section, Table, Wanted};
 
-/// How far DES-LOC's held-out loss may be from Local Adam's, as a part of that.
+/// Maximum relative difference between the held-out losses of DES-LOC and Local Adam.
 const WITHIN: f64 = 0.02;
 
-/// How far both may be above AdamW in every step with each seed, as a part of that. Measured with seeds 1 to 3: Local Adam 0.124 to
-/// 0.137, DES-LOC 0.138 to 0.144; workers that never exchange
-/// anything 0.212 with seed 1, which is to be a miss.
+/// Maximum relative excess of both over AdamW in every step, for each seed. Measured with seeds 1 to 3: Local Adam 0.124 to
+/// 0.137, DES-LOC 0.138 to 0.144; workers that never exchange anything: 0.212 with seed 1, which must exceed the limit.
 const ABOVE_EVERY_STEP: f64 = 0.155;
 
-/// What is trained with each seed.
+/// Trainings for each seed.
 const TASKS: [Task; 3] = [Task::EveryStep, Task::LocalAdam, Task::DesLoc];
 
 /// Held-out losses of one seed.
@@ -28,15 +27,15 @@ pub(crate) struct Losses {
     pub(crate) des_loc: f64,
 }
 
-/// How many workers the bar is for.
+/// Number of workers that the limits apply to.
 const WORKERS: usize = 4;
 
-/// The longest of DES-LOC's periods: after a multiple of it everything has been exchanged.
+/// Longest period of DES-LOC: after a multiple of it everything has been exchanged.
 const KV: u64 = 192;
 
-/// AdamW in every step, Local Adam (32) and DES-LOC (32, 96, 192).
+/// Returns AdamW in every step, Local Adam (32) and DES-LOC (32, 96, 192).
 pub(super) fn methods(steps: u64, workers: usize) -> Result<Vec<Method>> {
-    ensure!(workers == WORKERS, "--local compare is of {WORKERS} workers, not {workers}; leave --ranks out");
+    ensure!(workers == WORKERS, "--local compare has {WORKERS} workers, not {workers}; leave --ranks out");
     ensure!(
         steps.is_multiple_of(KV),
         "--local compare: after {steps} steps workers have not exchanged everything; use a multiple of {KV}"
@@ -47,7 +46,7 @@ pub(super) fn methods(steps: u64, workers: usize) -> Result<Vec<Method>> {
 }
 
 impl Losses {
-    /// How much more DES-LOC's is than Local Adam's, as a part of it.
+    /// Returns the relative excess of DES-LOC's loss over Local Adam's.
     pub(crate) fn excess(&self) -> f64 {
         self.des_loc / self.local_adam - 1.0
     }
@@ -61,7 +60,7 @@ impl Losses {
         }
     }
 
-    /// How much more Local Adam's and DES-LOC's are than that of every step, as a part of it.
+    /// Returns the relative excess of Local Adam and DES-LOC over every step.
     fn above_every_step(&self) -> [f64; 2] {
         [self.local_adam, self.des_loc].map(|loss| loss / self.every_step - 1.0)
     }
@@ -74,54 +73,54 @@ impl Losses {
     }
 }
 
-/// The losses by seed, of trainings in the order of [`methods`].
+/// Returns the losses by seed, from trainings in the order of [`methods`].
 pub(super) fn by_seed(trained: &[Trained]) -> Result<Vec<(u64, Losses)>> {
     let of = |runs: &[Trained]| {
         let loss = |task| runs.iter().find(|run| run.method == task).map(Trained::held_out);
         let [every_step, local_adam, des_loc] = TASKS.map(loss);
         let all = every_step.zip(local_adam).zip(des_loc);
-        let ((every_step, local_adam), des_loc) = all.context("a method was not trained")?;
+        let ((every_step, local_adam), des_loc) = all.context("the results of a method are missing")?;
         Ok((runs[0].seed, Losses { every_step, local_adam, des_loc }))
     };
     trained.chunks(TASKS.len()).map(of).collect()
 }
 
-/// The table and the verdict: DES-LOC is within 2 % of Local Adam with every seed and in the mean, both are near to AdamW in
-/// every step with every seed, and all have learned something, which is that a byte costs less than `entropy`.
+/// Returns the table and the verdict: DES-LOC is within 2 % of Local Adam for every seed and in the mean, both are close to
+/// AdamW in every step for every seed, and all have learned something, which means that a byte costs less than `entropy`.
 pub(super) fn section(losses: &[(u64, Losses)], entropy: f64) -> Section {
-    let about = "Held-out losses in nats a byte, after the last step, when all workers have exchanged everything: of DES-LOC beside Local \
-         Adam, and of both beside AdamW on gradients that are reduced in every step.";
-    let mut section = Section::new("DES-LOC (32, 96, 192) beside Local Adam (32)", about);
+    let about = "Held-out losses in nats per byte after the last step, when all workers have exchanged everything: DES-LOC compared with \
+         Local Adam, and both compared with AdamW on gradients that are reduced in every step.";
+    let mut section = Section::new("DES-LOC (32, 96, 192) compared with Local Adam (32)", about);
     let mut table = Table::new(
         "seed",
         &[
             "AdamW every step",
             "Local Adam (32)",
-            "above it",
+            "excess over every step",
             "DES-LOC (32, 96, 192)",
-            "above it",
-            "than Local Adam",
+            "excess over every step",
+            "excess over Local Adam",
         ],
     );
     losses.iter().for_each(|(seed, losses)| table.row(seed.to_string(), losses.cells()));
     let all: Vec<Losses> = losses.iter().map(|(_, losses)| *losses).collect();
     let mean = Losses::mean(&all);
     table.row("mean", mean.cells());
-    table.note(format!("byte entropy {entropy:.3}: what a byte costs when frequencies alone are known"));
+    table.note(format!("byte entropy {entropy:.3}: cost of a byte if only the byte frequencies are known"));
     section.tables.push(table);
     let apart = |losses: &Losses| losses.excess().abs();
     for (seed, losses) in losses {
-        let what = format!("seed {seed}: DES-LOC's held-out loss from Local Adam's, as a part of it");
+        let what = format!("seed {seed}: relative difference of DES-LOC's held-out loss from Local Adam's");
         section.bar(what, apart(losses), Wanted::AtMost(WITHIN));
     }
-    section.bar("the same of the means", apart(&mean), Wanted::AtMost(WITHIN));
+    section.bar("the same for the means", apart(&mean), Wanted::AtMost(WITHIN));
     for (i, name) in ["Local Adam", "DES-LOC"].into_iter().enumerate() {
-        let what = format!("{name}: held-out loss above every step's with the worst seed, as a part of it");
+        let what = format!("{name}: relative excess of the held-out loss over every step's, worst seed");
         let above = highest(all.iter().map(|losses| losses.above_every_step()[i]));
         section.bar(what, above, Wanted::AtMost(ABOVE_EVERY_STEP));
     }
     let worst = highest(all.iter().flat_map(|l| [l.every_step, l.local_adam, l.des_loc]));
-    let what = "the highest held-out loss, which is to be below the byte entropy";
+    let what = "highest held-out loss, which must be below the byte entropy";
     section.bar(what, worst, Wanted::AtMost(entropy));
     section
 }
@@ -149,9 +148,9 @@ mod tests {
         let unknown = Losses { every_step: f64::NAN, local_adam: 2.0, des_loc: 2.0 };
         let bars = super::section(&[(1, unknown)], 3.3).bars;
         assert_eq!(bars.iter().filter(|bar| !bar.holds()).count(), 3);
-        // Near to each other, and both far from every step.
+        // The two agree with each other, but differ too much from every step.
         assert!(!holds(&[(2.0, 2.0), (2.0, 2.0), (2.3, 2.3)]));
-        // Alike, but nothing was learned.
+        // Equal, but nothing was learned.
         assert!(!holds(&[(3.4, 3.4), (2.0, 2.0), (2.0, 2.0)]));
     }
 

@@ -1,4 +1,4 @@
-//! Where workers that come wait for their step, and the others for them: so that a schedule is kept on any machine.
+//! Synchronizes joining workers with the steps of the others, so that a schedule is followed on any machine.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -9,10 +9,10 @@ use meshstep_membership::InProcess;
 
 use super::worker::PATIENCE;
 
-/// How often it is looked whether somebody waits.
+/// Interval between two checks for a waiting worker.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What the workers of a run know of each other's steps.
+/// Progress of the workers of a run, shared by all of them.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     seen: Mutex<Seen>,
@@ -25,7 +25,7 @@ struct Seen {
     stopped: bool,
 }
 
-/// Stops all workers where one ends with an error or a panic.
+/// Stops all workers if one ends with an error or a panic.
 pub(super) struct Watch<'a> {
     gate: &'a Gate,
     well: bool,
@@ -36,7 +36,8 @@ impl Gate {
         Watch { gate: self, well: false }
     }
 
-    /// A worker is about to take this step; returns once those that come there wait for the others' next exchange.
+    /// Reports that a worker is about to take this step. Returns once the workers that join at this step wait for the next
+    /// exchange.
     pub(super) fn reach(
         &self,
         step: u64,
@@ -52,7 +53,7 @@ impl Gate {
             while !members.waiting().contains(&(worker as u64)) {
                 ensure!(
                     Instant::now() < until,
-                    "worker {worker} did not come to step {step} within {PATIENCE:?}"
+                    "worker {worker} did not reach step {step} within {PATIENCE:?}"
                 );
                 self.check(&self.lock())?;
                 thread::sleep(LOOK);
@@ -82,7 +83,7 @@ impl Gate {
 }
 
 impl Watch<'_> {
-    /// The worker has come to its end as it should.
+    /// Marks the worker's normal end.
     pub(super) fn well(mut self) {
         self.well = true;
     }
@@ -95,7 +96,7 @@ impl Drop for Watch<'_> {
     }
 }
 
-/// Another worker's error is the cause.
+/// The failure of another worker is the cause.
 #[derive(Debug, thiserror::Error)]
-#[error("another worker has failed")]
+#[error("another worker failed")]
 pub(super) struct Stopped;

@@ -1,4 +1,4 @@
-//! One training by one method: what its workers share, and what it came to.
+//! One training by one method: its shared data, and the run of its workers.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,7 +22,7 @@ use crate::gpt::{Config, Param};
 use crate::progress::Progress;
 use crate::train::layout;
 
-/// Held-out losses of a training that are measured on its way, about.
+/// Approximate number of held-out losses that are measured during a training.
 const MEASURED: u64 = 12;
 
 /// A training that is ready to begin.
@@ -35,20 +35,20 @@ pub(super) struct Job<'a> {
     pub(super) layout: Layout,
     pub(super) seed: u64,
     pub(super) steps: usize,
-    /// Sequences of a worker's step.
+    /// Sequences per worker and step.
     pub(super) batch: usize,
-    /// Workers that are there from the beginning.
+    /// Number of workers at the start.
     pub(super) first: usize,
-    /// Sequences that held-out losses are measured on, by all workers together.
+    /// Number of sequences for held-out losses, divided among all workers.
     pub(super) held_out: usize,
     pub(super) schedule: Schedule,
     parts: Vec<Range<usize>>,
-    /// Steps from one measured held-out loss to the next.
+    /// Steps between two measurements of the held-out loss.
     every: u64,
     marks: &'a [u64],
 }
 
-/// What all trainings of a run have alike.
+/// Settings that all trainings of a run share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Common<'a> {
     pub(super) model: Config,
@@ -57,14 +57,15 @@ pub(super) struct Common<'a> {
     pub(super) batch: usize,
     pub(super) workers: usize,
     pub(super) held_out: usize,
-    /// Steps after which held-out losses are measured besides.
+    /// Additional steps after which held-out losses are measured.
     pub(super) marks: &'a [u64],
-    /// The seed whose trainings are measured on their way; others are so at the end alone.
+    /// Seed of the trainings that are measured while they run; the others are measured only at the end.
     pub(super) on_the_way: u64,
 }
 
 impl<'a> Job<'a> {
-    /// An error where the plan is none for the network, or the text too short; what its method advises against is returned.
+    /// Creates the training, and returns its method's warnings. Fails if the plan does not fit the network or the text is
+    /// too short.
     pub(super) fn new(
         common: Common<'a>,
         method: &'a Method,
@@ -102,7 +103,7 @@ impl<'a> Job<'a> {
         Ok((job, warnings.iter().map(ToString::to_string).collect()))
     }
 
-    /// Trains it on threads.
+    /// Trains on threads.
     pub(super) fn train(&self, label: &str) -> Result<Trained> {
         let done = if self.is_chaos() { self.in_chaos(label)? } else { self.in_peace(label)? };
         Trained::of(self, done)
@@ -118,10 +119,10 @@ impl<'a> Job<'a> {
 
     fn in_chaos(&self, label: &str) -> Result<Vec<Done>> {
         let all = self.schedule.workers(self.first);
-        // Every worker's step is one: how many take it at a time changes.
-        let label = format!("{label}, steps of all workers");
+        // One unit of progress is a step of one worker, because the number of workers changes.
+        let label = format!("{label}, all workers' steps");
         let progress = Progress::new(label, self.worker_steps(), 1, self.batch * self.model.context);
-        let plan = self.method.plan.as_ref().context("without a plan nobody can come or go")?;
+        let plan = self.method.plan.as_ref().context("--chaos needs a method with a plan")?;
         let digest = plan.digest(&worker::optimizer(self, alone()?)?);
         let config =
             Membership { patience: PATIENCE, silence: PATIENCE, ..Membership::new(digest, self.first) };
@@ -134,7 +135,7 @@ impl<'a> Job<'a> {
         all_or_cause(done?)
     }
 
-    /// Bytes that the worker at `rank` of `ranks` sends in these steps, where every exchange comes about.
+    /// Returns the bytes that the worker at `rank` of `ranks` sends in these steps if every exchange succeeds.
     pub(super) fn planned(&self, ranks: usize, rank: usize, steps: Range<u64>) -> Result<u64> {
         let Some(plan) = &self.method.plan else { return self.reduced(ranks, rank, steps) };
         let ring = Ring { ranks, rank };
@@ -143,7 +144,8 @@ impl<'a> Job<'a> {
         Ok(plan.traffic(&self.part_of_one()?, &groups, worker, steps)?.total())
     }
 
-    /// Bytes that workers send together where gradients are reduced in every step, of which so many take each.
+    /// Returns the bytes that all workers together send if gradients are reduced in every step; `present` has the number of
+    /// workers of each step.
     pub(super) fn every_step(&self, present: &[usize]) -> Result<u64> {
         let mut steps = BTreeMap::new();
         present.iter().for_each(|&ranks| *steps.entry(ranks).or_insert(0) += 1);
@@ -158,7 +160,7 @@ impl<'a> Job<'a> {
         Ok(plan.wire(rank, &AdamW::default()).total() * (steps.end - steps.start))
     }
 
-    /// The part of the text that a worker reads.
+    /// Returns the worker's part of the text.
     pub(super) fn part(&self, worker: usize) -> Range<usize> {
         self.parts[worker].clone()
     }
@@ -167,17 +169,17 @@ impl<'a> Job<'a> {
         !self.schedule.events.is_empty()
     }
 
-    /// Whether a held-out loss is measured after so many steps.
+    /// Returns true if a held-out loss is measured after so many steps.
     pub(super) fn is_measured_after(&self, steps: u64) -> bool {
         steps.is_multiple_of(self.every) || steps == self.steps as u64 || self.marks.contains(&steps)
     }
 
-    /// How a worker of one rank has the parameters.
+    /// Returns the part of the parameters that a worker of one rank holds: all of them.
     fn part_of_one(&self) -> Result<Part> {
         Ok(Part::new(self.layout.clone(), Sizes::all(1), [], &Options::default())?)
     }
 
-    /// Steps of all workers, about: those that come begin with the next exchange.
+    /// Returns the approximate number of steps of all workers. New workers start with the next exchange.
     fn worker_steps(&self) -> usize {
         let all = 0..self.schedule.workers(self.first);
         let taken = |worker| {
@@ -188,7 +190,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// What every worker returned, or the error that the other workers' errors follow from.
+/// Returns the results of all workers, or the error that caused the errors of the other workers.
 fn all_or_cause(results: Vec<Result<Done>>) -> Result<Vec<Done>> {
     let (mut done, mut errors) = (Vec::new(), Vec::new());
     for (worker, result) in results.into_iter().enumerate() {
@@ -201,7 +203,7 @@ fn all_or_cause(results: Vec<Result<Done>>) -> Result<Vec<Done>> {
     errors.into_iter().next().map_or(Ok(done), Err)
 }
 
-/// A worker that fails leaves, and the others' exchanges fail because it left.
+/// A worker that fails leaves the group, so the exchanges of the other workers fail.
 fn is_consequence(error: &anyhow::Error) -> bool {
     use meshstep_shard::Error;
     use meshstep_shard::local::LocalError;

@@ -1,4 +1,4 @@
-//! A worker's connection to the others, and the bytes that it has sent over all that it has had.
+//! A worker's connection to the other workers, with a count of the bytes sent over all connections.
 
 use std::sync::Arc;
 
@@ -8,21 +8,21 @@ use meshstep_shard::local::Workers;
 
 use super::worker::PATIENCE;
 
-/// Communicators between workers; those of an epoch at a time, where workers come and go.
+/// Communicators between workers; with changing workers, those of the current epoch.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     workers: Option<Workers>,
-    /// Sent over those before, less what setting up took.
+    /// Bytes sent over earlier communicators, minus the bytes of the setup.
     past: i128,
 }
 
 impl Link {
-    /// Of workers that stay.
+    /// Creates the link of workers that all stay.
     pub(super) fn of(workers: Workers) -> Self {
         Link { workers: Some(workers), past: 0 }
     }
 
-    /// Goes on with the members of `round`.
+    /// Connects to the members of `round`.
     pub(super) fn connect(&mut self, member: &InProcessWorker, round: &Round) -> Result<Workers, Error> {
         let world = member.communicator(round, PATIENCE)?;
         let workers = Workers { across: Arc::clone(&world), world };
@@ -31,27 +31,27 @@ impl Link {
         Ok(workers)
     }
 
-    /// What was sent so far is what setting up took, and does not count.
+    /// Excludes the bytes sent so far, which belong to the setup, from the count.
     pub(super) fn begin(&mut self) {
         self.past -= self.total();
     }
 
-    /// Bytes sent since it began.
+    /// Returns the bytes sent since the beginning.
     pub(super) fn sent(&self) -> u64 {
         self.total().try_into().unwrap_or(0)
     }
 
-    /// Waits until everything that was sent has arrived, and counts.
+    /// Waits until everything that was sent has arrived and is counted.
     pub(super) fn settle(&self) -> Result<(), meshstep_comm::Error> {
         self.workers.iter().try_for_each(|workers| workers.across.barrier())
     }
 
-    /// This worker's place among those of the epoch.
+    /// Returns this worker's rank among the workers of the epoch.
     pub(super) fn rank(&self) -> Option<usize> {
         self.workers.as_ref().map(|workers| workers.world.rank())
     }
 
-    /// How many workers are connected.
+    /// Returns the number of connected workers.
     pub(super) fn ranks(&self) -> Option<usize> {
         self.workers.as_ref().map(|workers| workers.world.world_size())
     }
@@ -67,13 +67,13 @@ impl Link {
     }
 }
 
-/// Of a worker that is one rank.
+/// Returns the communicator of a worker that is one rank.
 pub(super) fn alone() -> Result<Arc<dyn Communicator>, meshstep_comm::Error> {
     let mut world = loopback::world(settings(1))?;
     world.pop().ok_or(meshstep_comm::Error::ZeroRanks)
 }
 
-/// Ranks as threads that wait long for each other: one may be many steps ahead.
+/// Returns settings for ranks as threads with a long timeout, because one rank may be many steps ahead.
 pub(super) fn settings(ranks: usize) -> loopback::Config {
     loopback::Config { ranks, timeout: PATIENCE, clock: Clock::real(), faults: Faults::none() }
 }

@@ -1,4 +1,4 @@
-//! A method as what is trained by it: an update rule, its learning rate, and what workers exchange when.
+//! A training method: an update rule, its learning rate, and the plan of the exchanges between workers.
 
 use anyhow::{Context as _, Result, ensure};
 use meshstep_optim::schedule::Schedule;
@@ -11,28 +11,29 @@ use crate::cli::Optimizer;
 use crate::gpt::Param;
 use crate::train::rules;
 
-/// Averages of squared gradients look back a hundred steps, as runs are short.
+/// Averages of squared gradients cover a hundred steps, because runs are short.
 const BETAS: [f64; 2] = [0.9, 0.99];
 
-/// Learning rate and Nesterov momentum of DiLoCo's outer optimizer: those of the lowest held-out loss after 192 steps with seed 1,
-/// kx 16 and the other defaults, 2.603. Tried besides: 0.5 and 0.7 2.617, 0.7 and 0.3 2.611, 1 and 0 (the mean) 2.625, 0.3 and 0.7
-/// 2.635, 0.7 and 0.5 2.659, 1 and 0.3 2.921, 0.9 and 0.5 2.992, 0.7 and 0.9 (the paper's, for runs of many more exchanges) 3.115.
+/// Learning rate and Nesterov momentum of DiLoCo's outer optimizer. These values gave the lowest held-out loss, 2.603,
+/// after 192 steps with seed 1, kx 16 and the other defaults. Other values: 0.5 and 0.7 2.617, 0.7 and 0.3 2.611, 1 and 0
+/// (the mean) 2.625, 0.3 and 0.7 2.635, 0.7 and 0.5 2.659, 1 and 0.3 2.921, 0.9 and 0.5 2.992, 0.7 and 0.9 (the paper's,
+/// for runs with many more exchanges) 3.115.
 const OUTER: [f64; 2] = [0.5, 0.5];
 
-/// The same of Streaming DiLoCo: 2.619. Tried besides: 0.7 and 0.7 2.631, 0.5 and 0.5 2.633, 0.7 and 0.5 2.635, 0.7 and 0.3 2.636,
-/// 1 and 0 2.640, 1 and 0.3 2.643, 0.9 and 0.5 2.645, 0.5 and 0.3 2.662, 1 and 0.5 2.670.
+/// The same for Streaming DiLoCo: 2.619. Other values: 0.7 and 0.7 2.631, 0.5 and 0.5 2.633, 0.7 and 0.5 2.635, 0.7 and 0.3
+/// 2.636, 1 and 0 2.640, 1 and 0.3 2.643, 0.9 and 0.5 2.645, 0.5 and 0.3 2.662, 1 and 0.5 2.670.
 const STREAMING_OUTER: [f64; 2] = [0.5, 0.7];
 
-/// One method with all its numbers.
+/// A method with all its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Method {
     pub(crate) task: Task,
-    /// None: gradients are reduced in every step.
+    /// Plan of the exchanges; `None` if gradients are reduced in every step.
     pub(crate) plan: Option<LocalPlan>,
     rule: Rule,
 }
 
-/// The update rule of all parameters.
+/// Update rule of all parameters.
 #[derive(Clone, Debug)]
 enum Rule {
     AdamW,
@@ -41,7 +42,7 @@ enum Rule {
 }
 
 impl Method {
-    /// The method named by `task`, with the flags given and the defaults of those that are not; for runs of `steps`.
+    /// Creates the method named by `task`, from the given flags and the defaults of the others, for runs of `steps` steps.
     pub(crate) fn of(task: Task, asked: &Asked, steps: u64) -> Result<Self> {
         let kx = asked.kx();
         let (rule, outer) = (rule(task, asked)?, outer(task, asked));
@@ -62,7 +63,7 @@ impl Method {
                 let (delay, alpha) = (asked.delay.unwrap_or(kx / 4), asked.alpha.unwrap_or(0.5));
                 ensure!(
                     delay < kx,
-                    "--delay {delay} with --kx {kx}: a result must arrive before its fragment is due again; use less than {kx}"
+                    "--delay {delay} with --kx {kx}: a result must arrive before the next exchange of its fragment; use less than {kx}"
                 );
                 let plan = LocalPlan::streaming_diloco(kx, asked.parts.unwrap_or(4), delay, alpha);
                 Some(plan.with(|fragment| fragment.merge = Merge::Outer(outer.clone())))
@@ -71,8 +72,8 @@ impl Method {
         Ok(Method { task, plan, rule })
     }
 
-    /// Its baseline where workers come and go, which reducing gradients has no place for: the same rule, with parameters and
-    /// all of its state averaged after every step.
+    /// Returns the method's baseline for changing workers, among which gradients cannot be reduced: the same rule, with
+    /// parameters and all state averaged after every step.
     pub(crate) fn averaged_every_step(&self) -> Option<Self> {
         let mean = |what| Fragment::mean(what, Timing::every(1));
         let mut fragments = vec![mean(What::Params), mean(What::State(Slots::First))];
@@ -83,7 +84,7 @@ impl Method {
         Some(Method { task, plan: Some(LocalPlan::new(fragments)), rule: self.rule.clone() })
     }
 
-    /// The rules of its parameters: weight decay for matrices alone.
+    /// Returns the rules of the parameters: weight decay only for matrices.
     pub(crate) fn groups(&self, params: &[Param]) -> Groups {
         let Rule::QhAdamW(moments) = self.rule else { return rules::groups(self.optimizer(), params) };
         let rule = QhAdamW { moments, beta2: BETAS[1], weight_decay: 0.1, ..QhAdamW::default() };
@@ -92,31 +93,32 @@ impl Method {
         Groups::new(rule).with(without, plain.collect::<Vec<_>>())
     }
 
-    /// The learning rate of every step.
+    /// Returns the learning rates of all steps.
     pub(crate) fn schedule(&self, steps: usize) -> Result<Schedule> {
         rules::schedule(self.optimizer(), steps)
     }
 
-    /// After so many steps all parameters have been exchanged once more.
+    /// Returns the number of steps in which all parameters are exchanged once.
     pub(crate) fn period(&self) -> u64 {
         let fragments = self.plan.iter().flat_map(|plan| &plan.fragments);
         let periods = fragments.filter(|f| f.what == What::Params).filter_map(|f| f.timing.period);
         periods.max().unwrap_or(1)
     }
 
-    /// Whether what workers exchange arrives at once.
+    /// Returns true if exchanges have no delay.
     pub(crate) fn is_prompt(&self) -> bool {
         self.plan.iter().flat_map(|plan| &plan.fragments).all(|f| f.timing.delay == 0)
     }
 
-    /// Whether all workers have the same parameters after `steps`: all were exchanged then, and nothing of one's own is mixed in.
+    /// Returns true if all workers have the same parameters after `steps`: all were exchanged, without a share of own
+    /// parameters.
     pub(crate) fn alike_after(&self, steps: u64) -> bool {
         let fragments = self.plan.iter().flat_map(|plan| &plan.fragments);
         let mut params = fragments.filter(|f| f.what == What::Params && f.timing.during.contains(&steps));
         self.is_prompt() && params.all(|f| f.taken == 1.0 && f.timing.due(steps.wrapping_sub(1)))
     }
 
-    /// The rule and each fragment's period, in words.
+    /// Describes the rule and each fragment's period in words.
     pub(crate) fn describe(&self) -> String {
         let rule = match &self.rule {
             Rule::QhAdamW(moments) => {
@@ -128,7 +130,7 @@ impl Method {
             Rule::Sgd => "SGD with Nesterov momentum 0.9".to_owned(),
         };
         let Some(plan) = &self.plan else { return format!("{rule}, gradients reduced in every step") };
-        // Fragments that differ in their parameters alone are one line.
+        // Fragments that differ only in their parameters share a line.
         let mut lines: Vec<(Vec<String>, String)> = Vec::new();
         for fragment in &plan.fragments {
             let (params, when) = (fragment.params.to_string(), describe(fragment));
@@ -147,7 +149,7 @@ impl Method {
     fn optimizer(&self) -> Optimizer {
         match self.rule {
             Rule::Sgd => Optimizer::Sgd,
-            // Steps of both are as long.
+            // Both rules make steps of the same size.
             Rule::AdamW | Rule::QhAdamW(_) => Optimizer::Adamw,
         }
     }
@@ -166,7 +168,7 @@ fn outer(task: Task, asked: &Asked) -> Outer {
     Outer::nesterov(asked.outer_lr.unwrap_or(lr), asked.outer_momentum.unwrap_or(momentum))
 }
 
-/// The outer rule, its rate, and what of it is not as by default.
+/// Describes the outer rule, its rate, and its hyperparameters other than the defaults.
 fn of_outer(outer: &Outer) -> String {
     let defaults = Sgd::default().hyperparameters();
     let given = outer.rule.hyperparameters();
@@ -183,7 +185,7 @@ fn given_moments(asked: &Asked) -> Result<Moments> {
     }
 }
 
-/// What is exchanged of a fragment's parameters, when, and how it is merged.
+/// Describes the content, the timing and the merge of a fragment.
 fn describe(Fragment { what, timing, merge, taken, .. }: &Fragment) -> String {
     let what = match what {
         What::Params => "parameters".to_owned(),
@@ -197,7 +199,7 @@ fn describe(Fragment { what, timing, merge, taken, .. }: &Fragment) -> String {
     };
     let delay =
         if timing.delay > 0 { format!(", arriving {} steps later", timing.delay) } else { String::new() };
-    let mixed = if *taken < 1.0 { format!(", {taken} of it taken") } else { String::new() };
+    let mixed = if *taken < 1.0 { format!(", {taken} of the result taken") } else { String::new() };
     let merged =
         if let Merge::Outer(outer) = merge { format!(" by {}", of_outer(outer)) } else { String::new() };
     format!("{what} every {period}{during}{delay}{mixed}{merged}")

@@ -1,5 +1,5 @@
-//! The main job on workers that step alone and meet seldom: by every method that a plan can be, each worker on its own part
-//! of the text, with workers that come and go where that is asked for.
+//! `train --local`: workers that step alone and exchange parameters every few steps, with every method that a plan can
+//! express. Each worker trains on its own part of the text; with `--chaos` workers leave and join.
 
 mod asked;
 mod beside;
@@ -43,20 +43,20 @@ use crate::measure::show::{html, terminal};
 use crate::train::CORPUS_CAP;
 use meshstep_bench_cases::machine::Machine;
 
-/// What four threads on two cores train nine times in a few minutes.
+/// Size of a network that four threads on two cores train nine times in a few minutes.
 const SIZES: Config = Config { layers: 2, heads: 4, width: 64, context: 64 };
 
-/// Seeds of tasks that hold methods against each other, beginning with the one that was asked for.
+/// Number of seeds of tasks that compare methods, starting with the given seed.
 const SEEDS: u64 = 3;
 
-/// Whether all that was promised was kept.
+/// Result of a run: all bars hold, or some are missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Holds,
     Missed,
 }
 
-/// A run that is ready to start; nothing in it is refused any more.
+/// A run that has passed all checks and is ready to start.
 #[derive(Debug)]
 pub(crate) struct Run {
     asked: Train,
@@ -64,18 +64,18 @@ pub(crate) struct Run {
     model: Config,
     methods: Vec<Method>,
     schedule: Schedule,
-    /// What the method is held against where workers come and go, trained by the same workers.
+    /// Baseline with the same workers, for runs with changing workers.
     baseline: Option<Method>,
-    /// Steps after which held-out losses are measured besides.
+    /// Additional steps after which held-out losses are measured.
     marks: Vec<u64>,
     text: String,
     corpus: Corpus,
     entropy: f64,
-    /// Sequences that held-out losses are measured on.
+    /// Number of sequences for held-out losses.
     held_out: usize,
 }
 
-/// `local.json`.
+/// Content of `local.json`.
 #[derive(Debug, Serialize)]
 struct Numbers<'a> {
     asked: &'a Train,
@@ -86,23 +86,23 @@ struct Numbers<'a> {
     byte_entropy: f64,
     seconds: f64,
     trained: &'a [Trained],
-    /// Methods beside their baselines, where those were trained.
+    /// Comparisons of methods with their baselines, if the baselines were trained.
     beside: &'a [Beside],
-    /// Of `compare`, by seed.
+    /// Results of `compare`, by seed.
     compared: &'a [(u64, Losses)],
-    /// Of `doubling`, by seed.
+    /// Results of `doubling`, by seed.
     doubled: &'a [Doubled],
     bars: Vec<&'a Bar>,
     holds: bool,
 }
 
-/// Trains what was asked for, prints what it came to, and writes `local.html` and `local.json` into `folder`.
+/// Runs the training, prints the results, and writes `local.html` and `local.json` into `folder`.
 pub(crate) fn run(asked: &Train, manifest: &Path, folder: &Path, out: &mut impl Write) -> Result<Verdict> {
     Run::prepare(asked, manifest)?.report(folder, out)
 }
 
 impl Run {
-    /// Loads the text and settles what was left open; the default corpus is found from `manifest`.
+    /// Loads the text and sets defaults; the default corpus is found from `manifest`.
     pub(crate) fn prepare(asked: &Train, manifest: &Path) -> Result<Self> {
         let local = &asked.local;
         let task = local.local.context("--local names no method")?;
@@ -121,7 +121,7 @@ impl Run {
                 Schedule::draw(seed, asked.ranks, steps, plan)?
             }
             (Some(_), _) => {
-                bail!("--chaos is for one method whose workers meet seldom, such as --local des-loc")
+                bail!("--chaos needs one method with rare exchanges, such as --local des-loc")
             }
         };
         let baseline = local.chaos.and(methods.first()).and_then(Method::averaged_every_step);
@@ -147,12 +147,12 @@ impl Run {
             held_out: asked.held_out,
             text: text.to_string(),
         };
-        // What is no plan for this network, or too little text, is refused before anything is trained.
+        // Reject plans that do not fit this network and texts that are too short before anything is trained.
         run.jobs().try_for_each(|job| job.map(drop))?;
         Ok(run)
     }
 
-    /// Trains, prints and writes, as [`run`].
+    /// Trains, prints and writes, as in [`run`].
     fn report(&self, folder: &Path, out: &mut impl Write) -> Result<Verdict> {
         fs::create_dir_all(folder)
             .with_context(|| format!("--out {}: making the folder", folder.display()))?;
@@ -206,7 +206,7 @@ impl Run {
         (0..count).map(|i| self.asked.seed.wrapping_add(i))
     }
 
-    /// Every training, and what its method advises against.
+    /// Returns every training with its method's warnings.
     fn jobs(&self) -> impl Iterator<Item = Result<(Job<'_>, Vec<String>)>> {
         let common = self.common();
         let both = self.seeds().flat_map(|seed| self.methods.iter().map(move |method| (seed, method)));
@@ -231,7 +231,8 @@ impl Run {
             trained.push(job.train(&label).with_context(|| label.clone())?);
         }
         if let (Some(baseline), Some(run)) = (&self.baseline, trained.first()) {
-            // Whoever came began with an exchange; the baseline has one in every step, and the same workers in each.
+            // A joining worker starts with an exchange. The baseline has one in every step, so its workers join at the
+            // recorded steps.
             let schedule =
                 self.schedule.coming_at(|worker| run.workers.get(worker).map(|life| life.steps.start));
             let (job, _) = Job::new(self.common(), baseline, run.seed, schedule)?;
@@ -241,7 +242,7 @@ impl Run {
         Ok(trained)
     }
 
-    /// Methods beside their baselines; none where those were not trained.
+    /// Compares methods with their baselines; empty if the baselines were not trained.
     fn beside(&self, trained: &[Trained]) -> Result<Vec<Beside>> {
         match (self.task, &self.baseline) {
             (Task::All, _) => beside::pairs(trained, beside::allowed),
@@ -250,12 +251,12 @@ impl Run {
         }
     }
 
-    /// What is about to be trained.
+    /// Prints the settings of the run.
     fn head(&self, out: &mut impl Write) -> Result<()> {
         let Train { ranks, steps, batch, .. } = self.asked;
         let Config { layers, heads, width, context } = self.model;
         let (train, held_out) = self.corpus.lens();
-        writeln!(out, "text: {}; {train} bytes to train on, {held_out} held out", self.text)?;
+        writeln!(out, "text: {}; {train} bytes for training, {held_out} held out", self.text)?;
         writeln!(
             out,
             "network: {} parameters; {layers} layers, {heads} heads, width {width}, context {context}",
@@ -267,7 +268,7 @@ impl Run {
         )?;
         writeln!(out, "seeds: {:?}", self.seeds().collect::<Vec<_>>())?;
         if self.asked.local.unlike {
-            writeln!(out, "parts: of unlike text, by the share of letters")?;
+            writeln!(out, "parts: text of different kinds, sorted by the share of letters")?;
         }
         let methods = self.methods.iter().chain(&self.baseline);
         methods.into_iter().try_for_each(|method| writeln!(out, "{}: {}", method.task, method.describe()))?;
@@ -295,7 +296,7 @@ impl Run {
         sections
     }
 
-    /// Writes the page; returns how many bars hold.
+    /// Writes the page. Returns a summary of the bars.
     fn write_html(&self, sections: Vec<Section>, seconds: f64, folder: &Path) -> Result<String> {
         let report = record::Report {
             format: record::FORMAT,

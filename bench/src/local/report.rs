@@ -1,22 +1,22 @@
-//! What trainings came to, for people: tables, loss against bytes, and who was there when.
+//! Report of trainings: tables, loss against bytes sent, and membership over time.
 
 use super::schedule::Loss;
 use super::trained::{Life, Trained};
 use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
 
-/// How many of `n` points a curve shows.
+/// Maximum number of points of a curve.
 const POINTS: usize = 60;
 
-/// All trainings beside each other: of the first seed the figures, of all seeds the bars.
+/// Returns the comparison of all trainings: the figures are of the first seed, the bars of all seeds.
 pub(super) fn methods(all: &[Trained], entropy: f64) -> Section {
     let runs: Vec<&Trained> = all.iter().filter(|run| run.seed == all[0].seed).collect();
-    let about = "Workers that step alone, each on its own part of the text, and exchange what their method says. Bytes \
-                 are those of all workers together, counted by their communicators as ring algorithms send them; planned \
-                 ones were known before. Losses are in nats a byte; held-out ones are the mean of the workers' own \
-                 models, each on its share. Of every step's: the share of the bytes that the workers which took each step \
-                 would send to reduce its gradients. Curves and rows are those of the first seed.";
+    let about = "Workers step alone, each on its own part of the text, and exchange what their method says. Bytes are the sum over \
+                 all workers, as their communicators count them for ring algorithms; planned bytes were computed before the run. Losses \
+                 are in nats per byte; held-out losses are the mean over the workers' own models, each on its share. The column `of \
+                 every step's` is the share of the bytes that the workers of each step would send to reduce its gradients. Curves and \
+                 rows are of the first seed.";
     let mut section = Section::new("loss against bytes", about);
-    let columns = ["train loss", "held-out loss", "bytes sent", "planned", "besides", "of every step's"];
+    let columns = ["train loss", "held-out loss", "bytes sent", "planned", "extra", "of every step's"];
     let mut table = Table::new("method", &columns);
     runs.iter().for_each(|run| table.row(run.method.to_string(), cells(run)));
     runs.iter().for_each(|run| table.note(format!("{}: {}", run.method, run.about)));
@@ -25,7 +25,7 @@ pub(super) fn methods(all: &[Trained], entropy: f64) -> Section {
         libm::log(256.0),
         there(&runs)
     ));
-    table.note("besides: state for workers that come, and exchanges that did not come about");
+    table.note("extra: state for joining workers, and failed exchanges");
     section.tables.push(table);
     let (x, y) = (Scale::log("bytes that all workers have sent"), Scale::near("held-out loss, nats a byte"));
     let curves = runs.iter().map(|run| (run.method.to_string(), against_bytes(run))).collect();
@@ -36,21 +36,21 @@ pub(super) fn methods(all: &[Trained], entropy: f64) -> Section {
     for run in runs {
         let seeds = || all.iter().filter(|other| other.method == run.method);
         let sum = |of: fn(&Trained) -> usize| seeds().map(of).sum::<usize>() as f64;
-        // What is not compared has no bar.
+        // Without a planned number there is no bar.
         if seeds().any(|run| run.planned.is_some()) {
-            let what = format!("{}: bytes that are not as planned, times", run.method);
+            let what = format!("{}: number of exchanges with unplanned bytes", run.method);
             section.bar(what, sum(|run| run.unplanned), Wanted::AtMost(0.0));
         }
         if seeds().any(|run| run.compared || run.outer) {
             let whose = if run.compared { "exchanged" } else { "outer" };
-            let what = format!("{}: workers whose {whose} parameters differ at the end", run.method);
+            let what = format!("{}: workers with different {whose} parameters at the end", run.method);
             section.bar(what, sum(|run| run.differing), Wanted::AtMost(0.0));
         }
     }
     section
 }
 
-/// How many steps, and how many workers took each.
+/// Describes the number of steps, and of the workers that took each step.
 fn there(runs: &[&Trained]) -> String {
     let steps = runs.iter().map(|run| run.steps).max().unwrap_or(0);
     let present = || runs.iter().flat_map(|run| &run.present);
@@ -61,13 +61,13 @@ fn there(runs: &[&Trained]) -> String {
     }
 }
 
-/// What each worker did.
+/// Returns the table of workers.
 pub(super) fn workers(run: &Trained, unlike: bool) -> Section {
     let about = match unlike {
-        false => "Worker by worker: what it read, and how long it was there.",
+        false => "The text that each worker read, and its steps.",
         true => {
-            "Worker by worker: what it read, and how long it was there. The text to train on is in the order of its blocks' \
-                 shares of letters, so that every worker reads text of another kind; held-out text is of all kinds."
+            "The text that each worker read, and its steps. The training text is sorted by the share of letters in its blocks, so \
+                 that every worker reads text of another kind; held-out text has all kinds."
         }
     };
     let mut section = Section::new(&format!("workers, {}, seed {}", run.method, run.seed), about);
@@ -89,11 +89,11 @@ pub(super) fn workers(run: &Trained, unlike: bool) -> Section {
     section
 }
 
-/// Who was there when, and what became of exchanges.
+/// Returns the tables of membership changes and failed exchanges.
 pub(super) fn members(run: &Trained, seed: Option<u64>) -> Section {
-    let happens = seed.map_or("Who comes".to_owned(), |seed| format!("What seed {seed} drew"));
+    let happens = seed.map_or("Joining workers".to_owned(), |seed| format!("Events drawn from seed {seed}"));
     let about = format!(
-        "{happens}, and who was there: an epoch is one list of members. Exchanges of {} steps did not come about: {:?}.",
+        "{happens}, and the members: an epoch is one list of members. {} exchanges failed, at steps {:?}.",
         run.failed.len(),
         run.failed
     );
@@ -123,7 +123,7 @@ pub(super) fn members(run: &Trained, seed: Option<u64>) -> Section {
         (format!("worker {i}, {}", end(life.lost)), ends.to_vec())
     };
     let curves = run.workers.iter().enumerate().map(line).collect();
-    section.plots.push(Plot::Curves { title: "Who was there".into(), x, y, curves });
+    section.plots.push(Plot::Curves { title: "Membership over time".into(), x, y, curves });
     section
 }
 
@@ -149,13 +149,13 @@ fn end(lost: Option<Loss>) -> &'static str {
     }
 }
 
-/// Each measured held-out loss, by what had been sent then.
+/// Returns the measured held-out losses against the bytes sent until then.
 fn against_bytes(run: &Trained) -> Vec<(f64, f64)> {
     let sent = |steps: u64| run.sent.get(steps as usize - 1).copied().unwrap_or(0) as f64;
     run.held_out.iter().map(|&(steps, loss)| (sent(steps), loss)).filter(|(sent, _)| *sent > 0.0).collect()
 }
 
-/// The mean training losses of stretches, by what had been sent at their ends.
+/// Returns the mean training losses of intervals against the bytes sent until their ends.
 fn training(run: &Trained) -> Vec<(f64, f64)> {
     let stretch = run.losses.len().div_ceil(POINTS).max(1);
     let stretches = run.losses.chunks(stretch).zip(run.sent.chunks(stretch));

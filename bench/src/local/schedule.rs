@@ -1,4 +1,4 @@
-//! Who is lost and who is added when, drawn from a seed: the same for the same seed, whatever the machine does.
+//! Schedule of leaving and joining workers, drawn from a seed and independent of the machine.
 
 use std::ops::Range;
 
@@ -8,52 +8,53 @@ use serde::Serialize;
 
 use crate::keyed::Stream;
 
-/// Comings and goings of a run, at most.
+/// Maximum number of events of a run.
 const EVENTS: usize = 6;
 
-/// How a worker ends before the others.
+/// Way in which a worker ends before the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Loss {
-    /// It says that it goes.
+    /// The worker announces that it leaves.
     Leaves,
-    /// It is gone between two exchanges, without a word.
+    /// The worker is lost between two exchanges without notice.
     Dies,
-    /// It is gone in an exchange, when the others wait for what it brings.
+    /// The worker is lost in an exchange, while the others wait for its part.
     DiesWithin,
 }
 
-/// Something that happens to a worker when `step` is about to begin.
+/// Event of a worker, before `step` begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Event {
     pub(crate) step: u64,
     pub(crate) worker: usize,
-    /// None: it comes.
+    /// Way in which the worker is lost; `None` if it joins.
     pub(crate) loss: Option<Loss>,
 }
 
-/// All that happens, in order.
+/// All events in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Schedule {
     pub(crate) events: Vec<Event>,
 }
 
 impl Schedule {
-    /// For `workers` that take `steps` by `plan`. Between two exchanges happens one thing at most, so that everybody who is
-    /// there when it happens has what the run has come to: one worker is enough to go on with.
+    /// Draws a schedule for `workers` workers that take `steps` steps with `plan`. At most one event happens between two
+    /// exchanges, so that at each event all present workers have the current state of the run, and one of them suffices to
+    /// continue.
     pub(crate) fn draw(seed: u64, workers: usize, steps: u64, plan: &LocalPlan) -> Result<Self> {
         ensure!(
             workers >= 2,
-            "--chaos needs somebody who is left when a worker is lost; use --ranks 2 or more"
+            "--chaos needs a worker that remains when another is lost; use --ranks 2 or more"
         );
         let intervals = intervals(plan, steps);
         ensure!(
             intervals.len() >= 3,
-            "--chaos: {steps} steps have {} exchanges, and workers come and go between them; take more --steps, or let \
-             workers meet more often, so that there are 3",
+            "--chaos: {steps} steps have {} exchanges, but at least 3 are needed, because workers join and leave between them; use \
+             more --steps or a smaller --kx",
             intervals.len()
         );
-        // Whoever comes finds workers that have met already, and ones that meet again.
+        // A joining worker needs an exchange before and after it joins.
         let between = &intervals[1..];
         let count = between.len().min(EVENTS);
         let mut chosen: Vec<usize> = (0..between.len()).collect();
@@ -65,7 +66,7 @@ impl Schedule {
         let mut events = Vec::new();
         for (i, &interval) in chosen.iter().enumerate() {
             let draw = Draw(Stream::new(seed, &[1, i as u64]));
-            // One of each at least.
+            // At least one worker is lost and at least one joins.
             let comes = match i {
                 0 => false,
                 1 => true,
@@ -83,14 +84,15 @@ impl Schedule {
         Ok(Schedule { events })
     }
 
-    /// For `workers` of which there are twice as many from step `from` on, at which an exchange has just ended. Those that come
-    /// do so before its step: they take that step too, and count from the next exchange on.
+    /// Returns the schedule that doubles the number of `workers` from step `from` on, at which an exchange has just ended.
+    /// The new workers join before the last step of this exchange: they take this step too, and count from the next
+    /// exchange on.
     pub(crate) fn doubling(workers: usize, from: u64) -> Self {
         let step = from.saturating_sub(1);
         Schedule { events: (workers..2 * workers).map(|worker| Event { step, worker, loss: None }).collect() }
     }
 
-    /// The same, but that whoever comes does so at the step that `began` says.
+    /// Returns the same schedule with joining workers at the steps that `began` returns.
     pub(crate) fn coming_at(&self, began: impl Fn(usize) -> Option<u64>) -> Self {
         let moved = |event: &Event| match (event.loss, began(event.worker)) {
             (None, Some(step)) => Event { step, ..*event },
@@ -99,17 +101,17 @@ impl Schedule {
         Schedule { events: self.events.iter().map(moved).collect() }
     }
 
-    /// The step before which a worker comes; none for those that are there from the beginning.
+    /// Returns the step before which a worker joins; `None` for workers present from the start.
     pub(crate) fn comes(&self, worker: usize) -> Option<u64> {
         self.of(worker, true).map(|event| event.step)
     }
 
-    /// When and how a worker is lost.
+    /// Returns the step and the way in which a worker is lost.
     pub(crate) fn lost(&self, worker: usize) -> Option<(u64, Loss)> {
         self.of(worker, false).and_then(|event| Some((event.step, event.loss?)))
     }
 
-    /// Workers that come before `step`.
+    /// Returns the workers that join before `step`.
     pub(crate) fn coming(&self, step: u64) -> impl Iterator<Item = usize> + '_ {
         self.events
             .iter()
@@ -117,7 +119,7 @@ impl Schedule {
             .map(|event| event.worker)
     }
 
-    /// Of how many workers there is ever one, `first` of them from the beginning.
+    /// Returns the total number of workers over the run, `first` of them present from the start.
     pub(crate) fn workers(&self, first: usize) -> usize {
         first + self.events.iter().filter(|event| event.loss.is_none()).count()
     }
@@ -127,7 +129,7 @@ impl Schedule {
     }
 }
 
-/// One event's numbers.
+/// Random numbers of one event.
 struct Draw(Stream);
 
 impl Draw {
@@ -146,8 +148,8 @@ impl Draw {
     }
 }
 
-/// Ranges of steps after the last of which something is sent, and after no other. (What arrives later is given up where somebody
-/// comes or goes meanwhile, so that it need not come.)
+/// Returns ranges of steps that end with a step that sends something, and contain no other such step. (Results that arrive
+/// later are dropped if the membership changes meanwhile, so they do not count.)
 fn intervals(plan: &LocalPlan, steps: u64) -> Vec<Range<u64>> {
     let placements = [Placement::Before, Placement::After];
     let exchanges =

@@ -1,4 +1,4 @@
-//! Methods, chaos and refusals of `train --local`, with models of a few numbers.
+//! Tests of methods, chaos and rejected options of `train --local`, with tiny models.
 
 use clap::Parser as _;
 use meshstep_cases::{Effort, cases, effort, long, tried};
@@ -7,7 +7,7 @@ use super::schedule::Loss;
 use super::*;
 use crate::cli::{Cli, Command};
 
-/// This crate's own text, a part of it but in long runs.
+/// This crate's own text; only a part of it in short runs.
 fn corpus() -> String {
     format!("{}/src{}", env!("CARGO_MANIFEST_DIR"), if long() { "" } else { "/local" })
 }
@@ -22,8 +22,8 @@ fn asked(options: &str) -> Result<Train, String> {
     }
 }
 
-/// A run of a small network on this crate's own text. But in long runs its sequences are short, and it measures held-out losses on
-/// few of them.
+/// Prepares a run of a small network on this crate's own text. In short runs sequences are short, and few of them are held
+/// out.
 fn run(options: &str) -> Run {
     let run = Run::prepare(&asked(options).unwrap(), Path::new("nowhere")).unwrap();
     let model = Config { layers: 1, heads: 2, width: 16, ..SIZES };
@@ -40,7 +40,7 @@ fn train(options: &str) -> Vec<Trained> {
     run(options).train(&mut Vec::new()).unwrap()
 }
 
-/// What is refused before anything is trained, by the command line or by the run.
+/// Returns the error of the command line or of the preparation of a run.
 fn refused(options: &str) -> String {
     let run = asked(options)
         .and_then(|asked| Run::prepare(&asked, Path::new("nowhere")).map_err(|error| format!("{error:#}")));
@@ -49,7 +49,7 @@ fn refused(options: &str) -> String {
 
 #[test]
 fn every_method_trains_and_sends_the_planned_bytes() {
-    // The first is the one that short runs try.
+    // Short runs test only the first.
     let methods = [
         "des-loc --kx 2 --ku 3 --kv never",
         "every-step",
@@ -82,11 +82,11 @@ fn methods_have_defaults_and_all_of_them_are_one_report() {
     let runs = train("--local all --kx 1 --workers 2 --steps 2 --batch 1");
     assert_eq!(runs.iter().map(|run| run.method).collect::<Vec<_>>(), METHODS.repeat(3));
     assert!(runs.iter().all(|run| run.unplanned == 0 && run.difference.is_none()), "{runs:?}");
-    // Reducing gradients in each of two steps and averaging parameters after each: the same bytes but for words.
+    // Reducing gradients in two steps sends as many bytes as averaging parameters after each, except for control words.
     let [every, local] = [&runs[1], &runs[3]].map(|run| run.sent() as f64);
     assert!((every / local - 1.0).abs() < 0.1, "{every} {local}");
     assert!(runs.iter().all(|run| run.every_step as f64 == every), "{every}");
-    // Each beside its own baseline with its own seed.
+    // Each is compared with its own baseline and the same seed.
     let besides = beside::pairs(&runs, beside::allowed).unwrap();
     assert_eq!(besides.iter().map(|beside| beside.method).collect::<Vec<_>>(), METHODS[3..]);
     for beside in &besides {
@@ -135,7 +135,7 @@ fn workers_come_and_go_as_the_seed_says() {
             let [run, baseline] = runs.as_slice() else { panic!("{} runs", runs.len()) };
             assert_eq!((run.unplanned, &run.difference, run.differing), (0, &None, 0), "{what}: {run:?}");
             assert_eq!(run.losses.len(), 18);
-            // Both have the same workers in each step, and those are counted.
+            // Both trainings have the same number of workers in each step.
             let taken = |run: &Trained| run.workers.iter().map(|life| life.steps.clone()).collect::<Vec<_>>();
             assert_eq!((taken(baseline), &baseline.present), (taken(run), &run.present), "{what}");
             assert!(run.present.iter().any(|count| *count != 3), "{what}: {:?}", run.present);
@@ -156,7 +156,7 @@ fn workers_come_and_go_as_the_seed_says() {
             }
             let stayed = run.workers.iter().filter(|life| life.lost.is_none());
             assert!(stayed.clone().count() > 0 && stayed.clone().all(|life| life.steps.end == 18), "{what}");
-            // An exchange fails where somebody is lost in it, and nowhere else.
+            // An exchange fails only if a worker is lost in it.
             let lost_within = run.schedule.events.iter().filter(|event| event.loss == Some(Loss::DiesWithin));
             assert_eq!(run.failed, lost_within.map(|event| event.step).collect::<Vec<_>>(), "{what}");
             let last = run.epochs.last().unwrap();
@@ -180,7 +180,7 @@ fn bytes_of_every_step_are_those_of_the_workers_that_took_it() {
     let runs = of("doubling --kx 2", 2, 8);
     assert_eq!(runs.len(), 6);
     for run in &runs {
-        // Half way is after four steps; the others come in the one before, from which on they count.
+        // Half way is after four steps; the new workers join in the step before, and count from then on.
         assert_eq!(
             (run.present.as_slice(), run.every_step),
             (&[2, 2, 2, 4, 4, 4, 4, 4][..], 3 * two + 5 * four)
@@ -192,7 +192,7 @@ fn bytes_of_every_step_are_those_of_the_workers_that_took_it() {
     assert!(periods(&runs[1]).contains("first moments never"), "{}", periods(&runs[1]));
     let doubled = doubling::losses(&runs, 2).unwrap();
     assert_eq!(doubled.iter().map(|run| run.seed).collect::<Vec<_>>(), [1, 1, 2, 2, 3, 3]);
-    // Parameters alone are exchanged with either, and moments count from then on.
+    // Both exchange parameters, and losses are measured from then on.
     assert!(doubled.iter().all(|run| run.before.is_finite() && run.after.is_finite() && run.end.is_finite()));
     assert!(doubling::losses(&runs[1..], 2).is_err());
 }
@@ -230,23 +230,32 @@ fn what_makes_no_sense_is_refused_with_what_would() {
             "--local des-lok",
             "every-step-qhadamw, local-sgd, post-local-sgd, local-adam, des-loc, mt-dao, diloco",
         ),
-        ("--local des-loc --parts 2", "--parts is not for --local des-loc, which takes --kx, --ku, --kv"),
-        ("--local local-sgd --ku 3", "--ku is not for --local local-sgd, which takes --kx, --chaos"),
-        ("--local every-step --chaos 1", "--chaos is not for --local every-step, which takes --unlike"),
-        ("--local compare --unlike", "--unlike is not for --local compare, which takes none"),
-        ("--local doubling --chaos 1", "--chaos is not for --local doubling, which takes --kx, --unlike"),
+        (
+            "--local des-loc --parts 2",
+            "--parts does not apply to --local des-loc, which takes --kx, --ku, --kv",
+        ),
+        ("--local local-sgd --ku 3", "--ku does not apply to --local local-sgd, which takes --kx, --chaos"),
+        (
+            "--local every-step --chaos 1",
+            "--chaos does not apply to --local every-step, which takes --unlike",
+        ),
+        ("--local compare --unlike", "--unlike does not apply to --local compare, which takes none"),
+        (
+            "--local doubling --chaos 1",
+            "--chaos does not apply to --local doubling, which takes --kx, --unlike",
+        ),
         ("--local doubling --steps 40", "use --steps 64"),
         ("--local doubling --steps 100", "use --steps 112"),
-        ("--local compare --kx 8", "--kx is not for --local compare"),
+        ("--local compare --kx 8", "--kx does not apply to --local compare"),
         ("--local compare --steps 500", "use a multiple of 192"),
-        ("--local compare --workers 3", "is of 4 workers"),
-        ("--local all --chaos 1", "--chaos is not for --local all, which takes --kx"),
+        ("--local compare --workers 3", "has 4 workers"),
+        ("--local all --chaos 1", "--chaos does not apply to --local all, which takes --kx"),
         ("--local des-loc --kx 0", "from 1 to 1000000"),
         ("--local des-loc --ku 0", "from 1 to 1000000, or never"),
         ("--local des-loc --kv often", "or never"),
         ("--local des-loc --ku 3,4", "--ku has 2 periods for 1 first moments"),
         ("--local des-loc --half-lives --ku 4", "cannot be used with"),
-        ("--local mt-dao --moments 0.9", "such as 0.995:0.7"),
+        ("--local mt-dao --moments 0.9", "for example 0.995:0.7"),
         ("--local mt-dao --moments 1.5:0.5", "beta"),
         ("--local mt-dao --moments 0.9:0.2,0.9:0.2,0.9:0.2,0.9:0.2,0.9:0.1", "1 to 4 pairs"),
         ("--local mt-dao --moments 0.9:0.5,0.99:0.4 --ku 4", "--ku has 1 periods for 2 first moments"),
@@ -301,15 +310,15 @@ fn the_report_is_written_whole_and_a_byte_that_was_not_planned_is_a_miss() {
         true => Run::prepare(&asked(options).unwrap(), Path::new("nowhere")).unwrap(),
         false => run(options),
     };
-    // So few steps learn little.
+    // A few steps learn little.
     let verdict = Run { entropy: 9.0, ..prepared }.report(dir.path(), &mut printed).unwrap();
     let printed = String::from_utf8(printed).unwrap();
     assert_eq!(verdict, Verdict::Holds, "{printed}");
     assert!(printed.contains("== members ==") && printed.contains("6 of 6 bars hold"), "{printed}");
-    assert!(printed.contains("== held-out loss beside the baseline =="), "{printed}");
+    assert!(printed.contains("== held-out loss compared with the baseline =="), "{printed}");
     let page = fs::read_to_string(dir.path().join("local.html")).unwrap();
     assert!(
-        ["loss against bytes", "Who was there", "Held-out loss against bytes"]
+        ["loss against bytes", "Membership over time", "Held-out loss against bytes"]
             .iter()
             .all(|text| page.contains(text))
     );
@@ -331,7 +340,7 @@ fn the_report_is_written_whole_and_a_byte_that_was_not_planned_is_a_miss() {
     assert!(holds(&run));
     run.differing = 1;
     assert!(!holds(&run));
-    // Also where outer parameters alone are compared.
+    // Also if only outer parameters are compared.
     (run.compared, run.outer) = (false, true);
     assert!(!holds(&run));
     (run.differing, run.unplanned) = (0, 1);

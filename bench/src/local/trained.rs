@@ -1,4 +1,4 @@
-//! What a training came to, put together from its workers.
+//! Result of a training, collected from its workers.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -12,61 +12,61 @@ use super::schedule::{Loss, Schedule};
 use super::worker::{Done, Epoch};
 use crate::train::compare::{Finals, first_difference};
 
-/// One training by one method.
+/// Results of one training by one method.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Trained {
     pub(crate) method: Task,
-    /// Its rule and periods, in words.
+    /// Description of the rule and the periods.
     pub(crate) about: String,
     pub(crate) seed: u64,
     pub(crate) steps: usize,
-    /// The mean loss of the workers that took each step.
+    /// Mean loss in each step over the workers that took the step.
     pub(crate) losses: Vec<f64>,
-    /// Bytes that all workers together had sent after each step.
+    /// Total bytes sent by all workers after each step.
     pub(crate) sent: Vec<u64>,
-    /// Held-out losses on the way, and at the end: after how many steps, the workers' mean.
+    /// Held-out losses: the number of steps, and the mean over the workers.
     pub(crate) held_out: Vec<(u64, f64)>,
-    /// Bytes of all exchanges that came about, by the plan; none where results are on their way while workers come and go.
+    /// Planned bytes of all successful exchanges; `None` if results are delayed while workers join and leave.
     pub(crate) planned: Option<u64>,
-    /// How many workers took each step.
+    /// Number of workers that took each step.
     pub(crate) present: Vec<usize>,
-    /// Bytes that as many workers send who reduce gradients in each of these steps.
+    /// Bytes that the same workers send if gradients are reduced in each step.
     pub(crate) every_step: u64,
-    /// Bytes of what no plan foresees: state for those that come, exchanges that failed.
+    /// Unplanned bytes: state for joining workers, and failed exchanges.
     pub(crate) besides: u64,
-    /// How often a worker sent other bytes than planned.
+    /// Number of times that a worker's bytes differ from the plan.
     pub(crate) unplanned: usize,
-    /// Whether all parameters were exchanged after the last step.
+    /// True if all parameters were exchanged after the last step.
     pub(crate) compared: bool,
-    /// Whether workers have outer optimizers, whose parameters are all workers' alike.
+    /// True if workers have outer optimizers; their parameters must be equal on all workers.
     pub(crate) outer: bool,
-    /// Workers whose exchanged parameters differ nevertheless from the first worker's: their own where `compared`, and the outer
-    /// optimizers'.
+    /// Number of workers with parameters that differ from the first worker's: their own parameters if `compared`, and the
+    /// outer optimizers'.
     pub(crate) differing: usize,
-    /// Where.
+    /// Description of a difference.
     pub(crate) difference: Option<String>,
     pub(crate) workers: Vec<Life>,
-    /// Who was there, and from when on; empty where all stayed.
+    /// Members by epoch; empty if all workers stay.
     pub(crate) epochs: Vec<Epoch>,
-    /// Steps whose exchange did not come about.
+    /// Steps with a failed exchange.
     pub(crate) failed: Vec<u64>,
-    /// What was to happen.
+    /// Planned events.
     pub(crate) schedule: Schedule,
 }
 
-/// A worker.
+/// One worker of a training.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Life {
-    /// The bytes of the text to train on that it read.
+    /// Byte range of the training text that the worker read.
     pub(crate) part: Range<usize>,
-    /// The share of letters in them.
+    /// Share of letters in this range.
     pub(crate) letters: f64,
-    /// Steps that it took.
+    /// Steps that the worker took.
     pub(crate) steps: Range<u64>,
-    /// How it was lost; none for one that trained to the end.
+    /// Way in which the worker was lost; `None` if it trained to the end.
     pub(crate) lost: Option<Loss>,
     pub(crate) sent: u64,
-    /// Of these, what was planned, as in [`Trained`].
+    /// Planned bytes, as in [`Trained`].
     pub(crate) planned: Option<u64>,
 }
 
@@ -80,7 +80,7 @@ impl Trained {
         failed.sort_unstable();
         failed.dedup();
         let stayed = || done.iter().filter(|done| done.lost.is_none());
-        // An exchange that has failed leaves each with its own.
+        // After a failed exchange workers keep their own parameters.
         let compared =
             job.method.alike_after(steps.end) && failed.last().is_none_or(|step| step + 1 < steps.end);
         let present: Vec<usize> =
@@ -114,17 +114,17 @@ impl Trained {
         })
     }
 
-    /// The held-out loss after so many steps; NaN where none was measured.
+    /// Returns the held-out loss after so many steps; NaN if none was measured.
     pub(crate) fn held_out_after(&self, steps: u64) -> f64 {
         self.held_out.iter().find(|(at, _)| *at == steps).map_or(f64::NAN, |(_, loss)| *loss)
     }
 
-    /// The held-out loss after the last step.
+    /// Returns the held-out loss after the last step.
     pub(crate) fn held_out(&self) -> f64 {
         self.held_out.last().map_or(f64::NAN, |(_, loss)| *loss)
     }
 
-    /// Bytes that all workers sent.
+    /// Returns the bytes sent by all workers.
     pub(crate) fn sent(&self) -> u64 {
         self.workers.iter().map(|worker| worker.sent).sum()
     }
@@ -143,13 +143,13 @@ impl Done {
         self.losses.get(usize::try_from(step.checked_sub(self.began)?).ok()?).copied()
     }
 
-    /// Bytes that it had sent when `step` had been taken.
+    /// Returns the bytes that the worker had sent after `step`.
     fn sent_after(&self, step: u64) -> u64 {
         let Some(index) = step.checked_sub(self.began) else { return 0 };
         self.sent.get(index as usize).copied().unwrap_or(self.total)
     }
 
-    /// Whether what it sent is what was planned and what no plan foresees.
+    /// Returns true if the bytes sent are the planned bytes plus the extra bytes.
     fn adds_up(&self) -> bool {
         self.planned.is_none_or(|planned| planned + self.besides == self.total)
     }
@@ -160,7 +160,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
     sum / f64::from(count)
 }
 
-/// Each measured loss, the mean of those who measured it.
+/// Returns each measured loss as the mean over the workers that measured it.
 fn held_out(done: &[Done]) -> Vec<(u64, f64)> {
     let mut steps: Vec<u64> =
         done.iter().flat_map(|done| done.held_out.iter().map(|(step, _)| *step)).collect();
@@ -170,7 +170,7 @@ fn held_out(done: &[Done]) -> Vec<(u64, f64)> {
     steps.into_iter().map(|step| (step, mean(at(step).map(|(_, loss)| *loss)))).collect()
 }
 
-/// The workers whose values differ from the first one's, and where.
+/// Returns the workers with values that differ from the first worker's, with a description of the difference.
 fn differences<'a>(
     mut done: impl Iterator<Item = &'a Done>,
     values: impl Fn(&'a Done) -> &'a Finals,

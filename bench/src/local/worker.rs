@@ -1,4 +1,4 @@
-//! What one worker does: its batches through its copy of the network, a step of its own, and what is due between workers.
+//! One worker: trains its copy of the network on its batches, and takes part in the exchanges.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,68 +22,68 @@ use crate::progress::Progress;
 use crate::train::MAX_NORM;
 use crate::train::compare::Finals;
 
-/// How long workers wait for each other: one may be an interval behind, on a machine that has other things to do.
+/// Time limit for waiting on other workers; one may be an exchange behind on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What a worker brings home.
+/// Result of one worker.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Done {
     pub(super) worker: usize,
-    /// The step that it began with.
+    /// First step of the worker.
     pub(super) began: u64,
-    /// Its loss at every step since.
+    /// Loss of each step.
     pub(super) losses: Vec<f64>,
-    /// Bytes that it had sent after each of them.
+    /// Bytes sent after each step.
     pub(super) sent: Vec<u64>,
-    /// And in all.
+    /// Total bytes sent.
     pub(super) total: u64,
-    /// Its part of held-out losses, and after how many steps.
+    /// Measured held-out losses on the worker's share, with the number of steps.
     pub(super) held_out: Vec<(u64, f64)>,
-    /// How it ended, where that was before the others.
+    /// Way in which the worker was lost, if it ended before the others.
     pub(super) lost: Option<Loss>,
-    /// Whom it was with.
+    /// Members by epoch.
     pub(super) epochs: Vec<Epoch>,
-    /// Steps whose exchange did not come about.
+    /// Steps with a failed exchange.
     pub(super) failed: Vec<u64>,
-    /// Bytes of exchanges that came about, as they were planned; none where that cannot be told one by one.
+    /// Planned bytes of successful exchanges; `None` if they cannot be attributed to single exchanges.
     pub(super) planned: Option<u64>,
-    /// Exchanges whose bytes were others than planned.
+    /// Number of exchanges with other bytes than planned.
     pub(super) unplanned: usize,
-    /// Bytes of what no plan foresees: state for those that come, exchanges that failed.
+    /// Unplanned bytes: state for joining workers, and failed exchanges.
     pub(super) besides: u64,
-    /// The parameters it ended with.
+    /// Final parameters of the worker.
     pub(super) finals: Finals,
-    /// The outer optimizers' parameters it ended with.
+    /// Final parameters of the outer optimizers.
     pub(super) outer: Finals,
 }
 
-/// The members from an exchange on.
+/// Members from an exchange on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Epoch {
-    /// The step of that exchange.
+    /// Step of the exchange.
     pub(crate) step: u64,
     pub(crate) number: u64,
     pub(crate) members: Vec<u64>,
-    /// Members that have only just come, and count from the next exchange on.
+    /// Members that have just joined, and count from the next exchange on.
     pub(crate) new: Vec<u64>,
-    /// Who is no member any more, and why.
+    /// Former members, with the reason for their departure.
     pub(crate) gone: Vec<(u64, String)>,
 }
 
-/// The optimizer, of a worker or of all.
+/// Optimizer of one worker, or of all workers together.
 enum Stepper {
-    /// Gradients are reduced in every step; so many have been taken.
+    /// Reduces gradients in every step; the number is the steps taken.
     Together(Box<Optimizer>, u64),
     Alone(Box<LocalOptimizer>),
 }
 
-/// What a worker needs where others come and go.
+/// Shared state of a training with changing workers.
 pub(super) struct Chaos<'a> {
     pub(super) gate: &'a Gate,
     pub(super) members: &'a InProcess,
 }
 
-/// A worker in the middle of its work.
+/// State of a worker during the training.
 struct Worker<'a> {
     job: &'a Job<'a>,
     gpt: Gpt,
@@ -117,7 +117,7 @@ pub(super) fn train(job: &Job<'_>, world: Arc<dyn Communicator>, progress: &Prog
     this.end(None)
 }
 
-/// Trains where workers come and go, as one that may be among them.
+/// Trains one worker among changing workers.
 pub(super) fn train_in_chaos(
     job: &Job<'_>,
     worker: usize,
@@ -127,7 +127,8 @@ pub(super) fn train_in_chaos(
     let watch = chaos.gate.watch();
     let comes = job.schedule.comes(worker);
     match comes {
-        // In line, so that a worker's rank is not a matter of luck: who is new gets what the first has.
+        // Workers join in order of their numbers, so that ranks are deterministic: a new worker receives the state of the
+        // first member.
         Some(step) => {
             chaos.gate.wait_for(step)?;
             let before = job.schedule.coming(step).filter(|other| *other < worker);
@@ -135,7 +136,7 @@ pub(super) fn train_in_chaos(
         }
         None => chaos.gate.reach(0, 0..worker, chaos.members)?,
     }
-    let plan = job.method.plan.clone().context("without a plan nobody can come or go")?;
+    let plan = job.method.plan.clone().context("--chaos needs a method with a plan")?;
     let inner = optimizer(job, alone()?)?;
     let digest = plan.digest(&inner);
     let member = Arc::new(chaos.members.join(worker as u64, digest, PATIENCE)?);
@@ -148,7 +149,7 @@ pub(super) fn train_in_chaos(
     let mut this = Worker::new(job, worker, Stepper::Alone(Box::new(local)), link)?;
     (this.done.epochs, this.done.planned) = (epochs, job.method.is_prompt().then_some(0));
     match comes {
-        // What it was given, it has sent on.
+        // A joining worker forwards the received state; these bytes are unplanned.
         Some(_) => this.done.besides = this.link.sent(),
         None => this.link.begin(),
     }
@@ -167,7 +168,7 @@ impl<'a> Worker<'a> {
         Ok(this)
     }
 
-    /// Steps until the end, or until it is lost, and how.
+    /// Steps until the end or until the worker is lost. Returns the way in which it was lost.
     fn follow(
         &mut self,
         chaos: &Chaos<'_>,
@@ -185,7 +186,7 @@ impl<'a> Worker<'a> {
                 }
                 Some(Loss::Dies) => return Ok(here),
                 _ => {
-                    // Whoever comes here may be this one: it has come with all others of this very step.
+                    // A worker that joins at this step has already waited for the others that join with it.
                     let others = self.job.schedule.coming(step).filter(|_| self.done.began < step);
                     chaos.gate.reach(step, others, chaos.members)?;
                 }
@@ -201,7 +202,7 @@ impl<'a> Worker<'a> {
         Ok(None)
     }
 
-    /// Where something is exchanged: waits for the others, and learns who they are.
+    /// Before an exchange: waits for the other workers, and connects to the current members.
     fn meet(&mut self, member: &InProcessWorker) -> Result<()> {
         let Stepper::Alone(local) = &mut self.stepper else { return Ok(()) };
         let (link, epochs) = (&mut self.link, &mut self.done.epochs);
@@ -212,7 +213,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// One step, with what is due, and what is to be told of it.
+    /// Takes one step with its exchanges, and records the results.
     fn step(&mut self, progress: &Progress) -> Result<()> {
         let step = self.stepper.steps();
         let loss = self.backward(step)?;
@@ -231,7 +232,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Holds the bytes of one exchange against its plan, where those who exchange change.
+    /// Compares the bytes of one exchange with the plan, if membership changes.
     fn account(&mut self, step: u64, sent: u64, came_about: bool) -> Result<()> {
         if !came_about {
             self.done.failed.push(step);
@@ -246,7 +247,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Forward and backward of this worker's batch.
+    /// Runs forward and backward on this worker's batch.
     fn backward(&mut self, step: u64) -> Result<f64> {
         let Job { seed, batch, .. } = *self.job;
         let place = Place { seed, step: step as usize, rank: self.done.worker };
@@ -268,7 +269,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// The mean loss of its parameters on its share of the held-out sequences.
+    /// Returns the mean loss of the worker's parameters on its share of the held-out sequences.
     fn held_out(&self) -> Result<f64> {
         let Job { first, batch, held_out, .. } = *self.job;
         let batches = held_out.div_ceil(first * batch);
@@ -289,7 +290,7 @@ impl<'a> Worker<'a> {
         self.done.finals = self.job.params.iter().map(values).collect::<Result<_>>()?;
         self.done.outer = self.stepper.outer()?;
         self.done.lost = lost;
-        // What was on its way after the last step counts now.
+        // Messages that were in flight after the last step are counted now.
         self.done.total = self.link.sent();
         Ok(self.done)
     }
@@ -303,7 +304,7 @@ impl Stepper {
         }
     }
 
-    /// The parameters of its outer optimizers, by fragment.
+    /// Returns the parameters of the outer optimizers by fragment.
     fn outer(&self) -> Result<Finals> {
         let Stepper::Alone(local) = self else { return Ok(Finals::new()) };
         let mut all = Finals::new();
@@ -318,7 +319,7 @@ impl Stepper {
         Ok(all)
     }
 
-    /// Steps taken.
+    /// Returns the number of steps taken.
     fn steps(&self) -> u64 {
         match self {
             Stepper::Together(_, steps) => *steps,
@@ -333,7 +334,7 @@ impl Stepper {
         }
     }
 
-    /// Takes the step; whether all that was due between workers came about.
+    /// Takes the step. Returns true if all due exchanges succeeded.
     fn step(&mut self, at: StepArgs) -> Result<bool> {
         let (outcome, came_about) = match self {
             Stepper::Together(optimizer, steps) => {
@@ -347,7 +348,7 @@ impl Stepper {
             }
         };
         if let Outcome::Skipped { non_finite, .. } = outcome {
-            tracing::warn!(non_finite, "a step was skipped: gradients are not finite");
+            tracing::warn!(non_finite, "a step was skipped, because gradients are not finite");
         }
         Ok(came_about)
     }
@@ -366,7 +367,7 @@ impl Epoch {
     }
 }
 
-/// The optimizer of a rank of `comm`, with the run's first values.
+/// Creates the optimizer of a rank of `comm`, with the run's initial values.
 pub(super) fn optimizer(job: &Job<'_>, comm: Arc<dyn Communicator>) -> Result<Optimizer> {
     let initial = |param: &meshstep_tensor::Param, mut out: SliceMut<'_>| {
         let values = out.typed_mut::<f32>()?;

@@ -1,4 +1,4 @@
-//! What can be asked of `bench`.
+//! Command line of `bench`.
 
 use std::path::PathBuf;
 
@@ -10,49 +10,52 @@ use crate::cli::Device;
 /// Options of `bench`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Bench {
-    /// What is measured [default: everything]
+    /// Suites to run [default: all]
     #[arg(value_enum, value_name = "SUITE")]
     pub(crate) suites: Vec<Suite>,
-    /// Small sizes and few rounds: under a minute for everything
+    /// Small sizes and few rounds: under a minute for all suites
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Other systems too: PyTorch, which is installed into --out from PyPI (5 GB), and OpenMPI where it is installed
+    /// Also measure other systems: PyTorch, which is installed from PyPI into --out (5 GB), and OpenMPI if it is installed
     #[arg(long)]
     pub(crate) peers: bool,
-    /// Where it runs: on a GPU, `kernels`
+    /// Device to measure on; the only suite for a GPU is `kernels`
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     pub(crate) device: Device,
-    /// A report.json of this machine: tell what has become slower since
+    /// A report.json of this machine; reports which times are slower now
     #[arg(long, value_name = "FILE")]
     pub(crate) baseline: Option<PathBuf>,
-    /// Where report.html, report.md and report.json go [default: target/bench of this workspace]
+    /// Output folder for report.html, report.md and report.json [default: target/bench of this workspace]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 }
 
-/// A part of the report.
+/// A suite, which becomes a section of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Suite {
-    /// Bytes a rank holds, by purpose: unsharded and under every stage, measured and planned
+    /// Bytes that a rank holds, by purpose: unsharded and with every stage, measured and planned
     Memory,
-    /// Time of a whole step, unsharded and under every stage, on the same gradients
+    /// Time of a whole step, unsharded and with every stage, on the same gradients
     Speed,
-    /// Every update rule and recipe beside a copy of the same bytes
+    /// Every update rule and recipe compared with a copy of the same bytes
     Kernels,
-    /// Collectives beside a copy of the same bytes
+    /// Collectives compared with a copy of the same bytes
     Comm,
-    /// What each stage holds and sends, by formula, and who owns how much
+    /// Bytes that each stage holds and sends, compared with formulas, and the balance of ownership
     Stages,
     /// Cost against parameters and ranks, and predicted steps of clusters
     Scaling,
 }
 
 impl Bench {
-    /// The suites to run, each once, in their order.
+    /// Returns the suites to run, each once, in their order.
     pub(crate) fn suites(&self) -> Result<Vec<Suite>> {
         let there = |suite: Suite| self.device == Device::Cpu || suite == Suite::Kernels;
         if let Some(suite) = self.suites.iter().find(|suite| !there(**suite)) {
-            bail!("--device cuda: {} is measured on the CPU; on a GPU, kernels", suite.name());
+            bail!(
+                "--device cuda: {} is measured on the CPU; the only suite for a GPU is kernels",
+                suite.name()
+            );
         }
         let all = Suite::value_variants().iter().copied();
         Ok(all

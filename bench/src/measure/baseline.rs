@@ -1,4 +1,4 @@
-//! A report held against an earlier one of the same machine: what has become slower, beyond what noise explains.
+//! Compares a report with an earlier one of the same machine: finds times that became slower beyond the noise.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,46 +11,45 @@ use super::record::{Cell, FORMAT, Report, Section, Table, Wanted};
 use meshstep_bench_cases::machine::Machine;
 use meshstep_bench_cases::samples::Median;
 
-/// A time is slower where the whole of its interval is this much above all of the baseline's.
+/// Relative margin by which the whole interval of a time must lie above the baseline's to count as slower.
 const BEYOND: f64 = 0.05;
 
-/// What is read first: the rest of another form may be anything.
+/// The fields that are read first, because a report of another format may have any other fields.
 #[derive(Deserialize)]
 struct Form {
     format: u32,
     version: String,
 }
 
-/// Reads a report that this one may be held against, or says why there is none.
+/// Reads a report that this run can be compared with; fails if it cannot.
 pub(crate) fn read(path: &Path, quick: bool, machine: &Machine) -> Result<Report> {
     let shown = path.display();
-    let text = fs::read(path).with_context(|| format!("--baseline {shown}: reading it"))?;
-    let form: Form = serde_json::from_slice(&text).with_context(|| {
-        format!("--baseline {shown}: give a report.json that `cargo xtask bench` has written")
-    })?;
+    let text = fs::read(path).with_context(|| format!("--baseline {shown}: cannot read it"))?;
+    let form: Form = serde_json::from_slice(&text)
+        .with_context(|| format!("--baseline {shown}: give a report.json that `cargo xtask bench` wrote"))?;
     ensure!(
         form.format == FORMAT,
-        "--baseline {shown}: Meshstep {} wrote it in form {}, this reads form {FORMAT}; measure it again",
+        "--baseline {shown}: Meshstep {} wrote it in format {}, but this program reads format {FORMAT}; measure it again",
         form.version,
         form.format
     );
-    let baseline: Report =
-        serde_json::from_slice(&text).with_context(|| format!("--baseline {shown}: it is not whole"))?;
+    let baseline: Report = serde_json::from_slice(&text)
+        .with_context(|| format!("--baseline {shown}: the report is incomplete"))?;
     if let Some(differs) = machine.differs(&baseline.machine) {
         bail!("--baseline {shown}: it is from another machine ({differs})");
     }
     ensure!(
         baseline.quick == quick,
-        "--baseline {shown}: it was measured {} --quick, and this run is not",
+        "--baseline {shown}: it was measured {} --quick, unlike this run",
         if baseline.quick { "with" } else { "without" }
     );
     Ok(baseline)
 }
 
-/// Every time of both reports, and a bar: none is slower.
+/// Compares every time of both reports, with the bar that none is slower.
 pub(crate) fn compare(report: &Report, baseline: &Report) -> Section {
     let about = format!(
-        "Times beside those of Meshstep {}, on this machine. Slower: the whole interval is over {:.0}% above the baseline's.",
+        "Times compared with those of Meshstep {} on this machine. Slower: the whole interval is over {:.0}% above the baseline's.",
         baseline.version,
         BEYOND * 100.0
     );
@@ -83,7 +82,7 @@ fn verdict(now: &Median, then: &Median) -> &'static str {
     }
 }
 
-/// Measured times, by suite, table, row and column.
+/// Returns the measured times, named by suite, table, row and column.
 fn times(report: &Report) -> impl Iterator<Item = (String, Median)> {
     let tables = report.sections.iter().flat_map(|part| part.tables.iter().map(move |table| (part, table)));
     tables.flat_map(|(part, table)| {
@@ -116,10 +115,13 @@ mod tests {
     fn another_machine_form_or_size_is_refused_with_its_name() {
         assert_eq!(written(|_| ()).unwrap(), sample());
         for (change, hint) in [
-            ((|json| json["machine"]["processor"] = "Z80".into()) as fn(&mut serde_json::Value), "Z80 there"),
-            (|json| json["format"] = 999.into(), "form 999"),
+            (
+                (|json| json["machine"]["processor"] = "Z80".into()) as fn(&mut serde_json::Value),
+                "Z80 in the other report",
+            ),
+            (|json| json["format"] = 999.into(), "format 999"),
             (|json| json["quick"] = false.into(), "without --quick"),
-            (|json| json["sections"] = "none".into(), "not whole"),
+            (|json| json["sections"] = "none".into(), "incomplete"),
             (|json| *json = "text".into(), "give a report.json"),
         ] {
             let error = format!("{:#}", written(change).unwrap_err());

@@ -1,4 +1,5 @@
-//! `cargo xtask bench`: what sharding costs and saves, measured beside a copy of the same bytes, as one report.
+//! `cargo xtask bench`: measures the cost and the savings of sharding, compared with copies of the same bytes, in one
+//! report.
 
 mod asked;
 mod baseline;
@@ -23,29 +24,29 @@ use record::{FORMAT, Report, Section};
 use show::{html, markdown, terminal};
 use suites::gpu::Gpu;
 
-/// Whether every bar holds.
+/// Result of a run: every bar holds, or some are missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Holds,
     Missed,
 }
 
-/// How much is measured.
+/// Amount of measuring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
     pub(crate) quick: bool,
 }
 
 impl Effort {
-    /// One of two, the first where it is to be quick.
+    /// Returns `quick` for quick runs, else `full`.
     pub(crate) fn pick<T>(self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }
 }
 
-/// Runs what was asked for, printing each suite as it ends, and writes the report into `folder`.
+/// Runs the suites, prints each at its end, and writes the report into `folder`.
 pub(crate) fn run(asked: &Bench, folder: &Path, out: &mut impl Write) -> Result<Verdict> {
-    // All that can be refused is refused before anything is measured.
+    // Reject bad arguments before anything is measured.
     writable(folder)?;
     let started = Instant::now();
     let effort = Effort { quick: asked.quick };
@@ -98,14 +99,14 @@ pub(crate) fn run(asked: &Bench, folder: &Path, out: &mut impl Write) -> Result<
     Ok(if report.sections.iter().all(holds) { Verdict::Holds } else { Verdict::Missed })
 }
 
-/// Before the work and not after it: that is when one would rather hear that the report cannot be written.
+/// Checks before the measurements that the report can be written into the folder.
 fn writable(folder: &Path) -> Result<()> {
     let shown = folder.display();
-    fs::create_dir_all(folder).with_context(|| format!("--out {shown}: making the folder"))?;
+    fs::create_dir_all(folder).with_context(|| format!("--out {shown}: cannot create the folder"))?;
     let trial = folder.join(".writable");
     fs::write(&trial, [])
         .and_then(|()| fs::remove_file(&trial))
-        .with_context(|| format!("--out {shown}: writing there"))
+        .with_context(|| format!("--out {shown}: cannot write into the folder"))
 }
 
 fn write(report: &Report, folder: &Path) -> Result<()> {
@@ -149,7 +150,7 @@ mod tests {
             quick: true,
             seconds: 1.0,
             sections: vec![section],
-            left_out: vec!["peers: there is no python3".into()],
+            left_out: vec!["peers: python3 is not installed".into()],
         }
     }
 

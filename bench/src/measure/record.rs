@@ -1,39 +1,39 @@
-//! What a run measured, as data: every form of the report shows this, and a later run can be held against it.
+//! Results of a run as data: the content of every form of the report, and the baseline of later runs.
 
 use serde::{Deserialize, Serialize};
 
 use meshstep_bench_cases::machine::Machine;
 use meshstep_bench_cases::samples::Median;
 
-/// Of this form; a reader refuses others.
+/// Format version of reports; readers reject others.
 pub(crate) const FORMAT: u32 = 1;
 
-/// A whole run; `report.json` is this.
+/// Results of a whole run; the content of `report.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub(crate) format: u32,
     pub(crate) version: String,
     pub(crate) machine: Machine,
-    /// Whether sizes and rounds were small.
+    /// True if sizes and rounds were small.
     pub(crate) quick: bool,
     pub(crate) seconds: f64,
     pub(crate) sections: Vec<Section>,
-    /// What was asked for and is not here, and why.
+    /// Requested parts that are missing, with reasons.
     pub(crate) left_out: Vec<String>,
 }
 
-/// What one suite found.
+/// Results of one suite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Section {
     pub(crate) name: String,
-    /// What is compared, and how to read it.
+    /// Description of the comparison and of the tables.
     pub(crate) about: String,
     pub(crate) tables: Vec<Table>,
     pub(crate) bars: Vec<Bar>,
     pub(crate) plots: Vec<Plot>,
 }
 
-/// Rows by name.
+/// A table of named rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) title: String,
@@ -48,31 +48,31 @@ pub(crate) struct Row {
     pub(crate) cells: Vec<Cell>,
 }
 
-/// One figure.
+/// A figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Cell {
-    /// Nothing to tell.
+    /// No value.
     None,
     Text(String),
     Count(u64),
     Bytes(u64),
-    /// Seconds, measured.
+    /// Measured seconds.
     Time(Median),
-    /// Seconds, computed.
+    /// Computed seconds.
     Seconds(f64),
-    /// Bytes a second.
+    /// Bytes per second.
     Speed(f64),
-    /// How often one goes into another, measured.
+    /// Measured ratio of two values.
     Ratio(Median),
-    /// By how much more than another, measured, as a part of it.
+    /// Measured relative excess over another value.
     Overhead(Median),
-    /// A part of a whole.
+    /// Fraction of a whole.
     Share(f64),
     Number(f64),
 }
 
-/// What a figure should reach.
+/// A limit on a figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Bar {
     pub(crate) what: String,
@@ -87,13 +87,13 @@ pub(crate) enum Wanted {
     AtMost(f64),
 }
 
-/// A picture.
+/// A plot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Plot {
-    /// Columns made of parts.
+    /// Stacked columns.
     Columns { title: String, unit: String, columns: Vec<String>, parts: Vec<(String, Vec<f64>)> },
-    /// Curves over positive numbers, both axes logarithmic where it says so.
+    /// Curves over positive numbers; each axis is logarithmic if its scale says so.
     Curves { title: String, x: Scale, y: Scale, curves: Vec<(String, Vec<(f64, f64)>)> },
 }
 
@@ -101,7 +101,7 @@ pub(crate) enum Plot {
 pub(crate) struct Scale {
     pub(crate) label: String,
     pub(crate) log: bool,
-    /// Where it is not logarithmic, whether it begins at 0.
+    /// True if a linear axis begins at 0.
     #[serde(default = "yes")]
     pub(crate) from_zero: bool,
 }
@@ -127,7 +127,7 @@ impl Table {
         Table { title: title.into(), columns, rows: Vec::new(), notes: Vec::new() }
     }
 
-    /// Adds a row; its cells are in the order of the columns.
+    /// Adds a row, with cells in the order of the columns.
     pub(crate) fn row(&mut self, name: impl Into<String>, cells: impl IntoIterator<Item = Cell>) {
         self.rows.push(Row { name: name.into(), cells: cells.into_iter().collect() });
     }
@@ -138,7 +138,7 @@ impl Table {
 }
 
 impl Bar {
-    /// NaN reaches nothing.
+    /// Returns true if the figure is within the limit; NaN never is.
     pub(crate) fn holds(&self) -> bool {
         match self.wanted {
             Wanted::AtLeast(least) => self.found >= least,
@@ -156,7 +156,7 @@ impl Scale {
         Scale { label: label.to_owned(), log: false, from_zero: true }
     }
 
-    /// Linear, over what there is.
+    /// A linear axis over the range of the values.
     pub(crate) fn near(label: &str) -> Self {
         Scale { label: label.to_owned(), log: false, from_zero: false }
     }

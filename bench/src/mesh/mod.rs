@@ -1,4 +1,4 @@
-//! The main job on meshes: one network, spread over ranks in different ways and trained on the same data, and whether all agree.
+//! `train --mesh`: trains one network on different meshes with the same data, and checks that the results agree.
 
 mod network;
 mod parameters;
@@ -28,20 +28,21 @@ use crate::progress::Progress;
 use crate::train::checkpoints::Checkpoints;
 use crate::train::{BUCKETS, CORPUS_CAP, all_or_cause};
 
-/// Sequences of a step on all ranks together, whatever the mesh.
+/// Sequences of a step on all ranks together, for every mesh.
 const ROWS: usize = 8;
 
-/// What eight threads on two cores train for a few hundred steps in a minute; eight ranks along any axis divide all of it.
+/// Size of a network that eight threads on two cores train for a few hundred steps in a minute; eight ranks along any axis
+/// divide all of its extents.
 const SIZES: Config = Config { layers: 2, heads: 8, width: 64, context: 64 };
 
-/// The meshes that `--compare` holds against the first.
+/// Returns the meshes of `--compare`, the reference first.
 pub(crate) fn compared() -> Vec<Mesh> {
     let degrees = [[1, 1, 1], [2, 2, 2], [2, 1, 4], [1, 4, 2], [8, 1, 1], [1, 1, 8]];
     let mesh = |[tp, cp, dp]: [usize; 3]| Mesh::new([(Axis::Dp, dp), (Axis::Cp, cp), (Axis::Tp, tp)]);
     degrees.into_iter().filter_map(|degrees| mesh(degrees).ok()).collect()
 }
 
-/// A run that is ready to start: all meshes share it, all stages, and all ranks.
+/// A run that is ready to start, shared by all meshes, stages and ranks.
 #[derive(Debug)]
 pub(crate) struct Run {
     asked: Train,
@@ -56,7 +57,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Loads the text and settles what was left open; the default corpus is found from `manifest`, and results go to `folder`.
+    /// Loads the text and sets defaults; the default corpus is found from `manifest`, and results go to `folder`.
     pub(crate) fn prepare(asked: &Train, manifest: &Path, folder: &Path) -> Result<Self> {
         let text = match &asked.corpus {
             Some(path) => Text::from_path(path, CORPUS_CAP)?,
@@ -83,7 +84,7 @@ impl Run {
         })
     }
 
-    /// Trains every stage asked for on every mesh.
+    /// Trains every requested stage on every mesh.
     pub(crate) fn train(&self) -> Result<Vec<Trained>> {
         let meshes = self.asked.meshes();
         let runs =
@@ -104,7 +105,7 @@ impl Run {
         self.units.iter().flat_map(|unit| &unit.params)
     }
 
-    /// Tokens of a step on all ranks together.
+    /// Returns the tokens of a step on all ranks together.
     fn tokens(&self) -> usize {
         self.rows * self.sizes.context
     }
@@ -119,15 +120,15 @@ impl fmt::Display for Run {
             "network: {} parameters; {layers} layers, {heads} heads, width {width}, context {context}; no biases",
             self.model.len()
         )?;
-        write!(f, "run: {} steps of {} sequences, whatever the mesh", self.asked.steps, self.rows)
+        write!(f, "run: {} steps of {} sequences on every mesh", self.asked.steps, self.rows)
     }
 }
 
-/// What does not divide among the ranks of `mesh` is refused before any of them starts.
+/// Rejects sizes that do not divide among the ranks of `mesh`.
 fn check(sizes: &Config, rows: usize, mesh: &Mesh) -> Result<()> {
     let [pp, dp, cp, tp] = [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp].map(|axis| mesh.degree(axis));
     let Config { heads, context, .. } = *sizes;
-    ensure!(pp == 1, "{mesh}: the network is not cut into pipeline stages; leave pp out");
+    ensure!(pp == 1, "{mesh}: the network is not split into pipeline stages; leave pp out");
     ensure!(rows.is_multiple_of(dp), "{mesh}: {dp} ranks along dp do not divide {rows} sequences");
     ensure!(heads.is_multiple_of(tp), "{mesh}: {tp} ranks along tp do not divide {heads} heads");
     let parts = cp * tp;

@@ -1,4 +1,5 @@
-//! One rank's part of the network: GPT-2's blocks without biases, with root mean square norms, from the layers of `parallel3d`.
+//! One rank's part of the network: GPT-2's blocks without biases, with root mean square norms, built from the layers of
+//! `parallel3d`.
 
 use anyhow::{Context as _, Result};
 use candle_core::{Device, Module as _, Tensor};
@@ -10,7 +11,7 @@ use crate::gpt::{Batch, Config, Weights, relu_squared};
 
 const EPS: f64 = 1e-5;
 
-/// The layers this rank has a part of, over the weights it holds.
+/// This rank's parts of the layers and their weights.
 #[derive(Debug)]
 pub(super) struct Network {
     heads: usize,
@@ -34,17 +35,17 @@ struct Block {
     mlp_proj: RowLinear,
 }
 
-/// This rank's part of some sequences as candle's indices, `[rows, tokens]`.
+/// This rank's part of the sequences as candle indices, `[rows, tokens]`.
 #[derive(Debug)]
 pub(super) struct Tokens {
     inputs: Tensor,
     targets: Tensor,
-    /// Of all ranks together.
+    /// Number of tokens on all ranks together.
     all: usize,
 }
 
 impl Tokens {
-    /// Of a batch whose rows are this rank's tokens, out of `all`.
+    /// Creates the tokens of a batch, which has this rank's tokens out of `all`.
     pub(super) fn new(batch: &Batch, all: usize) -> Result<Self> {
         let indices = |bytes: &[u8]| {
             let tokens = Tensor::from_iter(bytes.iter().map(|&byte| u32::from(byte)), &Device::Cpu)?;
@@ -55,7 +56,7 @@ impl Tokens {
 }
 
 impl Network {
-    /// Over `weights`, this rank's parts of the parameters.
+    /// Creates the network over `weights`, this rank's parts of the parameters.
     pub(super) fn new(sizes: &Config, weights: Weights, tp: Collectives, cp: Collectives) -> Result<Self> {
         let heads = sizes.heads / tp.world_size();
         let stream = Residual::cut(tp, 1);
@@ -86,13 +87,13 @@ impl Network {
         })
     }
 
-    /// The parameters' values.
+    /// Returns the parameters' values.
     pub(super) fn weights(&self) -> &Weights {
         &self.weights
     }
 
-    /// Runs unit `unit` of the network: the embedding, a block on its residual stream, or the head, which gives the sum of
-    /// this rank's losses divided by the number of all ranks' tokens.
+    /// Runs unit `unit` of the network: the embedding, a block on its residual stream, or the head, which returns the sum
+    /// of this rank's losses divided by the number of all ranks' tokens.
     pub(super) fn forward(&self, unit: usize, x: Option<&Tensor>, tokens: &Tokens) -> Result<Tensor> {
         let Some(block) = unit.checked_sub(1) else { return self.embed(&tokens.inputs) };
         let x = x.context("only the embedding has no input")?;

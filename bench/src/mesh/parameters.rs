@@ -1,4 +1,4 @@
-//! The parameters of the network: names, shapes, first values, and where each lies on a mesh.
+//! Parameters of the network: names, shapes, initial values, and placements on a mesh.
 
 use anyhow::Result;
 use meshstep_parallel3d::candle::{ColumnLinear, RowLinear, VocabEmbedding};
@@ -7,18 +7,18 @@ use meshstep_tensor::DType;
 
 use crate::gpt::{Config, Param, VOCAB};
 
-/// What is computed together, and gathered where parameters are sharded.
+/// Unit of the network that is computed together, and gathered if parameters are sharded.
 #[derive(Clone, Debug)]
 pub(super) struct Unit {
     pub(super) name: String,
-    /// In the order forward needs them.
+    /// Parameters in forward order.
     pub(super) params: Vec<Param>,
 }
 
 type Placed = (Param, Placement);
 
-/// In the order forward needs them; a matrix is `[out, in]`. Deviations are GPT-2's: 0.02, and for what is added to the residual
-/// stream 0.02 / sqrt(2 layers).
+/// Returns the units and the model, in forward order; a matrix is `[out, in]`. Deviations are GPT-2's: 0.02, and 0.02 /
+/// sqrt(2 layers) for matrices that write to the residual stream.
 pub(super) fn of(sizes: &Config) -> Result<(Vec<Unit>, Model)> {
     let (mut units, mut model) = (Vec::new(), Model::builder());
     for (name, params) in placed(sizes) {
@@ -61,7 +61,8 @@ fn norm(name: &str, width: usize) -> Placed {
     (Param::constant(name, &[width], 1.0), on_stream())
 }
 
-/// Of what works on the residual stream itself, of which each rank along tp has a part of the sequence.
+/// Returns the placement of parameters that act on the residual stream, of which each rank along tp has a part of the
+/// sequence.
 fn on_stream() -> Placement {
     Placement::whole().gradient(Gradient::PartialSum)
 }

@@ -1,4 +1,5 @@
-//! A batch's pass through the network unit by unit: parameters come from the optimizer, and where they are sharded go again.
+//! Pass of a batch through the network unit by unit: copies each unit's parameters from the optimizer, and frees sharded
+//! ones after use.
 
 use anyhow::Result;
 use candle_core::{Tensor, Var};
@@ -8,14 +9,14 @@ use super::network::{Network, Tokens};
 use super::parameters::Unit;
 use crate::gpt::{Param, Segments};
 
-/// One batch on its way through the network.
+/// Pass of one batch through the network.
 #[derive(Debug)]
 pub(super) struct Pass<'a> {
     pub(super) units: &'a [Unit],
     pub(super) network: &'a Network,
     pub(super) tokens: Tokens,
     pub(super) micro_batch: &'a MicroBatch<'a>,
-    /// Whether a rank has parameters only as long as it reads them.
+    /// True if a rank holds parameters only while it reads them.
     pub(super) sharded: bool,
 }
 
@@ -33,7 +34,7 @@ impl Segments for Pass<'_> {
         self.units[unit].params.iter().map(var).collect()
     }
 
-    /// From the optimizer into candle's variables.
+    /// Copies the unit's parameters from the optimizer into candle's variables.
     fn bring(&self, unit: usize, again: bool) -> Result<()> {
         if again && !self.sharded {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What one rank of a mesh does: its part of each batch through its part of the network, its gradients into the optimizer.
+//! One rank of a mesh: runs its part of each batch through its part of the network, and steps its optimizer.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,30 +23,30 @@ use crate::progress::Progress;
 use crate::train::checkpoints::Journal;
 use crate::train::{MAX_NORM, rules, stage_named};
 
-/// What a rank brings home.
+/// Result of one rank.
 #[derive(Debug)]
 pub(super) struct Done {
-    /// Where it sits.
+    /// Coordinate of the rank.
     pub(super) at: Coordinate,
-    /// The losses of the run before this program.
+    /// Losses of the run from earlier programs.
     pub(super) before: Vec<f64>,
-    /// The sum of its tokens' losses divided by the number of all tokens, at every step since.
+    /// Sum of the losses of this rank's tokens divided by the number of all tokens, for each step of this program.
     pub(super) losses: Vec<f64>,
-    /// The norm of the whole gradient at every step.
+    /// Norm of the whole gradient in each step.
     pub(super) norms: Vec<f64>,
     /// Wall time of all steps.
     pub(super) seconds: f64,
-    /// Bytes the optimizer sent in all steps.
+    /// Bytes that the optimizer sent in all steps.
     pub(super) sent: u64,
-    /// Bytes its layers sent in all steps, along tp and along cp.
+    /// Bytes that the layers sent in all steps, along tp and along cp.
     pub(super) sent_by_layers: [u64; 2],
-    /// The most bytes the optimizer held.
+    /// Peak bytes of the optimizer.
     pub(super) peak: u64,
-    /// For each parameter the elements it holds, and their last values.
+    /// Elements that the rank holds of each parameter, with their final values.
     pub(super) finals: Vec<(Vec<usize>, Vec<f32>)>,
 }
 
-/// One rank in the middle of its work.
+/// State of a rank during the training.
 struct Rank<'a> {
     run: &'a Run,
     at: Coordinate,
@@ -103,7 +103,8 @@ impl<'a> Rank<'a> {
         Ok(Self { run, at, network, layers, optimizer, sharded })
     }
 
-    /// Forward and backward of this rank's part of the batch; gradients are handed over as they come, and travel meanwhile.
+    /// Runs forward and backward on this rank's part of the batch. Gradients are handed over as they are computed, and
+    /// reduced meanwhile.
     fn backward(&mut self, step: usize) -> Result<f64> {
         let tokens = Tokens::new(&self.batch(step), self.run.tokens())?;
         let Self { run, network, optimizer, sharded, .. } = self;
@@ -117,7 +118,7 @@ impl<'a> Rank<'a> {
         Ok(f64::from(loss))
     }
 
-    /// Its rows along dp, and of these its tokens along cp.
+    /// Returns this rank's rows along dp, and of these its tokens along cp.
     fn batch(&self, step: usize) -> Batch {
         let run = self.run;
         let share = |axis: Axis, all: usize| {
@@ -127,7 +128,7 @@ impl<'a> Rank<'a> {
         };
         let tokens = share(Axis::Cp, run.sizes.context);
         let rows = share(Axis::Dp, run.rows).map(|row| {
-            // A row is drawn by itself, so that it is the same whoever has it.
+            // Each row is drawn separately, so that a row does not depend on the mesh.
             let place = Place { seed: run.asked.seed, step, rank: row };
             cut(&run.corpus.train_batch(place, 1), tokens.clone())
         });
@@ -139,7 +140,7 @@ impl<'a> Rank<'a> {
         })
     }
 
-    /// Takes the step; the gradient's norm, and the bytes sent for it.
+    /// Takes the step. Returns the gradient's norm, and the bytes sent.
     fn step(&mut self, lr: f64) -> Result<(f64, Traffic)> {
         let at = StepArgs { lr, max_norm: Some(MAX_NORM), ..StepArgs::default() };
         match self.optimizer.step(at)?.outcome()? {
@@ -165,7 +166,8 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// What the layers talk over, along tp and along cp: communicators of their own, so that gradients travel beside them.
+/// Returns the communicators of the layers along tp and along cp, separate from the optimizer's, so that gradients travel
+/// concurrently.
 fn layers(world: &Arc<dyn Communicator>, mesh: &Mesh) -> Result<[Collectives; 2]> {
     let own = world.split(Some(0), 0)?.unwrap_or_else(|| Arc::clone(world));
     let comms = Communicators::new(own, mesh.clone(), [Axis::Tp.into(), Axis::Cp.into()])?;
@@ -173,9 +175,10 @@ fn layers(world: &Arc<dyn Communicator>, mesh: &Mesh) -> Result<[Collectives; 2]
     Ok([along(Axis::Tp)?, along(Axis::Cp)?])
 }
 
-/// Sums over tokens, each already divided by the number of all of them: under cp a token's gradient reaches other ranks' keys.
+/// Creates the optimizer. Gradients are sums over tokens, each divided by the number of all tokens, because under cp a
+/// token's gradient reaches the keys of other ranks.
 fn optimizer(run: &Run, mesh: &Mesh, stage: u8, world: Arc<dyn Communicator>) -> Result<Optimizer> {
-    // A larger eps than usual: where a gradient is all rounding, the step would have lr's size and the rounding's sign.
+    // A larger eps than usual: if a gradient is only rounding error, the step would have the size of lr and a random sign.
     let rule = AdamW { beta2: 0.99, eps: 1e-4, weight_decay: 0.1, ..AdamW::default() };
     let norms = run.params().filter(|param| !param.decays()).map(|param| param.name.as_str());
     let rules = Groups::new(rule.clone()).with(AdamW { weight_decay: 0.0, ..rule }, norms);
@@ -196,7 +199,7 @@ fn optimizer(run: &Run, mesh: &Mesh, stage: u8, world: Arc<dyn Communicator>) ->
     Ok(Optimizer::new(world, mesh.clone(), &run.model, rules, initial, options)?)
 }
 
-/// Some tokens of a batch of one row.
+/// Returns some tokens of a batch of one row.
 fn cut(row: &Batch, tokens: Range<usize>) -> Batch {
     Batch { rows: 1, inputs: row.inputs[tokens.clone()].to_vec(), targets: row.targets[tokens].to_vec() }
 }

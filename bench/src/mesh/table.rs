@@ -1,4 +1,4 @@
-//! A row for each run on a mesh: losses, norms, time and bytes.
+//! Table of runs on meshes, with a row for each: losses, norms, time and bytes.
 
 use super::Trained;
 use crate::report::bytes;
@@ -15,7 +15,7 @@ const HEADS: [&str; 9] = [
     "peak B",
 ];
 
-/// All runs; bytes are those one rank sends a step, and the most its optimizer holds.
+/// Formats all runs. Bytes are those that one rank sends per step, and the peak of its optimizer.
 pub(crate) fn table(runs: &[Trained]) -> String {
     let line = |mesh: &str, cells: &[String]| {
         let cells: String = cells.iter().map(|cell| format!("{cell:>13}")).collect();

@@ -1,4 +1,4 @@
-//! Small networks on small meshes.
+//! Tests with small networks on small meshes.
 
 use clap::Parser as _;
 use meshstep_cases::{Effort, effort, long, tried};
@@ -15,7 +15,7 @@ fn asked(options: &str) -> Train {
     asked
 }
 
-/// A run of a small network on this crate's own text.
+/// Prepares a run of a small network on this crate's own text.
 fn run(options: &str) -> Result<Run> {
     let text = Text::from_path(concat!(env!("CARGO_MANIFEST_DIR"), "/src/train/mod.rs").as_ref(), 1 << 20)?;
     Run::of(&asked(options), SMALL, 4, &text, Path::new("nowhere"))
@@ -23,7 +23,7 @@ fn run(options: &str) -> Result<Run> {
 
 #[test]
 fn meshes_agree_with_one_rank_and_stages_with_each_other() {
-    // In long runs every stage on every mesh.
+    // Long runs test every stage on every mesh.
     let (asked, count) = match effort() {
         Effort::Tenth => (vec!["--mesh tp=1 --mesh tp=2,dp=2 --stage 3", "--mesh tp=2,dp=2 --stage 1"], 3),
         Effort::Normal => {
@@ -73,7 +73,7 @@ fn six_meshes_are_compared_and_all_of_them_fit() {
     assert!(compared().iter().all(|mesh| check(&SIZES, ROWS, mesh).is_ok()));
 }
 
-/// Losses and norms of a run, bit by bit, and its last parameters.
+/// Returns the bits of the losses and norms of a run, and its final parameters.
 fn bits(run: &Trained) -> (Vec<u64>, Vec<u64>, &Finals) {
     let bits = |values: &[f64]| values.iter().map(|value| value.to_bits()).collect();
     (bits(&run.losses), bits(&run.norms), &run.finals)
@@ -82,7 +82,7 @@ fn bits(run: &Trained) -> (Vec<u64>, Vec<u64>, &Finals) {
 #[test]
 fn a_run_that_goes_on_is_the_one_that_never_stopped_and_another_mesh_may_take_over() {
     let dir = tempfile::tempdir().unwrap();
-    // All steps, and those after which it stops.
+    // Number of steps, and the steps at which the run stops.
     let (steps, first, second) = match effort() {
         Effort::Tenth => (3, 1, 2),
         Effort::Normal => (5, 1, 3),
@@ -92,13 +92,13 @@ fn a_run_that_goes_on_is_the_one_that_never_stopped_and_another_mesh_may_take_ov
         let dir = dir.path().display();
         run(&format!("--steps {steps} --checkpoints {dir} {options}")).and_then(|run| run.train())
     };
-    // Every stage goes on or takes over, in long runs each goes on.
+    // A run continues from its own checkpoint, and another stage continues from it too; long runs test more stages.
     let stages = if long() { &[(3, 1), (2, 1), (1, 1), (0, 1)][..] } else { &[(3, 0), (1, 2)] };
     for (_, (stage, other)) in stages.iter().enumerate().filter(|(i, _)| tried(*i, 1)) {
         let mesh = format!("--mesh tp=2,dp=2 --stage {stage}");
         let whole = at(&mesh).unwrap().swap_remove(0);
         at(&format!("{mesh} --save-every 2 --until {first}")).unwrap();
-        // Twice, so that what was before and what is new are put together more than once.
+        // Twice, so that old and new results are merged more than once.
         at(&format!("{mesh} --resume --save-every 2 --until {second}")).unwrap();
         let resumed = at(&format!("{mesh} --resume")).unwrap().swap_remove(0);
         assert_eq!(bits(&resumed), bits(&whole), "stage {stage}");

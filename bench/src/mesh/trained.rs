@@ -1,4 +1,4 @@
-//! What a run on one mesh came to, put together from its ranks.
+//! Result of a run on one mesh, collected from its ranks.
 
 use anyhow::{Result, ensure};
 use meshstep_parallel3d::{Axis, Mesh, Parameter};
@@ -8,33 +8,33 @@ use super::Run;
 use super::rank::Done;
 use crate::train::compare::Finals;
 
-/// One network trained on one mesh, at one stage.
+/// Training of the network on one mesh, at one stage.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Trained {
-    /// The mesh.
+    /// Mesh of the run.
     #[serde(serialize_with = "as_text")]
     pub(crate) mesh: Mesh,
-    /// 0 to 3.
+    /// ZeRO stage, 0 to 3.
     pub(crate) stage: u8,
-    /// The mean loss of all tokens at every step, in nats.
+    /// Mean loss of all tokens in each step, in nats.
     pub(crate) losses: Vec<f64>,
-    /// The norm of the whole gradient at every step.
+    /// Norm of the whole gradient in each step.
     pub(crate) norms: Vec<f64>,
-    /// Wall time of a step, in milliseconds.
+    /// Wall time of a step in milliseconds.
     pub(crate) ms_per_step: f64,
-    /// Bytes the optimizer sent per step, on the rank that sent most.
+    /// Maximum over the ranks of the bytes that the optimizer sent per step.
     pub(crate) sent: u64,
-    /// Bytes the layers sent per step along tp and along cp, on the rank that sent most.
+    /// Maximum over the ranks of the bytes that the layers sent per step, along tp and along cp.
     pub(crate) sent_by_layers: [u64; 2],
-    /// The most bytes the optimizer held, on the rank that had most.
+    /// Maximum over the ranks of the optimizer's peak bytes.
     pub(crate) peak: u64,
-    /// The parameters it ended with, whole.
+    /// Whole parameters at the end.
     #[serde(skip)]
     pub(crate) finals: Finals,
 }
 
 impl Trained {
-    /// From what the ranks brought home; an error where copies of one thing differ between them.
+    /// Collects the results of the ranks; fails if copies of a value differ between ranks.
     pub(super) fn of(run: &Run, mesh: &Mesh, stage: u8, done: &[Done]) -> Result<Self> {
         let steps = done.iter().map(|done| done.losses.len()).min().unwrap_or(0);
         let most = |value: &dyn Fn(&Done) -> u64| done.iter().map(value).max().unwrap_or(0);
@@ -64,15 +64,15 @@ fn as_text<S: serde::Serializer>(mesh: &Mesh, serializer: S) -> Result<S::Ok, S:
     serializer.collect_str(mesh)
 }
 
-/// The mean over all tokens at every step, of which ranks along tp have the same.
+/// Returns the mean loss over all tokens in each step; ranks along tp have the same losses.
 pub(super) fn losses(mesh: &str, ranks: &[Vec<f64>]) -> Result<Vec<f64>> {
     let mesh: Mesh = mesh.parse()?;
-    ensure!(mesh.world_size() == ranks.len(), "{mesh} is not of {} ranks", ranks.len());
+    ensure!(mesh.world_size() == ranks.len(), "{mesh} does not have {} ranks", ranks.len());
     let mut counted = Vec::new();
     for (rank, losses) in ranks.iter().enumerate() {
         let at = mesh.coordinate(rank)?;
         let first = at.clone().with(Axis::Tp, 0);
-        ensure!(ranks[mesh.rank(&first)] == *losses, "the loss at {at} is not that at {first}");
+        ensure!(ranks[mesh.rank(&first)] == *losses, "the loss at {at} differs from that at {first}");
         if at.is_first(Axis::Tp) {
             counted.push(losses);
         }
@@ -81,16 +81,16 @@ pub(super) fn losses(mesh: &str, ranks: &[Vec<f64>]) -> Result<Vec<f64>> {
     Ok((0..steps).map(|t| counted.iter().map(|rank| rank[t]).sum()).collect())
 }
 
-/// The same on every rank.
+/// Returns the norms, after checking that they are equal on all ranks.
 fn norms(done: &[Done]) -> Result<Vec<f64>> {
     let first = done.first().map(|rank| rank.norms.clone()).unwrap_or_default();
     match done.iter().find(|rank| rank.norms != first) {
-        Some(rank) => anyhow::bail!("the norms at {} are not those at {}", rank.at, done[0].at),
+        Some(rank) => anyhow::bail!("the norms at {} differ from those at {}", rank.at, done[0].at),
         None => Ok(first),
     }
 }
 
-/// Parameter `i` from the ranks that hold parts of it.
+/// Assembles parameter `i` from the ranks that hold parts of it.
 fn whole(param: &Parameter, i: usize, done: &[Done]) -> Result<(String, Vec<f32>)> {
     let mut all: Vec<Option<f32>> = vec![None; param.shape.iter().product()];
     for rank in done {

@@ -1,16 +1,16 @@
-//! Whether runs agree: stages on one mesh to the last bit, meshes up to rounding.
+//! Checks that runs agree: stages on one mesh bit for bit, meshes up to rounding.
 
 use std::fmt;
 
 use super::Trained;
 use crate::train::compare::{Finals, first_difference};
 
-/// How far losses and norms may be apart, relative to the first mesh's.
+/// Maximum relative difference of losses and norms from the first mesh's.
 const LOSSES: f64 = 1e-4;
-/// How far elements of a parameter may be apart, relative to the largest of the first mesh's.
+/// Maximum difference of a parameter's elements, relative to the largest element on the first mesh.
 const PARAMETERS: f64 = 1e-3;
 
-/// What was compared, mesh by mesh.
+/// Comparison of all runs, mesh by mesh.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Verdict {
     meshes: Vec<OnMesh>,
@@ -20,24 +20,24 @@ pub(crate) struct Verdict {
 struct OnMesh {
     mesh: String,
     stages: Vec<u8>,
-    /// Where stages differ.
+    /// First difference between stages.
     difference: Option<String>,
-    /// How far it is from the first mesh, which is not compared.
+    /// Differences from the first mesh; `None` for the first mesh itself.
     apart: Option<Apart>,
 }
 
-/// The largest relative differences.
+/// Largest relative differences.
 #[derive(Clone, Debug, PartialEq)]
 struct Apart {
     from: String,
     losses: f64,
     norms: f64,
-    /// The parameter that is furthest, and how far.
+    /// Parameter with the largest difference, and this difference.
     parameter: (String, f64),
 }
 
 impl Verdict {
-    /// Of runs in the order they were asked for: all stages of a mesh together.
+    /// Compares runs in their order; the stages of a mesh must be adjacent.
     pub(crate) fn of(runs: &[Trained]) -> Verdict {
         let meshes = runs.chunk_by(|a, b| a.mesh == b.mesh);
         let on = |stages: &[Trained]| OnMesh {
@@ -49,7 +49,7 @@ impl Verdict {
         Verdict { meshes: meshes.map(on).collect() }
     }
 
-    /// Whether all is within what is allowed.
+    /// Returns true if all differences are within the limits.
     pub(crate) fn holds(&self) -> bool {
         let close = |apart: &Apart| apart.all().iter().all(|(_, far, allowed)| far <= allowed);
         self.meshes.iter().all(|mesh| mesh.difference.is_none() && mesh.apart.as_ref().is_none_or(close))
@@ -69,7 +69,7 @@ impl Apart {
 }
 
 impl Apart {
-    /// What, how far, and how far it may be.
+    /// Returns each kind of value with its difference and its limit.
     fn all(&self) -> [(String, f64, f64); 3] {
         let (name, parameter) = &self.parameter;
         [
@@ -80,7 +80,7 @@ impl Apart {
     }
 }
 
-/// The first thing that is not the same to the last bit.
+/// Describes the first value that is not bit-identical.
 fn between_stages(first: &Trained, other: &Trained) -> Option<String> {
     let names = [first, other].map(|run| format!("stage {}", run.stage));
     let per_step = |what: &str, of: fn(&Trained) -> &[f64]| {
@@ -93,7 +93,7 @@ fn between_stages(first: &Trained, other: &Trained) -> Option<String> {
         .or_else(|| first_difference((&names[0], &first.finals), (&names[1], &other.finals)))
 }
 
-/// The parameter whose elements are furthest apart, relative to the largest element of it.
+/// Returns the parameter with the largest difference of elements, relative to its largest element.
 fn furthest(first: &Finals, other: &Finals) -> (String, f64) {
     let mut worst = (String::new(), 0.0);
     for ((name, a), (_, b)) in first.iter().zip(other) {
@@ -107,7 +107,7 @@ fn furthest(first: &Finals, other: &Finals) -> (String, f64) {
     worst
 }
 
-/// NaN where one is.
+/// Returns the largest value; NaN if any is NaN.
 fn largest(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(0.0, |largest, value| if value <= largest { largest } else { value })
 }
@@ -119,8 +119,8 @@ impl fmt::Display for Verdict {
             let stages = stages.join(", ");
             match difference {
                 Some(difference) => write!(f, "{mesh}: stages {stages} DIFFER: {difference}")?,
-                None if stages.len() == 1 => write!(f, "{mesh}: copies on its ranks bit-identical")?,
-                None => write!(f, "{mesh}: stages {stages} bit-identical, and copies on its ranks")?,
+                None if stages.len() == 1 => write!(f, "{mesh}: copies on its ranks are bit-identical")?,
+                None => write!(f, "{mesh}: stages {stages} and copies on its ranks are bit-identical")?,
             }
             if let Some(apart) = apart {
                 write!(f, "; from {}", apart.from)?;

@@ -1,4 +1,4 @@
-//! How far a replay is from its trace.
+//! Compares a replay with its trace.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,24 +11,24 @@ use super::reason::Reason;
 use super::spec::Tolerance;
 use super::trace::{Tensor, Trace};
 
-/// The largest differences of one replay.
+/// Largest differences of one replay.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Difference {
-    /// Tensors and elements that were compared.
+    /// Number of compared tensors and elements.
     pub(crate) tensors: usize,
     pub(crate) values: usize,
-    /// `|got - want|`.
+    /// Largest `|got - want|`.
     pub(crate) absolute: Largest,
-    /// `|got - want| / |want|`, where `want` is not 0.
+    /// Largest `|got - want| / |want|`, over elements with `want` other than 0.
     pub(crate) relative: Largest,
-    /// How many numbers of the tensor's type lie between.
+    /// Largest number of representable values of the tensor's type between both.
     pub(crate) ulps: Largest,
-    /// Elements outside the tolerance, and the one furthest outside.
+    /// Number of elements outside the tolerance, and the one furthest outside.
     pub(crate) outside: usize,
     pub(crate) worst: Option<Worst>,
 }
 
-/// The largest of some differences, and where it is; nowhere if all are 0.
+/// Largest of some differences, and its position; no position if all are 0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Largest {
     pub(crate) value: f64,
@@ -43,12 +43,12 @@ pub(crate) struct Worst {
     pub(crate) at: String,
     pub(crate) got: f64,
     pub(crate) want: f64,
-    /// The difference over the one allowed.
+    /// Difference divided by the allowed difference.
     pub(crate) excess: f64,
 }
 
 impl Difference {
-    /// Every expected tensor against what the replay has in its place.
+    /// Compares every expected tensor with the replay's.
     pub(super) fn new(
         trace: &Trace,
         got: &BTreeMap<Key, Vec<f64>>,
@@ -57,7 +57,8 @@ impl Difference {
         let mut difference = Difference::default();
         let scalar = if trace.params().any(|(_, p)| p.dtype == DType::F64) { DType::F64 } else { DType::F32 };
         for (key, want) in trace.expected() {
-            // A number that another program computed in f32 is kept as f64; count in what it was.
+            // Scalars are stored as f64 even if the other program computed them in f32; ulps are counted in the computed
+            // type.
             let dtype = if want.shape.is_empty() && is_scalar(key) { scalar } else { want.dtype };
             difference.add(key, want, got.get(key).map_or(&[], Vec::as_slice), dtype, tolerance)?;
         }
@@ -120,7 +121,7 @@ fn is_scalar(key: &Key) -> bool {
     matches!(key, Key::Norm { .. } | Key::Loss { .. } | Key::Evals { .. })
 }
 
-/// `values` as numbers of the type `dtype`.
+/// Rounds `values` to the type `dtype`.
 fn rounded(values: &[f64], dtype: DType) -> Result<Vec<f64>, Reason> {
     super::replay::with_dtype(dtype, values, |narrow: Slice<'_>| {
         let mut wide = vec![0.0; narrow.len()];
@@ -129,7 +130,7 @@ fn rounded(values: &[f64], dtype: DType) -> Result<Vec<f64>, Reason> {
     .map_err(Reason::from)
 }
 
-/// How many steps from one number of a type to the next lead from `a` to `b`, which are of that type.
+/// Returns the number of steps between adjacent numbers of a type from `a` to `b`, which are of this type.
 fn ulps(dtype: DType, a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() {
         return f64::NAN;
@@ -141,7 +142,7 @@ fn ulps(dtype: DType, a: f64, b: f64) -> f64 {
             DType::F16 => (f16::from_f64(x).to_bits().into(), 1 << 15),
             _ => (x.to_bits(), 1 << 63),
         };
-        // Both zeros are at 0, and places ascend as numbers do.
+        // Both zeros are at 0, and positions increase with the numbers.
         let magnitude = i128::from(bits & (sign - 1));
         if bits & sign == 0 { magnitude } else { -magnitude }
     };

@@ -1,11 +1,11 @@
-//! The fields of a rule, taken one by one; what is left over is refused.
+//! Reader for the fields of a rule: takes them one by one, and rejects those that remain.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::reason::Reason;
 
-/// The hyperparameters of one rule as a trace spells them.
+/// Hyperparameters of one rule as written in a trace.
 #[derive(Debug)]
 pub(super) struct Fields {
     rule: String,
@@ -14,8 +14,8 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    /// The fields of `optimizer` but its name, some of them replaced by a group's, which are values: of null nobody could
-    /// say whether the optimizer's or the rule's default is meant.
+    /// Collects the fields of `optimizer` except its name, with a group's overrides. Overrides must not be null, because
+    /// null could mean the optimizer's value or the rule's default.
     pub(super) fn new(
         optimizer: &Map<String, Value>,
         overrides: &Map<String, Value>,
@@ -27,7 +27,7 @@ impl Fields {
             _ => String::new(),
         };
         if overrides.contains_key("name") {
-            let why = "one layout has one rule";
+            let why = "a trace has one rule for all groups";
             return Err(Reason::Contradiction {
                 what: format!("the rule {rule:?} of a group"),
                 other: format!("the trace's rule {}", optimizer.get("name").unwrap_or(&Value::Null)),
@@ -44,12 +44,12 @@ impl Fields {
         &self.rule
     }
 
-    /// The field's value; `default` where it is absent or null.
+    /// Returns the field's value, or `default` if it is absent or null.
     pub(super) fn get<T: DeserializeOwned>(&mut self, field: &'static str, default: T) -> Result<T, Reason> {
         Ok(self.find(field)?.unwrap_or(default))
     }
 
-    /// The field's value, if it is there and not null.
+    /// Returns the field's value, or `None` if it is absent or null.
     pub(super) fn find<T: DeserializeOwned>(&mut self, field: &'static str) -> Result<Option<T>, Reason> {
         self.known.push(field);
         let value = self.left.remove(field).unwrap_or(Value::Null);
@@ -60,7 +60,7 @@ impl Fields {
         })
     }
 
-    /// Refuses what nobody asked for.
+    /// Rejects fields that were not read.
     pub(super) fn finish(self) -> Result<(), Reason> {
         match self.left.into_iter().next() {
             None => Ok(()),

@@ -1,10 +1,10 @@
-//! The names of a trace's tensors, taken apart and put together.
+//! Names of a trace's tensors: parsing and formatting.
 
 use std::fmt;
 
 use super::reason::Reason;
 
-/// What a tensor of a trace is. Steps count from 1, ranks from 0.
+/// Meaning of a tensor in a trace. Steps count from 1, ranks from 0.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Key {
     Param { name: String },
@@ -19,7 +19,7 @@ pub(crate) enum Key {
 }
 
 impl Key {
-    /// The key that `text` spells, given the parameters' names, which may contain slashes themselves.
+    /// Parses a key from `text`, given the parameters' names, which may contain slashes.
     pub(super) fn parse(text: &str, is_param: impl Fn(&str) -> bool) -> Result<Key, Reason> {
         let stray = |why: &str| Reason::StrayTensor { name: text.to_owned(), why: why.to_owned() };
         let (kind, rest) = text.split_once('/').ok_or_else(|| stray("it has no `/`"))?;
@@ -29,7 +29,7 @@ impl Key {
             _ => {}
         }
         let (step, tail) = rest.split_once('/').map_or((rest, None), |(step, tail)| (step, Some(tail)));
-        let t = step.parse().map_err(|_| stray("its second part is no step"))?;
+        let t = step.parse().map_err(|_| stray("its second part is not a step"))?;
         let no_param = || stray("no such parameter");
         let named = |name: &str| is_param(name).then(|| name.to_owned()).ok_or_else(no_param);
         match (kind, tail) {
@@ -39,21 +39,21 @@ impl Key {
             ("expect_evals", None) => Ok(Key::Evals { t }),
             ("expect", Some(name)) => Ok(Key::Expect { t, name: named(name)? }),
             ("expect_state", Some(tail)) => {
-                let (name, slot) = tail.rsplit_once('/').ok_or_else(|| stray("it names no state"))?;
+                let (name, slot) = tail.rsplit_once('/').ok_or_else(|| stray("it has no name of a state"))?;
                 Ok(Key::State { t, name: named(name)?, slot: slot.to_owned() })
             }
             ("grad", Some(name)) if is_param(name) => Ok(Key::Grad { t, rank: None, name: name.to_owned() }),
             ("grad", Some(tail)) => {
                 let (rank, name) = tail.split_once('/').ok_or_else(no_param)?;
                 let rank =
-                    rank.parse().map_err(|_| stray("no such parameter, and its third part is no rank"))?;
+                    rank.parse().map_err(|_| stray("no such parameter, and its third part is not a rank"))?;
                 Ok(Key::Grad { t, rank: Some(rank), name: named(name)? })
             }
-            _ => Err(stray("no such kind")),
+            _ => Err(stray("unknown kind of tensor")),
         }
     }
 
-    /// The step it belongs to, if it belongs to one.
+    /// Returns the key's step, if it has one.
     pub(super) fn t(&self) -> Option<u64> {
         match *self {
             Key::Param { .. } | Key::Data { .. } => None,
@@ -67,7 +67,7 @@ impl Key {
         }
     }
 
-    /// Whether it is something to compare.
+    /// Returns true if the tensor is an expected result.
     pub(super) fn is_expected(&self) -> bool {
         match self {
             Key::Param { .. } | Key::Grad { .. } | Key::Weight { .. } | Key::Data { .. } => false,

@@ -1,7 +1,7 @@
-//! A trace of L-BFGS, replayed through the sharded one.
+//! Replays a trace of L-BFGS through the sharded implementation.
 //!
-//! A gradient norm is compared as everything else is, within `atol + rtol |want|`. Near a minimum `atol` is what counts:
-//! there a gradient is a difference of larger terms, and its digits are those of rounding.
+//! A gradient norm is compared like every other value, within `atol + rtol |want|`. Near a minimum `atol` dominates,
+//! because the gradient is a difference of larger terms there, and its digits are rounding errors.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::replay::{first, layout, options};
 use super::setting::Setting;
 use super::trace::Trace;
 
-/// Every step of the trace on this rank, which evaluates its rows of the problem.
+/// Replays every step of the trace on this rank, which evaluates its rows of the problem.
 pub(super) fn run(
     trace: &Trace,
     setting: &Setting,
@@ -33,7 +33,7 @@ pub(super) fn run(
     for t in 1..=trace.spec.steps {
         let report = opt.step(|mb| problem.evaluate(mb, rank, setting.ranks))?.report;
         evaluations += report.evaluations;
-        // As PyTorch's step, which returns the loss where it began.
+        // PyTorch's step also returns the loss at its start.
         observed.scalar(trace, Key::Loss { t }, report.first_loss);
         observed.scalar(trace, Key::Norm { t }, report.grad_norm);
         observed.scalar(trace, Key::Evals { t }, evaluations as f64);

@@ -1,7 +1,7 @@
-//! Another system's training steps replayed through Meshstep, and how far apart the two end.
+//! `parity`: replays another system's training steps through Meshstep, and compares the results.
 //!
-//! A trace is a safetensors file of parameters, gradients and what came out; `spec.rs` is what it says about itself, `key.rs`
-//! what its tensors are called.
+//! A trace is a safetensors file of parameters, gradients and results; `spec.rs` defines its metadata, `key.rs` the names
+//! of its tensors.
 
 mod compare;
 mod fields;
@@ -31,18 +31,18 @@ use setting::Asked;
 use spec::Tolerance;
 use trace::Trace;
 
-/// How a comparison ended.
+/// Result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Verdict {
     /// Everything is within tolerance.
     Agrees,
-    /// Something is not.
+    /// Some value is outside the tolerance.
     Differs,
-    /// A file could not be replayed.
+    /// A file cannot be replayed.
     Unreplayable,
 }
 
-/// Replays every file, prints a line for each, and returns the worst that happened.
+/// Replays every file, prints a line for each, and returns the worst verdict.
 pub(crate) fn run(asked: &Parity) -> Result<Verdict, Reason> {
     if asked.device == Device::Cuda {
         return Err(Reason::NoCuda);
@@ -50,7 +50,7 @@ pub(crate) fn run(asked: &Parity) -> Result<Verdict, Reason> {
     let mut report = Report::default();
     for path in &asked.files {
         let line = Line::new(path, file(path, asked.into(), (asked.rtol, asked.atol)));
-        // What the answer is does not depend on whether anybody reads it.
+        // A closed stdout must not change the verdict.
         let _ = writeln!(io::stdout(), "{line}");
         report.files.push(line);
     }
@@ -63,7 +63,7 @@ pub(crate) fn run(asked: &Parity) -> Result<Verdict, Reason> {
     Ok(report.verdict())
 }
 
-/// One file's replay.
+/// Replays one file.
 fn file(path: &Path, asked: Asked, (rtol, atol): (Option<f64>, Option<f64>)) -> Result<Replayed, Reason> {
     let trace = Trace::parse(&std::fs::read(path)?)?;
     let Tolerance { rtol: r, atol: a } = trace.spec.tolerance;

@@ -1,4 +1,4 @@
-//! What ranks see of a replay, and the whole of it put together from their parts.
+//! Results that ranks observe during a replay, and their combination.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,21 +16,21 @@ struct Piece {
     values: Vec<f64>,
 }
 
-/// What one rank saw of what its trace expects.
+/// Expected results as observed by one rank.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
     pieces: BTreeMap<Key, Piece>,
 }
 
 impl Observed {
-    /// Keeps a number, if it is expected.
+    /// Stores a number if it is expected.
     pub(super) fn scalar(&mut self, trace: &Trace, key: Key, value: f64) {
         if trace.tensors.contains_key(&key) {
             self.pieces.insert(key, Piece { range: 0..1, values: vec![value] });
         }
     }
 
-    /// Keeps elements `range` of a tensor, if it is expected.
+    /// Stores elements `range` of a tensor if it is expected.
     pub(super) fn piece(
         &mut self,
         trace: &Trace,
@@ -46,7 +46,7 @@ impl Observed {
         Ok(())
     }
 
-    /// Keeps the parameters that are expected after step `t`.
+    /// Stores the parameters that are expected after step `t`.
     pub(super) fn params<'v>(
         &mut self,
         trace: &Trace,
@@ -61,8 +61,8 @@ impl Observed {
     }
 }
 
-/// Everything that is expected, from all ranks' pieces: where they overlap they must have the same bits, and together they
-/// must have every element.
+/// Combines all ranks' pieces into the expected tensors: overlapping pieces must have the same bits, and together they must
+/// have every element.
 pub(super) fn join(trace: &Trace, ranks: Vec<Observed>) -> Result<BTreeMap<Key, Vec<f64>>, Reason> {
     let whole = |(key, tensor): (&Key, &super::trace::Tensor)| {
         let mut values: Vec<Option<f64>> = vec![None; tensor.values.len()];
@@ -77,7 +77,7 @@ pub(super) fn join(trace: &Trace, ranks: Vec<Observed>) -> Result<BTreeMap<Key, 
                 }
             }
         }
-        let why = if seen { "no rank has all of it" } else { "this replay has no such thing" };
+        let why = if seen { "no rank has some of its elements" } else { "this replay does not produce it" };
         let values: Option<Vec<f64>> = values.into_iter().collect();
         let missing = || Reason::NotObserved { key: key.clone(), why };
         Ok((key.clone(), values.filter(|_| seen).ok_or_else(missing)?))

@@ -1,4 +1,4 @@
-//! The built-in problems: losses whose data a trace holds, each rank evaluating its share of the rows.
+//! Built-in problems: losses with data from the trace; each rank evaluates its share of the rows.
 
 use std::ops::Range;
 
@@ -11,21 +11,21 @@ use super::replay::with_dtype;
 use super::spec::Problem;
 use super::trace::{Tensor, Trace};
 
-/// The name of a problem's only parameter.
+/// Name of the only parameter of a problem.
 const X: &str = "x";
 
-/// A problem with its data. Products and sums are f64, the gradient is rounded once to the type of the parameter.
+/// A problem with its data. Products and sums are in f64; the gradient is rounded once, to the type of the parameter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rows<'a> {
     problem: Problem,
     dtype: DType,
-    /// The matrix's rows end to end, and what each is compared with; empty for a problem without data.
+    /// Rows of the matrix end to end, and the target of each row; empty for a problem without data.
     a: &'a [f64],
     b: &'a [f64],
 }
 
 impl<'a> Rows<'a> {
-    /// The problem that a trace names, if it names one.
+    /// Returns the problem that a trace names, if it names one.
     pub(super) fn of(trace: &'a Trace) -> Result<Option<Self>, Reason> {
         let Some(problem) = trace.spec.problem else { return Ok(None) };
         let mut params = trace.params();
@@ -59,12 +59,12 @@ impl<'a> Rows<'a> {
         if let (Problem::Logistic { .. }, Some(index)) =
             (problem, b.values.iter().position(|y| y.abs() != 1.0))
         {
-            return Err(stray(format!("data/y at {index}"), "labels are -1 and 1"));
+            return Err(stray(format!("data/y at {index}"), "labels must be -1 and 1"));
         }
         Ok(Some(Rows { problem, dtype: x.dtype, a: &a.values, b: &b.values }))
     }
 
-    /// Hands over this rank's part of the gradient and returns its part of the loss; all ranks' sums are the whole.
+    /// Hands over this rank's part of the gradient and returns its part of the loss; the sums over all ranks are the whole.
     pub(super) fn evaluate(&self, mb: &MicroBatch<'_>, rank: usize, ranks: usize) -> Result<f64, Error> {
         let values = mb.param(X)?;
         let mut x = vec![0.0; values.len()];
@@ -74,7 +74,7 @@ impl<'a> Rows<'a> {
         Ok(loss)
     }
 
-    /// The share of `rank` in loss and gradient at `x`.
+    /// Returns the share of `rank` of the loss and the gradient at `x`.
     pub(super) fn part(&self, x: &[f64], rank: usize, ranks: usize) -> (f64, Vec<f64>) {
         let mut grad = vec![0.0; x.len()];
         let loss = match self.problem {
@@ -100,7 +100,7 @@ impl<'a> Rows<'a> {
         (loss, grad)
     }
 
-    /// The mean over all rows of `term(a_i . x, b_i)`, a value and its slope, as far as `rows` go.
+    /// Returns the part of `rows` of the mean over all rows of `term(a_i . x, b_i)`, which returns a value and its slope.
     fn over_rows(
         &self,
         x: &[f64],
@@ -120,12 +120,12 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// What is `rank`'s of `len` things: contiguous, and as even as can be.
+/// Returns the share of `rank` of `len` items: contiguous, and as even as possible.
 fn share(len: usize, rank: usize, ranks: usize) -> Range<usize> {
     len * rank / ranks..len * (rank + 1) / ranks
 }
 
-/// Term `i` of Rosenbrock's function.
+/// Evaluates term `i` of Rosenbrock's function.
 fn valley(x: &[f64], grad: &mut [f64], i: usize) -> f64 {
     let (rise, run) = (x[i + 1] - x[i] * x[i], 1.0 - x[i]);
     grad[i] += -400.0 * x[i] * rise - 2.0 * run;
@@ -133,7 +133,7 @@ fn valley(x: &[f64], grad: &mut [f64], i: usize) -> f64 {
     100.0 * rise * rise + run * run
 }
 
-/// log(1 + exp(z)), without overflow.
+/// Computes log(1 + exp(z)) without overflow.
 fn softplus(z: f64) -> f64 {
     z.max(0.0) + libm::log1p(libm::exp(-z.abs()))
 }

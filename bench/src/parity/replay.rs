@@ -1,4 +1,4 @@
-//! A trace replayed on loopback ranks through the sharded optimizer.
+//! Replays a trace on loopback ranks through the sharded optimizer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::spec::{Clip, Reduction};
 use super::trace::{Tensor, Trace};
 use super::{lbfgs, problems::Rows};
 
-/// What the replay has in the place of everything that the trace expects.
+/// Replays the trace, and returns the replay's value of every expected tensor.
 pub(super) fn replay(trace: &Trace, asked: Asked) -> Result<BTreeMap<Key, Vec<f64>>, Reason> {
     let recipe = recipe(&trace.spec)?;
     let setting = Setting::new(asked, &trace.spec, &recipe)?;
@@ -34,7 +34,7 @@ pub(super) fn replay(trace: &Trace, asked: Asked) -> Result<BTreeMap<Key, Vec<f6
     join(trace, all_or_cause(loopback::spawn(setting.ranks, on_rank)?)?)
 }
 
-/// One replay of a rule that takes one gradient a step.
+/// Replay of a rule that takes one gradient per step.
 struct Steps<'a> {
     trace: &'a Trace,
     setting: Setting,
@@ -60,7 +60,7 @@ impl Steps<'_> {
         Ok(observed)
     }
 
-    /// One step: the gradient's norm before clipping, and the loss if there is one.
+    /// Takes one step. Returns the gradient's norm before clipping, and the loss of a problem.
     fn step(&self, opt: &mut Optimizer, t: u64) -> Result<(f64, Option<f64>), Reason> {
         let at = self.at(t);
         let (outcome, loss) = match self.problem {
@@ -81,14 +81,14 @@ impl Steps<'_> {
     }
 
     fn hand_over(&self, opt: &mut Optimizer, t: u64) -> Result<(), Reason> {
-        // A trace of one rank is every rank's.
+        // All ranks use a trace of one rank.
         let rank = opt.comm().rank() % self.trace.spec.ranks;
         let weight = self.trace.tensors.get(&Key::Weight { t }).map_or(1.0, |weights| {
-            // Ranks that are all given the gradients of one are given its weight too.
+            // Ranks that use the gradients of one rank also use its weight.
             weights.values[rank.min(weights.values.len() - 1)]
         });
         let micro_batch = opt.micro_batch(weight as u64)?;
-        // From the last parameter to the first, as a backward pass.
+        // From the last parameter to the first, like a backward pass.
         let names: Vec<&str> = self.trace.params().map(|(name, _)| name).collect();
         for name in names.into_iter().rev() {
             if let Some(grad) = self.trace.grad(t, rank, name) {
@@ -105,7 +105,7 @@ impl Steps<'_> {
     }
 }
 
-/// Refuses state that the rule does not keep, before anything runs.
+/// Rejects expected state that the rule does not have, before anything runs.
 fn check_slots(trace: &Trace, state: &[&str]) -> Result<(), Reason> {
     let narrow = trace.params().any(|(_, param)| is_narrow(param.dtype));
     let known: Vec<&str> = state.iter().copied().chain(narrow.then_some(MASTER)).collect();
@@ -116,7 +116,7 @@ fn check_slots(trace: &Trace, state: &[&str]) -> Result<(), Reason> {
     strange.map_or(Ok(()), |key| Err(Reason::NoSuchState { key, known: known.join(", ") }))
 }
 
-/// The slot of a 16-bit parameter's f32 values.
+/// Slot of the f32 values of a 16-bit parameter.
 const MASTER: &str = "master";
 
 fn observe_state(observed: &mut Observed, trace: &Trace, t: u64, opt: &Optimizer) -> Result<(), Reason> {
@@ -131,7 +131,7 @@ fn observe_state(observed: &mut Observed, trace: &Trace, t: u64, opt: &Optimizer
     Ok(())
 }
 
-/// The parameters of a trace, in the order of their names.
+/// Returns the layout of a trace's parameters, in the order of their names.
 pub(super) fn layout(trace: &Trace) -> Result<Layout, Reason> {
     let add = |builder: LayoutBuilder, (name, param): (&str, &Tensor)| {
         builder.param(name, &param.shape, param.dtype)
@@ -139,7 +139,7 @@ pub(super) fn layout(trace: &Trace) -> Result<Layout, Reason> {
     Ok(trace.params().fold(Layout::builder(), add).build()?)
 }
 
-/// Writes the parameters' first values.
+/// Returns a function that writes the parameters' initial values.
 pub(super) fn first(trace: &Trace) -> impl Fn(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error> {
     |param, out| {
         let tensor = trace.tensors.get(&Key::Param { name: param.name().to_owned() });
@@ -147,10 +147,10 @@ pub(super) fn first(trace: &Trace) -> impl Fn(&Param, SliceMut<'_>) -> Result<()
     }
 }
 
-/// What the optimizer is made with; 16-bit parameters keep an f32 master.
+/// Returns the optimizer's options; 16-bit parameters have an f32 master.
 pub(super) fn options(trace: &Trace, setting: &Setting) -> Result<Options, Reason> {
     let combine = match setting.reduce {
-        // Every rank computes its rows' part of the mean over all rows.
+        // Every rank computes the part of its rows of the mean over all rows.
         _ if trace.spec.problem.is_some() => Combine::Sum,
         Reduction::Mean => Combine::Mean,
         Reduction::Sum => Combine::Sum,
@@ -173,7 +173,7 @@ fn is_narrow(dtype: DType) -> bool {
     matches!(dtype, DType::BF16 | DType::F16)
 }
 
-/// The type that gradients are given in, where it is not each parameter's.
+/// Returns the type of the gradients if it differs from the parameters' types.
 fn grads(trace: &Trace) -> Result<Option<DType>, Reason> {
     let mut other = None;
     for (key, grad) in &trace.tensors {
@@ -190,7 +190,7 @@ fn grads(trace: &Trace) -> Result<Option<DType>, Reason> {
     Ok(other)
 }
 
-/// Runs `then` on `values` in the type `dtype`, which holds them exactly or rounds them to the nearest.
+/// Calls `then` with `values` in the type `dtype`, which represents them exactly or rounds to nearest.
 pub(super) fn with_dtype<T>(
     dtype: DType,
     values: &[f64],
@@ -206,7 +206,7 @@ pub(super) fn with_dtype<T>(
     Ok(then(buffer.as_slice()))
 }
 
-/// What every rank saw, or the reason that the other ranks' reasons follow from.
+/// Returns the results of all ranks, or the error that caused the errors of the other ranks.
 fn all_or_cause(ranks: Vec<Result<Observed, Reason>>) -> Result<Vec<Observed>, Reason> {
     let (mut all, mut reasons) = (Vec::new(), Vec::new());
     for rank in ranks {
@@ -222,7 +222,7 @@ fn all_or_cause(ranks: Vec<Result<Observed, Reason>>) -> Result<Vec<Observed>, R
     reasons.into_iter().next().map_or(Ok(all), Err)
 }
 
-/// 16-bit parameters follow an f32 master.
+/// Returns the precision: 16-bit parameters have an f32 master.
 fn precision(trace: &Trace) -> Precision {
     let narrow = trace.params().any(|(_, param)| is_narrow(param.dtype));
     Precision { master: if narrow { Master::F32 } else { Master::None }, ..Precision::default() }

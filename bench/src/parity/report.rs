@@ -1,4 +1,4 @@
-//! What replays came to: one line for each file, JSON, and a table to keep.
+//! Reports of replays: one line for each file, JSON, and a Markdown table.
 
 use std::fmt::{self, Write as _};
 use std::fs;
@@ -12,13 +12,13 @@ use super::reason::Reason;
 use super::spec::Tolerance;
 use super::trace::Trace;
 
-/// All files of one call.
+/// Results of all files of one invocation.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Report {
     pub(super) files: Vec<Line>,
 }
 
-/// One file's outcome.
+/// Result of one file.
 #[derive(Debug, Serialize)]
 pub(super) struct Line {
     file: String,
@@ -33,7 +33,7 @@ enum Outcome {
     CannotBeReplayed(String),
 }
 
-/// A replay that went to its end.
+/// A completed replay.
 #[derive(Debug, Serialize)]
 pub(super) struct Replayed {
     pub(super) rule: String,
@@ -78,7 +78,7 @@ impl Line {
         }
     }
 
-    /// The row of a table: file, then the three figures.
+    /// Appends the file's row to the table: the file, then the figures.
     fn row(&self, table: &mut String) {
         let name =
             Path::new(&self.file).file_name().map_or(self.file.clone(), |n| n.to_string_lossy().into_owned());
@@ -126,7 +126,7 @@ fn place(largest: &Largest) -> String {
 }
 
 impl Report {
-    /// The worst of all files'.
+    /// Returns the worst verdict of all files.
     pub(super) fn verdict(&self) -> Verdict {
         self.files.iter().map(Line::verdict).max().unwrap_or(Verdict::Agrees)
     }
@@ -143,12 +143,12 @@ impl Report {
         write("table", path, &self.table())
     }
 
-    /// One row for each file.
+    /// Returns the table, with one row for each file.
     pub(super) fn table(&self) -> String {
         let mut table = "# Largest differences between traces and their replay\n\n\
-            Written by `cargo xtask parity FILE... --table OUT`. For each trace the largest absolute and relative difference\n\
-            of any parameter, state, norm or loss that it expects, the most numbers of its type that lie between, and what\n\
-            is allowed. Of a number that is nearly 0, as a gradient's norm at a minimum, only the absolute one says something.\n\n\
+            Written by `cargo xtask parity FILE... --table OUT`. For each trace: the largest absolute and relative difference\n\
+            of any expected parameter, state, norm or loss, the largest number of representable values in between, and the\n\
+            tolerance. For numbers near 0, such as a gradient's norm at a minimum, only the absolute difference is meaningful.\n\n\
             | trace | rule | type | steps | values | absolute | relative | ulp | rtol, atol |\n\
             |---|---|---|---|---|---|---|---|---|\n"
             .to_owned();

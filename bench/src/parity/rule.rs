@@ -1,4 +1,4 @@
-//! From the spec of a trace to the rule that replays it: one line for every rule, fields and defaults PyTorch's.
+//! Maps the spec of a trace to the rule that replays it: one line for every rule, with PyTorch's fields and defaults.
 
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adjust, Adopt, Decay, Lamb, Lars, Lbfgs, LineSearch, Lion, Moments, Momentum, Muon,
@@ -12,20 +12,20 @@ use super::fields::Fields;
 use super::reason::Reason;
 use super::spec::{Group, Spec};
 
-/// How a trace is replayed.
+/// Kind of replay.
 #[derive(Clone, Debug)]
 pub(super) enum Recipe {
-    /// One update a step.
+    /// One update per step.
     Steps { groups: Groups, lr: f64, rule: &'static str, state: &'static [&'static str], sees: Sees },
-    /// Several evaluations a step.
+    /// Several evaluations per step.
     Lbfgs(Lbfgs),
 }
 
-/// Every name that [`recipe`] knows.
+/// Names that [`recipe`] knows.
 const NAMES: &str =
     "adam, adamw, sgd, sgd_ema, rmsprop, adagrad, lion, adopt, qhadamw, qhadopt, lamb, lars, muon, lbfgs";
 
-/// The recipe that `spec` asks for.
+/// Returns the recipe that `spec` asks for.
 pub(super) fn recipe(spec: &Spec) -> Result<Recipe, Reason> {
     let name = spec.optimizer.get("name").and_then(|name| name.as_str()).unwrap_or_default();
     match name {
@@ -47,7 +47,7 @@ pub(super) fn recipe(spec: &Spec) -> Result<Recipe, Reason> {
     }
 }
 
-/// A rule and its groups, all read by `read`; the learning rate is `lr` unless the trace says otherwise.
+/// Reads a rule and its groups with `read`; the learning rate is `lr` by default.
 fn steps<R: Rule + 'static>(
     spec: &Spec,
     lr: f64,
@@ -70,7 +70,7 @@ fn steps<R: Rule + 'static>(
     Ok(Recipe::Steps { groups, lr, rule: name, state, sees })
 }
 
-/// A group's learning rate as a factor on everybody's.
+/// Returns a group's learning rate as a multiple of the optimizer's.
 fn scale(own: f64, lr: f64) -> Result<f64, Reason> {
     match own / lr {
         _ if own == lr => Ok(1.0),
@@ -78,12 +78,12 @@ fn scale(own: f64, lr: f64) -> Result<f64, Reason> {
         _ => Err(Reason::Contradiction {
             what: format!("a group's lr of {own}"),
             other: format!("the optimizer's lr of {lr}"),
-            why: "a group's is kept as a multiple of the optimizer's".to_owned(),
+            why: "a group's rate is stored as a multiple of the optimizer's".to_owned(),
         }),
     }
 }
 
-/// Where weight decay goes: `decay` and, if it is fully decoupled, `lr_max`.
+/// Reads the kind of weight decay: `decay`, and `lr_max` if it is fully decoupled.
 fn decay(f: &mut Fields, default: Decay) -> Result<Decay, Reason> {
     #[derive(Deserialize)]
     #[serde(rename_all = "snake_case")]
@@ -105,12 +105,12 @@ fn decay(f: &mut Fields, default: Decay) -> Result<Decay, Reason> {
         (_, Some(lr_max)) => Err(Reason::Contradiction {
             what: format!("lr_max {lr_max}"),
             other: "a decay that is not fully_decoupled".to_owned(),
-            why: "only that one is relative to it".to_owned(),
+            why: "only fully_decoupled is relative to lr_max".to_owned(),
         }),
     }
 }
 
-/// The slow moments of a quasi-hyperbolic rule: `beta1` and `nu`, or `moments`.
+/// Reads the slow moments of a quasi-hyperbolic rule: `beta1` and `nu`, or `moments`.
 fn moments(f: &mut Fields, default: Moments) -> Result<Moments, Reason> {
     let (beta, weight) = default.pairs()[0];
     let (beta1, nu) = (f.find("beta1")?, f.find("nu")?);
@@ -120,13 +120,13 @@ fn moments(f: &mut Fields, default: Moments) -> Result<Moments, Reason> {
         Some(_) => Err(Reason::Contradiction {
             what: "moments".to_owned(),
             other: "beta1 or nu".to_owned(),
-            why: "they say the same in two ways".to_owned(),
+            why: "both specify the moments".to_owned(),
         }),
     }
 }
 
-/// A rule whose fields are numbers and flags with the rule's own defaults, besides `weight_decay`, `decay` and `maximize`,
-/// which every elementwise rule has.
+/// Defines the reader of a rule with numbers and flags as fields and the rule's own defaults. The list includes
+/// `weight_decay` and `maximize`, and `decay` as an extra field, which every elementwise rule has.
 macro_rules! rule {
     ($name:ident, $rule:ident { $($field:ident),* } $($with:ident = $more:expr),*) => {
         fn $name(f: &mut Fields) -> Result<$rule, Reason> {
@@ -152,7 +152,7 @@ rule!(lars, Lars { momentum, weight_decay, trust_coefficient, maximize });
 rule!(sgd, Sgd { momentum, dampening, nesterov, weight_decay, maximize } form = form, decay = decay);
 rule!(muon, Muon { momentum, nesterov, weight_decay, ns_coefficients, ns_steps, eps, maximize } adjust = adjust);
 
-/// `lr_inside`: the learning rate inside the momentum buffer, as Keras has it.
+/// Reads `lr_inside`: the learning rate is inside the momentum buffer, as in Keras.
 fn form(f: &mut Fields, default: Momentum) -> Result<Momentum, Reason> {
     Ok(if f.get("lr_inside", false)? { Momentum::LrInside } else { default })
 }

@@ -1,4 +1,4 @@
-//! How a trace is replayed: what the command line asks for, brought together with what the trace is.
+//! Settings of a replay, combined from the command line and the trace.
 
 use meshstep_optim::Sees;
 use meshstep_shard::{Owners, Stage};
@@ -8,20 +8,20 @@ use super::rule::Recipe;
 use super::spec::{Reduction, Spec};
 use crate::cli::Partition;
 
-/// What of a replay may be chosen freely; nothing of it should change a result by more than rounding.
+/// Options of a replay; they should change results only by rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
-    /// The ZeRO stage; the default is 1.
+    /// ZeRO stage; the default is 1.
     pub(crate) stage: Option<u8>,
-    /// The default is the trace's.
+    /// Number of ranks; the default is the trace's.
     pub(crate) ranks: Option<usize>,
-    /// The default is flat where the rule can have it so.
+    /// Partition; the default is flat if the rule supports it.
     pub(crate) partition: Option<Partition>,
     /// Elements of a bucket.
     pub(crate) bucket: Option<usize>,
 }
 
-/// A replay's choices, made.
+/// Settings of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Setting {
     pub(super) ranks: usize,
@@ -31,20 +31,16 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    /// The choices for one trace, or which of them contradict each other.
+    /// Returns the settings for one trace; contradictory options are an error.
     pub(super) fn new(asked: Asked, spec: &Spec, recipe: &Recipe) -> Result<Self, Reason> {
         let ranks = asked.ranks.unwrap_or(spec.ranks);
         check_problem(spec, recipe)?;
-        // A problem is shared out among any number of ranks.
+        // A problem can be divided among any number of ranks.
         if spec.problem.is_none() && spec.ranks > 1 && ranks != spec.ranks {
             let other = format!("a trace of {} ranks", spec.ranks);
-            return Err(contradiction(
-                format!("--ranks {ranks}"),
-                other,
-                "each rank has gradients of its own",
-            ));
+            return Err(contradiction(format!("--ranks {ranks}"), other, "each rank has its own gradients"));
         }
-        // Ranks that are all given the gradients of one: their mean is what it had.
+        // The mean over ranks with the same gradients equals the gradient of one rank.
         let alone = spec.ranks == 1 && spec.reduce != Reduction::Weighted;
         let reduce = if alone { Reduction::Mean } else { spec.reduce };
         Ok(Setting { ranks, stage: stage(asked, recipe)?, bucket: asked.bucket, reduce })
@@ -60,7 +56,7 @@ fn stage(asked: Asked, recipe: &Recipe) -> Result<Stage, Reason> {
     let of_rule = |rule: &str| format!("the rule {rule}");
     match (stage, partition, matrices) {
         (Some(stage @ (0 | 2)), Some(Partition::Whole), _) => {
-            let why = "whole parameters are a partition of stage 1 alone";
+            let why = "whole parameters are a partition of stage 1 only";
             Err(contradiction(format!("--stage {stage}"), "--partition whole".to_owned(), why))
         }
         (Some(0), _, _) => Ok(Stage::Replicated),
@@ -78,7 +74,7 @@ fn stage(asked: Asked, recipe: &Recipe) -> Result<Stage, Reason> {
     }
 }
 
-/// What a problem, or L-BFGS on one, leaves no room for.
+/// Rejects settings that a problem, or L-BFGS on a problem, does not support.
 fn check_problem(spec: &Spec, recipe: &Recipe) -> Result<(), Reason> {
     let Spec { clip, lrs, groups, problem, reduce, .. } = spec;
     let lbfgs = matches!(recipe, Recipe::Lbfgs(_));
@@ -89,7 +85,8 @@ fn check_problem(spec: &Spec, recipe: &Recipe) -> Result<(), Reason> {
         (lbfgs && groups.is_some(), "groups", "the rule lbfgs"),
     ];
     present.into_iter().find(|(present, ..)| *present).map_or(Ok(()), |(_, what, other)| {
-        let why = "its loss is the mean over its rows, and L-BFGS follows it with one setting";
+        let why =
+            "its loss is the mean over its rows, and L-BFGS has one setting for all steps and parameters";
         Err(contradiction(what.to_owned(), other.to_owned(), why))
     })
 }

@@ -1,4 +1,4 @@
-//! The `spec` of a trace: what was run, and how close the replay has to come.
+//! The `spec` of a trace: the recorded run, and the tolerance of the replay.
 
 use meshstep_optim::Norm;
 use serde::{Deserialize, Serialize};
@@ -6,15 +6,15 @@ use serde_json::{Map, Value};
 
 use super::reason::Reason;
 
-/// Ranks and steps that a trace may have: enough for any, and few enough to start.
+/// Limits on the ranks and steps of a trace: large enough for any trace, and small enough to start.
 const MAX_RANKS: usize = 64;
 const MAX_STEPS: u64 = 1_000_000;
 
-/// What was run. Unknown fields are refused, since what they ask for would not be done.
+/// Description of the recorded run. Unknown fields are rejected, because a replay would ignore them.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Spec {
-    /// The rule's name and hyperparameters; `rule.rs` reads them.
+    /// Name and hyperparameters of the rule; `rule.rs` reads them.
     pub(super) optimizer: Map<String, Value>,
     pub(super) steps: u64,
     #[serde(default = "one")]
@@ -23,7 +23,7 @@ pub(crate) struct Spec {
     pub(super) reduce: Reduction,
     #[serde(default)]
     pub(super) clip: Option<Clip>,
-    /// The learning rate of every step.
+    /// Learning rate of every step.
     #[serde(default)]
     pub(super) lrs: Option<Vec<f64>>,
     #[serde(default)]
@@ -31,12 +31,12 @@ pub(crate) struct Spec {
     #[serde(default)]
     pub(super) problem: Option<Problem>,
     pub(super) tolerance: Tolerance,
-    /// Who recorded it.
+    /// Program that recorded the trace.
     #[serde(default)]
     pub(super) source: String,
 }
 
-/// How the ranks' gradients become one.
+/// Combination of the ranks' gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Reduction {
@@ -55,7 +55,7 @@ pub(super) struct Clip {
     norm_type: NormType,
 }
 
-/// A number, or the word for the largest magnitude.
+/// A number, or "inf" for the largest magnitude.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(try_from = "Value")]
 struct NormType(Norm);
@@ -80,16 +80,16 @@ impl Default for NormType {
     }
 }
 
-/// Other hyperparameters for some parameters.
+/// Different hyperparameters for some parameters.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Group {
     pub(super) params: Vec<String>,
-    /// Fields of `optimizer` that differ; checked as those are.
+    /// Fields of `optimizer` that differ; checked in the same way.
     #[serde(flatten)]
     pub(super) overrides: Map<String, Value>,
 }
 
-/// A loss that is evaluated here.
+/// A loss that the replay evaluates.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Problem {
@@ -101,7 +101,7 @@ pub(super) enum Problem {
     },
 }
 
-/// A value agrees where `|got - want| <= atol + rtol |want|`.
+/// A value agrees if `|got - want| <= atol + rtol |want|`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Tolerance {
@@ -114,7 +114,7 @@ fn one() -> usize {
 }
 
 impl Spec {
-    /// The spec in `text`, checked in itself.
+    /// Parses a spec, and checks its values.
     pub(super) fn parse(text: &str) -> Result<Spec, Reason> {
         let spec: Spec = serde_json::from_str(text)?;
         let Tolerance { rtol, atol } = spec.tolerance;

@@ -1,4 +1,4 @@
-//! A trace file: read, and everything about it checked that does not need a replay.
+//! Reads a trace file, with all checks that do not need a replay.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ pub(super) struct Tensor {
     pub(super) values: Vec<f64>,
 }
 
-/// A run that some program recorded.
+/// A recorded run of some program.
 #[derive(Debug)]
 pub(super) struct Trace {
     pub(super) spec: Spec,
@@ -26,7 +26,7 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// The trace in a file's `bytes`.
+    /// Parses the `bytes` of a trace file.
     pub(super) fn parse(bytes: &[u8]) -> Result<Trace, Reason> {
         let file = SafeTensors::deserialize(bytes)?;
         let (_, header) = SafeTensors::read_metadata(bytes)?;
@@ -39,8 +39,8 @@ impl Trace {
         for (name, view) in file.iter() {
             let key = Key::parse(name, |param| params.contains(param))?;
             if key.to_string() != name {
-                // Another tensor may have the plain name.
-                let why = format!("numbers are written plainly: {key}");
+                // Otherwise two tensors could have the same key.
+                let why = format!("write numbers without leading zeros or signs: {key}");
                 return Err(Reason::StrayTensor { name: name.to_owned(), why });
             }
             tensors.insert(key, Tensor::read(name, &view)?);
@@ -51,7 +51,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// The parameters' first values, by name.
+    /// Returns the parameters' initial values by name.
     pub(super) fn params(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         self.tensors.iter().filter_map(|(key, tensor)| match key {
             Key::Param { name } => Some((name.as_str(), tensor)),
@@ -59,44 +59,42 @@ impl Trace {
         })
     }
 
-    /// What is to be compared.
+    /// Returns the expected results.
     pub(super) fn expected(&self) -> impl Iterator<Item = (&Key, &Tensor)> {
         self.tensors.iter().filter(|(key, _)| key.is_expected())
     }
 
-    /// The gradient of a parameter on one rank in step `t`, if there is one.
+    /// Returns the gradient of a parameter on one rank in step `t`, if there is one.
     pub(super) fn grad(&self, t: u64, rank: usize, name: &str) -> Option<&Tensor> {
         let name = || name.to_owned();
         let own = || self.tensors.get(&Key::Grad { t, rank: Some(rank), name: name() });
         self.tensors.get(&Key::Grad { t, rank: None, name: name() }).or_else(own)
     }
 
-    /// What a tensor must be, given the others.
+    /// Checks one tensor against the spec and the other tensors.
     fn check(&self, key: &Key, tensor: &Tensor) -> Result<(), Reason> {
         let Spec { steps, ranks, reduce, ref problem, .. } = self.spec;
         let stray = |why: String| Err(Reason::StrayTensor { name: key.to_string(), why });
         if let Some(t) = key.t().filter(|t| !(1..=steps).contains(t)) {
-            return stray(format!("step {t} is none of 1 to {steps}"));
+            return stray(format!("step {t} is not between 1 and {steps}"));
         }
         if let Some(index) = tensor.values.iter().position(|value| !value.is_finite()) {
             return Err(Reason::NotFinite { key: key.clone(), index, value: tensor.values[index] });
         }
         match key {
             Key::Param { .. } => Ok(()),
-            Key::Data { .. } if problem.is_none() => {
-                stray("the spec names no problem that has data".to_owned())
-            }
+            Key::Data { .. } if problem.is_none() => stray("the spec names no problem with data".to_owned()),
             Key::Data { .. } => Ok(()),
             Key::Grad { .. } if problem.is_some() => {
-                stray("the spec names a problem, whose gradients are computed".to_owned())
+                stray("the spec names a problem, for which gradients are computed".to_owned())
             }
             Key::Grad { rank: Some(rank), .. } if *rank >= ranks => {
-                stray(format!("rank {rank} is none of 0 to {}", ranks - 1))
+                stray(format!("rank {rank} is not between 0 and {}", ranks - 1))
             }
             Key::Grad { t, rank: Some(_), name }
                 if self.tensors.contains_key(&Key::Grad { t: *t, rank: None, name: name.clone() }) =>
             {
-                stray(format!("grad/{t}/{name} is there too, for all ranks"))
+                stray(format!("grad/{t}/{name} exists too, for all ranks"))
             }
             Key::Grad { name, .. } => self.like_param(key, tensor, name, false),
             Key::Expect { name, .. } => self.like_param(key, tensor, name, true),
@@ -112,7 +110,7 @@ impl Trace {
         }
     }
 
-    /// Has a parameter's shape, and its type too if that counts.
+    /// Checks that a tensor has the shape of its parameter, and with `typed` also the type.
     fn like_param(&self, key: &Key, tensor: &Tensor, name: &str, typed: bool) -> Result<(), Reason> {
         let Some(param) = self.tensors.get(&Key::Param { name: name.to_owned() }) else { return Ok(()) };
         if tensor.shape != param.shape {
@@ -125,7 +123,7 @@ impl Trace {
         Ok(())
     }
 
-    /// What must be there.
+    /// Checks that all required tensors exist.
     fn check_whole(&self) -> Result<(), Reason> {
         let missing = |name: String, why| Err(Reason::MissingTensor { name, why });
         if self.params().next().is_none() {
@@ -138,7 +136,7 @@ impl Trace {
         if self.spec.problem.is_none()
             && let Some(t) = (1..=self.spec.steps).find(|t| !with_grads.contains(t))
         {
-            return missing(format!("grad/{t}/<name>"), "every step has the gradient of some parameter");
+            return missing(format!("grad/{t}/<name>"), "every step needs the gradient of some parameter");
         }
         let weight = |t: &u64| self.tensors.contains_key(&Key::Weight { t: *t });
         if self.spec.reduce == Reduction::Weighted
@@ -166,7 +164,7 @@ impl Tensor {
     }
 }
 
-/// Every element of little-endian `bytes`.
+/// Converts every element of little-endian `bytes`.
 fn each<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Vec<f64> {
     bytes.as_chunks().0.iter().map(|chunk| value(*chunk)).collect()
 }

@@ -1,4 +1,4 @@
-//! What a run found out, as numbers: the rest of this module shows them.
+//! Results of a training run as numbers, with a table and a plot.
 
 mod plot;
 mod table;
@@ -14,62 +14,62 @@ use serde::Serialize;
 use crate::cli::Train;
 use crate::memory::Seen;
 
-/// Everything a run found out; `train.json` is this.
+/// Results of a run; the content of `train.json`.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
-    /// What was asked for.
+    /// Options of the run.
     pub(crate) asked: Train,
-    /// The network: layers, heads, width, context.
+    /// Network: layers, heads, width, context.
     pub(crate) model: crate::gpt::Config,
-    /// Numbers the network has.
+    /// Number of parameters of the network.
     pub(crate) params: usize,
     /// Elements after which a bucket was closed.
     pub(crate) bucket: usize,
-    /// Where the text is from.
+    /// Origin of the text.
     pub(crate) corpus: String,
-    /// Bytes to train on.
+    /// Bytes of training text.
     pub(crate) train_bytes: usize,
-    /// Bytes held out.
+    /// Bytes of held-out text.
     pub(crate) held_out_bytes: usize,
-    /// Nats a byte of the corpus costs when only frequencies are known.
+    /// Nats per byte if only the byte frequencies are known.
     pub(crate) byte_entropy: f64,
-    /// Nats a byte costs when nothing is known: ln 256.
+    /// Nats per byte if nothing is known: ln 256.
     pub(crate) uniform: f64,
-    /// One entry per stage that ran.
+    /// One entry for each stage of the run.
     pub(crate) stages: Vec<StageReport>,
-    /// Where the stages' final parameters differ first; none where they are bit-identical.
+    /// First difference between the stages' final parameters; `None` if they are bit-identical.
     pub(crate) difference: Option<String>,
 }
 
-/// What one stage found out.
+/// Results of one stage.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct StageReport {
-    /// 0, 1 or 2.
+    /// ZeRO stage: 0, 1 or 2.
     pub(crate) stage: u8,
-    /// The loss of every step, in nats per byte, averaged over the ranks.
+    /// Loss of every step in nats per byte, averaged over the ranks.
     pub(crate) losses: Vec<f64>,
-    /// The loss on held-out text after the last step.
+    /// Loss on held-out text after the last step.
     pub(crate) held_out: f64,
-    /// Steps that changed nothing because a gradient was not finite.
+    /// Number of steps that were skipped because a gradient was not finite.
     pub(crate) skipped: usize,
-    /// Wall time of a step, in milliseconds.
+    /// Wall time of a step in milliseconds.
     pub(crate) ms_per_step: f64,
-    /// Peak bytes on the rank that had most.
+    /// Maximum of the peak bytes over the ranks.
     pub(crate) peak: Peak,
-    /// Bytes each rank sent per step, counted as a ring algorithm would send them.
+    /// Bytes that each rank sent per step, counted for ring algorithms.
     pub(crate) wire_bytes: f64,
-    /// Resident memory of the process, all ranks together.
+    /// Resident memory of the process, for all ranks together.
     pub(crate) process: Seen,
 }
 
-/// Most bytes a rank held at once, by purpose.
+/// Peak bytes of a rank, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Peak {
     /// Parameters.
     pub(crate) params: u64,
     /// Gradients that stay until the update.
     pub(crate) grads: u64,
-    /// Gradients on their way.
+    /// Gradients in buckets that are being reduced.
     pub(crate) buckets: u64,
     /// Optimizer state.
     pub(crate) state: u64,
@@ -78,7 +78,7 @@ pub(crate) struct Peak {
 }
 
 impl StageReport {
-    /// The mean loss of the last twentieth of the steps, at least of one.
+    /// Returns the mean loss of the last twentieth of the steps, at least of one step.
     pub(crate) fn train_loss(&self) -> f64 {
         let last = self.losses.len().div_ceil(20);
         self.losses[self.losses.len() - last..].iter().sum::<f64>() / last as f64
@@ -86,20 +86,20 @@ impl StageReport {
 }
 
 impl Report {
-    /// 2 (n-1)/n times the bytes of the parameters, pads included: what a ring moves to reduce gradients and to bring
-    /// parameters to everyone.
+    /// Returns 2 (n-1)/n times the bytes of the parameters with padding: the bytes that a ring moves to reduce gradients
+    /// and to gather parameters.
     pub(crate) fn ring_bytes(&self) -> f64 {
         let ranks = self.asked.ranks as f64;
         2.0 * (ranks - 1.0) / ranks * self.stages.first().map_or(0, |stage| stage.peak.params) as f64
     }
 
-    /// In words, that all final parameters are the same.
+    /// Returns a sentence that all final parameters are equal.
     pub(crate) fn agreement(&self) -> String {
         let stages: Vec<String> = self.stages.iter().map(|stage| stage.stage.to_string()).collect();
         format!("parameters are bit-identical on every rank of stage {}", stages.join(", "))
     }
 
-    /// The table of all stages, ready to print.
+    /// Returns the table of all stages.
     pub(crate) fn table(&self) -> String {
         table::table(self)
     }
@@ -111,7 +111,7 @@ impl Report {
     }
 }
 
-/// Writes numbers for programs to read.
+/// Writes a JSON file.
 pub(crate) fn write_json(numbers: &impl Serialize, path: &Path) -> Result<()> {
     let text = serde_json::to_string_pretty(numbers)? + "\n";
     fs::write(path, text).with_context(|| format!("writing {}", path.display()))
@@ -125,7 +125,7 @@ mod tests {
     use crate::cli::{Cli, Command};
     use crate::gpt::Config;
 
-    /// What a run of a million parameters on four ranks might find out.
+    /// Returns an example of a report: a million parameters on four ranks.
     pub(super) fn report() -> Report {
         let Command::Train(asked) = Cli::parse_from(["meshstep-bench", "train"]).command else {
             panic!("not train")

@@ -1,4 +1,4 @@
-//! The table a run ends with: a row per quantity, a column per stage, and what to compare it with.
+//! Table at the end of a run: a row per quantity, a column per stage, and a reference value.
 
 use super::{Report, StageReport};
 
@@ -7,14 +7,14 @@ const COLUMN: usize = 13;
 /// Width of the first column.
 const NAME: usize = 26;
 
-/// A quantity's name, its value for a stage, and what to compare it with.
+/// Name of a quantity, its value for a stage, and its reference.
 struct Row<'a> {
     name: &'a str,
     value: &'a dyn Fn(&StageReport) -> String,
     note: String,
 }
 
-/// All of a report as text.
+/// Formats a report as a table.
 pub(super) fn table(report: &Report) -> String {
     let params = bytes((report.params * size_of::<f32>()) as u64);
     let (ranks, entropy, uniform) = (report.asked.ranks, report.byte_entropy, report.uniform);
@@ -26,18 +26,18 @@ pub(super) fn table(report: &Report) -> String {
             &|s| loss(s.held_out),
             &format!("byte entropy {entropy:.3}, ln 256 {uniform:.3}"),
         ),
-        row("steps skipped", &|s| s.skipped.to_string(), "their gradients were not finite"),
+        row("steps skipped", &|s| s.skipped.to_string(), "gradients were not finite"),
         row("ms per step", &|s| format!("{:.1}", s.ms_per_step), "all ranks on this machine"),
         row("peak bytes per rank", &|_| String::new(), ""),
         row("  params", &|s| bytes(s.peak.params), &format!("{params} without padding")),
         row("  grads", &|s| bytes(s.peak.grads), &format!("stage 2 keeps 1/{ranks}")),
-        row("  grads in buckets", &|s| bytes(s.peak.buckets), "on their way"),
+        row("  grads in buckets", &|s| bytes(s.peak.buckets), "being reduced"),
         row("  state", &|s| bytes(s.peak.state), &format!("stages 1 and 2 keep 1/{ranks}")),
         row("  candle's params", &|s| bytes(s.peak.framework), "the framework's own copy"),
         row(
             "process before",
             &|s| optional_bytes(s.process.before),
-            "the text, and what earlier stages freed",
+            "the text, and memory that earlier stages freed",
         ),
         row("process peak", &|s| optional_bytes(s.process.peak), "all ranks, with activations"),
         row(
@@ -64,7 +64,7 @@ fn optional_bytes(value: Option<u64>) -> String {
     value.map_or_else(|| "n/a".to_owned(), bytes)
 }
 
-/// A number with a comma before every third digit from the right.
+/// Formats a number with a comma before every third digit from the right.
 pub(crate) fn bytes(value: impl Into<u128>) -> String {
     let digits = value.into().to_string();
     let comma = |(i, digit): (usize, char)| {

@@ -1,4 +1,4 @@
-//! A run that is saved as it goes, and goes on from what was saved: its state, and the curve so far.
+//! Saves a training run at intervals and continues from a checkpoint: its state, and its losses so far.
 
 use std::path::{Path, PathBuf};
 
@@ -8,14 +8,14 @@ use meshstep_shard::checkpoint::{Load, Loaded, Save, Saved, Store};
 
 use crate::cli::Train;
 
-/// What a checkpoint keeps beside the optimizer: of what run it is, the losses that this program's ranks computed, and
-/// before them those of programs before, and norms.
+/// Blobs of a checkpoint besides the optimizer: the run's settings, the losses that the ranks of the saving program
+/// computed, the losses of earlier programs, and norms.
 const JOB: &str = "job";
 const LOSSES: &str = "losses";
 const BEFORE: &str = "losses-before";
 const NORMS: &str = "norms";
 
-/// Where a run is saved, and when.
+/// Location and times of a run's checkpoints.
 #[derive(Debug)]
 pub(crate) struct Checkpoints {
     store: Store,
@@ -26,32 +26,33 @@ pub(crate) struct Checkpoints {
     job: String,
 }
 
-/// A rank's record of a run: what it computed, and what others did before.
+/// Record of a run on one rank: its own results, and those of earlier programs.
 #[derive(Debug)]
 pub(crate) struct Journal<'a> {
     checkpoints: Option<&'a Checkpoints>,
-    /// The run's losses before this program.
+    /// Losses of the run from earlier programs.
     pub(crate) before: Vec<f64>,
-    /// This rank's, since.
+    /// Losses of this rank in this program.
     pub(crate) losses: Vec<f64>,
-    /// The run's norms, from the first step on.
+    /// Norms of the run from the first step on.
     pub(crate) norms: Vec<f64>,
 }
 
 impl Checkpoints {
-    /// What was asked for, if anything; `job` is what must be the same where a run goes on, `folder` where it is saved unless
-    /// that was asked for too.
+    /// Returns the checkpoint settings, if checkpoints were requested. `job` must be equal when a run continues; `folder`
+    /// is the parent of the default location.
     pub(crate) fn of(asked: &Train, folder: &Path, job: String) -> Result<Option<Self>> {
         if asked.save_every.is_none() && !asked.resume {
             return Ok(None);
         }
         ensure!(
             asked.stage.is_some() && asked.meshes().len() <= 1,
-            "checkpoints are of one run: add --stage, such as --stage 2, and at most one --mesh"
+            "checkpoints need a single run: add --stage, such as --stage 2, and at most one --mesh"
         );
         let dir = asked.checkpoints.clone().unwrap_or_else(|| folder.join("checkpoints"));
         if asked.save_every.is_some() {
-            std::fs::create_dir_all(&dir).with_context(|| format!("making the folder {}", dir.display()))?;
+            std::fs::create_dir_all(&dir)
+                .with_context(|| format!("cannot create the folder {}", dir.display()))?;
         }
         let (every, resume, last) = (asked.save_every, asked.resume, asked.last_step());
         Ok(Some(Self { store: Store::new(&dir), dir, every, resume, last, job }))
@@ -63,13 +64,13 @@ impl Checkpoints {
 }
 
 impl<'a> Journal<'a> {
-    /// Nothing yet.
+    /// Creates an empty journal.
     pub(crate) fn new(checkpoints: Option<&'a Checkpoints>) -> Self {
         Self { checkpoints, before: Vec::new(), losses: Vec::new(), norms: Vec::new() }
     }
 
-    /// Loads the newest checkpoint where that was asked for; the steps that were taken before. `whole` makes the run's losses
-    /// of its ranks'.
+    /// Loads the newest checkpoint if --resume was given, and returns the number of steps taken before. `whole` combines
+    /// the losses of the ranks into those of the run.
     pub(crate) fn resume(
         &mut self,
         load: impl FnOnce(&Store, Load) -> Result<Loaded, Error>,
@@ -80,7 +81,11 @@ impl<'a> Journal<'a> {
         };
         let saved = load(store, Load::default()).context("--resume")?.saved;
         let found = String::from_utf8_lossy(&blob(&saved, JOB)?).into_owned();
-        ensure!(found == *job, "{}: this is of another run: of {found}, not of {job}", dir.display());
+        ensure!(
+            found == *job,
+            "{}: the checkpoint is of another run: {found} instead of {job}",
+            dir.display()
+        );
         self.before = numbers(&blob(&saved, BEFORE)?);
         self.norms = numbers(&blob(&saved, NORMS)?);
         let mut ranks = Vec::new();
@@ -89,12 +94,16 @@ impl<'a> Journal<'a> {
         }
         self.before.extend(whole(&saved.manifest().mesh, &ranks)?);
         let steps = saved.manifest().step as usize;
-        ensure!(self.before.len() == steps, "{} losses of {steps} steps were saved", self.before.len());
-        ensure!(steps < *last, "{}: all {last} steps are done; ask for more", dir.display());
+        ensure!(
+            self.before.len() == steps,
+            "the checkpoint has {} losses of {steps} steps",
+            self.before.len()
+        );
+        ensure!(steps < *last, "{}: all {last} steps are done; use more --steps", dir.display());
         Ok(steps)
     }
 
-    /// Saves after `steps` steps, where that is due.
+    /// Saves after `steps` steps if a checkpoint is due.
     pub(crate) fn save(
         &self,
         steps: usize,
@@ -115,7 +124,7 @@ fn blob(saved: &Saved, name: &str) -> Result<Vec<u8>> {
     match saved.blob(name)? {
         Some(bytes) => Ok(bytes),
         None => {
-            bail!("{}: no {name:?} beside the optimizer: not a checkpoint of train", saved.dir().display())
+            bail!("{}: no {name:?} besides the optimizer; not a checkpoint of train", saved.dir().display())
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Whether two sets of parameters are the same, to the last bit.
+//! Compares two sets of parameters bit for bit.
 
 /// Parameters by name, in registration order.
 pub(crate) type Finals = Vec<(String, Vec<f32>)>;
 
-/// The first element in which two sets differ, in words; none where all bits are equal.
+/// Describes the first element in which two sets differ; `None` if all bits are equal.
 pub(crate) fn first_difference(a: (&str, &Finals), b: (&str, &Finals)) -> Option<String> {
     let pairs = a.1.iter().zip(b.1);
     pairs.into_iter().find_map(|((name, x), (_, y))| {

@@ -1,4 +1,4 @@
-//! The main job: the same network under one ZeRO stage after the other, and whether they agree.
+//! `train`: trains the same network with one ZeRO stage after the other, and checks that the results agree.
 
 pub(crate) mod checkpoints;
 pub(crate) mod compare;
@@ -22,13 +22,13 @@ use compare::Finals;
 use rank::Done;
 pub(crate) use rank::{MAX_NORM, layout, stage_named};
 
-/// A run reads a small part of this; more would only take time to load.
+/// Maximum size of the text; a run reads only a small part, and more would take time to load.
 pub(crate) const CORPUS_CAP: usize = 8 << 20;
 
-/// Gradients travel in about this many buckets unless told otherwise.
+/// Default number of gradient buckets.
 pub(crate) const BUCKETS: usize = 16;
 
-/// A run that is ready to start: all stages share it, and all ranks.
+/// A run that is ready to start, shared by all stages and ranks.
 #[derive(Debug)]
 pub(crate) struct Run {
     asked: Train,
@@ -41,11 +41,11 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Loads the text and settles what was left open; the default corpus is found from `manifest`, and results go to `folder`.
+    /// Loads the text and sets defaults; the default corpus is found from `manifest`, and results go to `folder`.
     pub(crate) fn prepare(asked: &Train, manifest: &Path, folder: &Path) -> Result<Self> {
         ensure!(
             asked.stage != Some(3),
-            "stage 3 is for networks that gather their parameters: add --mesh, such as dp=4"
+            "stage 3 needs a network that gathers its parameters; add --mesh, such as dp=4"
         );
         let model = Config::default();
         let text = match &asked.corpus {
@@ -67,7 +67,7 @@ impl Run {
         })
     }
 
-    /// Trains every stage asked for.
+    /// Trains every requested stage.
     pub(crate) fn train(&self) -> Result<Report> {
         let (mut stages, mut difference) = (Vec::new(), None);
         let mut first: Option<(String, Finals)> = None;
@@ -84,7 +84,7 @@ impl Run {
         Ok(self.report(stages, difference))
     }
 
-    /// Trains one stage on all ranks; their final parameters come by rank.
+    /// Trains one stage on all ranks. Returns its report and the final parameters of each rank.
     fn stage(&self, stage: u8) -> Result<(StageReport, Vec<Finals>)> {
         let (steps, ranks, tokens) = (self.asked.steps, self.asked.ranks, self.tokens_per_step());
         let progress = Progress::new(format!("stage {stage}"), steps, ranks, tokens);
@@ -141,7 +141,7 @@ fn param_count(model: &Config) -> usize {
     model.params().iter().map(Param::len).sum()
 }
 
-/// What every rank returned, or the error that the other ranks' errors follow from.
+/// Returns the results of all ranks, or the error that caused the errors of the other ranks.
 pub(crate) fn all_or_cause<T>(results: Vec<Result<T>>) -> Result<Vec<T>> {
     let (mut done, mut errors) = (Vec::new(), Vec::new());
     for (rank, result) in results.into_iter().enumerate() {
@@ -154,7 +154,7 @@ pub(crate) fn all_or_cause<T>(results: Vec<Result<T>>) -> Result<Vec<T>> {
     errors.into_iter().next().map_or(Ok(done), Err)
 }
 
-/// A rank that fails leaves, and the others' collectives fail because it left.
+/// A rank that fails leaves the group, so the collectives of the other ranks fail.
 fn is_consequence(error: &anyhow::Error) -> bool {
     use meshstep_parallel3d::{Error as OnMesh, candle};
     let in_layer = || error.downcast_ref().and_then(candle::cause);
@@ -163,7 +163,7 @@ fn is_consequence(error: &anyhow::Error) -> bool {
         || matches!(in_layer(), Some(candle::Error::Comm(_)))
 }
 
-/// One stage's numbers from those of its ranks.
+/// Combines the results of a stage's ranks.
 fn summary(stage: u8, done: &[Done], process: Seen) -> StageReport {
     let ranks = done.len() as f64;
     let mean = |value: &dyn Fn(&Done) -> f64| done.iter().map(value).sum::<f64>() / ranks;
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
 
-    /// A run of a small network on this file's own text, which measures held-out losses on few sequences but in long runs.
+    /// Prepares a run of a small network on this file's own text. In short runs few sequences are held out.
     fn run(options: &str) -> Run {
         let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/src/train/mod.rs");
         let words =
@@ -210,7 +210,7 @@ mod tests {
         Run { model: Config { layers: 2, heads: 2, width: 16, ..run.model }, bucket: 1000, ..run }
     }
 
-    /// The same on short sequences, but in long runs.
+    /// Prepares the same on short sequences, except in long runs.
     fn short(options: &str) -> Run {
         let run = run(options);
         if long() {

@@ -1,4 +1,4 @@
-//! What one rank does: its batches through its copy of the network, its gradients into the optimizer, step by step.
+//! One rank: runs its batches through its copy of the network, and steps its optimizer.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,38 +17,38 @@ use crate::gpt::{Gpt, Param, with_values};
 use crate::progress::Progress;
 use crate::report::Peak;
 
-/// Gradients are scaled down to this norm.
+/// Norm to which gradients are clipped.
 pub(crate) const MAX_NORM: f64 = 1.0;
 
-/// What a rank brings home.
+/// Result of one rank.
 #[derive(Debug)]
 pub(super) struct Done {
-    /// The losses of the run before this program.
+    /// Losses of the run from earlier programs.
     pub(super) before: Vec<f64>,
-    /// Its loss at every step since.
+    /// Loss of each step of this program.
     pub(super) losses: Vec<f64>,
-    /// Its part of the held-out loss.
+    /// Held-out loss on this rank's share.
     pub(super) held_out: f64,
-    /// Steps that were skipped because a gradient was not finite.
+    /// Number of steps that were skipped because a gradient was not finite.
     pub(super) skipped: usize,
     /// Wall time of all steps.
     pub(super) seconds: f64,
-    /// Most bytes it held.
+    /// Peak bytes of the rank.
     pub(super) peak: Peak,
-    /// Bytes it sent in all steps.
+    /// Bytes that the rank sent in all steps.
     pub(super) sent: u64,
-    /// The parameters it ended with.
+    /// Final parameters of the rank.
     pub(super) finals: Finals,
 }
 
-/// One rank in the middle of its work.
+/// State of a rank during the training.
 struct Rank<'a> {
     run: &'a Run,
     index: usize,
     params: Vec<Param>,
     gpt: Gpt,
     optimizer: Optimizer,
-    // Counts candle's copy of the parameters for as long as it exists.
+    // Counts candle's copy of the parameters while it exists.
     _framework: Claim,
 }
 
@@ -102,7 +102,8 @@ impl<'a> Rank<'a> {
         Ok(Self { run, index, params, gpt, optimizer, _framework: framework })
     }
 
-    /// Forward and backward of this rank's batch; gradients are handed over as they come, and travel meanwhile.
+    /// Runs forward and backward on this rank's batch. Gradients are handed over as they are computed, and reduced
+    /// meanwhile.
     fn backward(&mut self, step: usize) -> Result<f64> {
         let Train { seed, batch, .. } = self.run.asked;
         let place = Place { seed, step, rank: self.index };
@@ -116,7 +117,7 @@ impl<'a> Rank<'a> {
         Ok(f64::from(loss))
     }
 
-    /// Takes the step and brings its values to candle; whether it was applied, and the bytes sent for it.
+    /// Takes the step and copies the new values to candle. Returns true if the step was applied, and the bytes sent.
     fn step(&mut self, lr: f64) -> Result<(bool, u64)> {
         let at = StepArgs { lr, max_norm: Some(MAX_NORM), ..StepArgs::default() };
         match self.optimizer.step(at)?.outcome()? {
@@ -126,7 +127,7 @@ impl<'a> Rank<'a> {
                 Ok((true, traffic.sent))
             }
             Outcome::Skipped { traffic, non_finite, .. } => {
-                tracing::warn!(non_finite, "a step was skipped: gradients are not finite");
+                tracing::warn!(non_finite, "a step was skipped, because gradients are not finite");
                 Ok((false, traffic.sent))
             }
         }
@@ -140,8 +141,8 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    /// The mean loss of this rank's part of the held-out sequences: at least as many as asked for, and as many as fill every rank's
-    /// batches.
+    /// Returns the mean loss on this rank's share of the held-out sequences: at least as many as requested, rounded up to
+    /// full batches on every rank.
     fn held_out(&self) -> Result<f64> {
         let Train { ranks, batch, held_out, .. } = self.run.asked;
         let batches = held_out.div_ceil(ranks * batch);
@@ -163,13 +164,13 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// The mean over ranks, at every step.
+/// Returns the mean over the ranks for each step.
 fn mean(ranks: &[Vec<f64>]) -> Vec<f64> {
     let steps = ranks.iter().map(Vec::len).min().unwrap_or(0);
     (0..steps).map(|t| ranks.iter().map(|rank| rank[t]).sum::<f64>() / ranks.len() as f64).collect()
 }
 
-/// The stage of this number.
+/// Returns the stage with this number.
 pub(crate) fn stage_named(stage: u8) -> Stage {
     match stage {
         0 => Stage::Replicated,
@@ -179,7 +180,7 @@ pub(crate) fn stage_named(stage: u8) -> Stage {
     }
 }
 
-/// The parameters, f32.
+/// Returns the layout of the parameters in f32.
 pub(crate) fn layout(params: &[Param]) -> Result<Layout> {
     let add = |builder: meshstep_tensor::LayoutBuilder, param: &Param| {
         builder.param(&param.name, &param.shape, DType::F32)

@@ -1,4 +1,4 @@
-//! Which rule updates which parameter, at which learning rate.
+//! Update rules of the parameters, and their learning rate.
 
 use anyhow::Result;
 use meshstep_optim::schedule::{CosineWarmupWithMinLr, MinLr, Schedule};
@@ -8,13 +8,13 @@ use meshstep_shard::Groups;
 use crate::cli::Optimizer;
 use crate::gpt::Param;
 
-/// The chosen rule: with weight decay for matrices, without for biases and norms.
+/// Returns the chosen rule, with weight decay for matrices and without for biases and norms.
 pub(crate) fn groups(optimizer: Optimizer, params: &[Param]) -> Groups {
     let plain: Vec<&str> =
         params.iter().filter(|param| !param.decays()).map(|param| param.name.as_str()).collect();
     match optimizer {
         Optimizer::Adamw => {
-            // Runs are short, so the second moment looks back a hundred steps and not a thousand.
+            // Runs are short, so the second moment covers a hundred steps instead of a thousand.
             let rule = AdamW { beta2: 0.99, weight_decay: 0.1, ..AdamW::default() };
             let without = AdamW { weight_decay: 0.0, ..rule.clone() };
             Groups::new(rule).with(without, plain)
@@ -27,7 +27,8 @@ pub(crate) fn groups(optimizer: Optimizer, params: &[Param]) -> Groups {
     }
 }
 
-/// For a run of `steps`: a tenth of them warms up, at most 100, then a cosine falls to a tenth of the peak at the last one.
+/// Returns the schedule of a run of `steps` steps: a tenth of them, at most 100, for warm-up, then a cosine down to a tenth
+/// of the peak in the last step.
 pub(crate) fn schedule(optimizer: Optimizer, steps: usize) -> Result<Schedule> {
     let peak = match optimizer {
         Optimizer::Adamw => 2e-3,

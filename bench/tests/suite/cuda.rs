@@ -1,8 +1,8 @@
-//! `meshstep-bench bench --device cuda`: on a GPU, or on the stand-in for its driver.
+//! `meshstep-bench bench --device cuda` on a GPU, or on the stand-in for its driver.
 
 use std::process::Command;
 
-/// Exit code, stdout and stderr.
+/// Returns the exit code, stdout and stderr.
 fn bench(args: &[&str]) -> (Option<i32>, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_meshstep-bench")).arg("bench").args(args).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -28,7 +28,7 @@ fn every_case_is_measured_and_reported() {
     let names: Vec<_> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
     assert_eq!((sections.len(), names.len()), (1, 30), "{names:?}");
     assert!(names.contains(&"step f32") && names.contains(&"lbfgs direction, history of 10"), "{names:?}");
-    // The same GPU's report is a baseline; the CPU's is none.
+    // A report of the same GPU can be a baseline, but not one of the CPU.
     let baseline = folder.path().join("report.json").display().to_string();
     let (code, said, wrong) = bench(&["--device", "cuda", "--quick", "--out", &out, "--baseline", &baseline]);
     assert!(code.is_some_and(|code| code < 2) && said.contains("== baseline =="), "{said}{wrong}");

@@ -1,9 +1,9 @@
-//! The program `meshstep-bench`, started as a user would.
+//! Tests that start the program `meshstep-bench` as a user would.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
     missing_docs,
-    reason = "tests fail by panicking, and say what they skip"
+    reason = "tests fail by panicking, and print why they skip"
 )]
 
 #[cfg(feature = "cuda")]

@@ -1,16 +1,16 @@
-//! The exit codes of `meshstep-bench parity`, and what it says when it cannot do what was asked.
+//! Exit codes of `meshstep-bench parity`, and its error messages.
 
 use std::path::Path;
 use std::process::Command;
 
 use safetensors::SafeTensors;
 
-/// A recorded run of AdamW in f32: 32 tensors to compare, of 248 values.
+/// Returns a recorded run of AdamW in f32: 32 tensors to compare, with 248 values.
 fn recorded() -> Vec<u8> {
     std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/adamw_f32.safetensors")).unwrap()
 }
 
-/// The recorded run with 1e-4 added to `expect/3/w[9]`.
+/// Returns the recorded run with 1e-4 added to `expect/3/w[9]`.
 fn altered() -> Vec<u8> {
     let mut bytes = recorded();
     let tensor =
@@ -21,7 +21,7 @@ fn altered() -> Vec<u8> {
     bytes
 }
 
-/// Exit code, stdout and stderr.
+/// Returns the exit code, stdout and stderr.
 fn parity(args: &[&str]) -> (Option<i32>, String, String) {
     let output =
         Command::new(env!("CARGO_BIN_EXE_meshstep-bench")).arg("parity").args(args).output().unwrap();
@@ -48,7 +48,7 @@ fn the_exit_code_is_the_worst_files() {
     let (code, out, _) = parity(&[&off, &good]);
     assert_eq!((code, out.lines().count()), (Some(1), 2), "{out}");
     assert!(out.contains("off: DIFFERS in 1 values, expect/3/w[9] is "), "{out}");
-    // A wider tolerance lets it pass.
+    // With a wider tolerance the file agrees.
     assert_eq!(parity(&[&off, "--atol", "1e-3"]).0, Some(0));
     let (code, out, _) = parity(&[&off, &cut, &good]);
     assert_eq!((code, out.lines().count()), (Some(2), 3), "{out}");
@@ -71,7 +71,7 @@ fn what_is_asked_for_is_done_or_refused() {
     assert!(difference["ulps"]["where"].as_str().unwrap().starts_with("expect"), "{report}");
 
     for (args, hint) in [
-        (vec![good.as_str(), "--device", "cuda"], "not in this build"),
+        (vec![good.as_str(), "--device", "cuda"], "does not support it"),
         (vec![&good, "--json", "/no/such/folder/report"], "--json /no/such/folder/report"),
         (vec![&good, "--rtol", "-1"], "at least 0"),
         (vec![&good, "--ranks", "0"], "from 1 to 64"),

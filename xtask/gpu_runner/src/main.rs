@@ -1,4 +1,4 @@
-//! `gpu-runner MODE`: runs the programs of the GPU bundle whose folder holds this program.
+//! `gpu-runner MODE`: runs the programs of the GPU bundle in the folder of this executable.
 
 #[cfg(target_os = "linux")]
 mod runner;

@@ -1,4 +1,5 @@
-//! Variables of candle in a flat buffer, as tensor's README shows them: a crate outside the workspace, whose types are checked.
+//! Step `candle`: type-checks the recipe of tensor's README for candle variables in a flat buffer, in a crate outside the
+//! workspace.
 
 use super::steps::{Setting, Task};
 use crate::cmd::Cmd;
@@ -7,31 +8,32 @@ use anyhow::Context;
 use std::fs;
 use std::path::Path;
 
-/// Candle's kernels take nvcc, whose place a script takes that leaves them empty.
+/// Returns the commands that write and check the crate. Candle's build needs nvcc; a script that writes empty kernels
+/// replaces it.
 pub(super) fn tasks(setting: &Setting) -> Vec<Task> {
     let folder = setting.target.join("outside");
     let dir = folder.join("candle");
-    // Of its own, as it has other features than what is built beside it.
+    // A separate target folder, because the other outside crates use different features.
     let check = Cmd::cargo("check --target-dir").arg(&folder.join("candle-target").to_string_lossy());
     let nvcc = setting.root.join("xtask/standin/nvcc/nvcc");
     let check = check.env("NVCC", &nvcc.to_string_lossy()).env("CUDA_COMPUTE_CAP", "80");
     vec![Task::WriteRecipe { dir: dir.clone() }, Task::Run(check.dir(&dir))]
 }
 
-/// Writes the crate into `dir`, with the versions that the workspace is locked to.
+/// Writes the crate into `dir`, with the dependency versions of the workspace's lock file.
 pub(super) fn write(dir: &Path, workspace: &Workspace) -> anyhow::Result<()> {
     let tensor = workspace.root.join("tensor");
     let readme = fs::read_to_string(tensor.join("README.md"))?;
-    let recipe = Recipe::find(&readme).context("tensor/README.md shows no variables of candle")?;
+    let recipe = Recipe::find(&readme).context("tensor/README.md has no section on variables of candle")?;
     fs::create_dir_all(dir.join("src"))?;
     fs::write(dir.join("Cargo.toml"), recipe.manifest(&tensor))?;
     fs::write(dir.join("src/lib.rs"), recipe.program())?;
-    // Cargo adds what candle needs beyond the workspace.
+    // Cargo adds the dependencies of candle that the workspace does not have.
     fs::copy(workspace.root.join("Cargo.lock"), dir.join("Cargo.lock"))?;
     Ok(())
 }
 
-/// What the README shows, and for which version.
+/// Recipe of the README: its code and its version of candle.
 struct Recipe<'a> {
     version: &'a str,
     code: &'a str,
@@ -64,7 +66,7 @@ impl<'a> Recipe<'a> {
     fn program(&self) -> String {
         let Recipe { code, .. } = self;
         format!(
-            "//! Types alone: it does not run.\n\n\
+            "//! For type checking only; never run.\n\n\
              pub fn recipe(layout: &meshstep_tensor::Layout) -> Result<(), Box<dyn std::error::Error>> {{\n\
              {code}\
              drop(vars);\n\

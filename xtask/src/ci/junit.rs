@@ -1,23 +1,25 @@
-//! The report that nextest writes of a run, in JUnit's XML: how long each test took.
+//! Reads nextest's report of a run in JUnit XML: the time of each test.
 
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where nextest writes it, as `xtask/nextest.toml` says.
+/// Returns the path of the report, as configured in `xtask/nextest.toml`.
 pub(super) fn path(target: &Path) -> PathBuf {
     target.join("nextest/default/junit.xml")
 }
 
-/// Each test with the time it took.
+/// Returns each test with its time.
 pub(super) fn times(xml: &str) -> anyhow::Result<Vec<(String, Duration)>> {
-    let document = roxmltree::Document::parse(xml).context("nextest's report is no XML")?;
+    let document = roxmltree::Document::parse(xml).context("nextest's report is not valid XML")?;
     let cases = document.descendants().filter(|node| node.has_tag_name("testcase"));
     cases
         .map(|case| {
-            let of = |name| case.attribute(name).with_context(|| format!("a test case has no {name}"));
-            let seconds: f64 = of("time")?.parse().context("a time is no number")?;
-            let took = Duration::try_from_secs_f64(seconds).context("a time is no duration")?;
+            let of =
+                |name| case.attribute(name).with_context(|| format!("a test case has no attribute {name}"));
+            let seconds: f64 = of("time")?.parse().context("the time of a test case is not a number")?;
+            let took =
+                Duration::try_from_secs_f64(seconds).context("the time of a test case is not a duration")?;
             Ok((format!("{} {}", of("classname")?, of("name")?), took))
         })
         .collect()

@@ -1,4 +1,4 @@
-//! `ci`: runs the steps in order, names each with its time, and stops at the first that fails.
+//! `ci`: runs the steps in order, prints each step's name and time, and stops at the first failure.
 
 mod candle;
 mod junit;
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &CiArgs) -> anyhow::Result<ExitCode> {
     Ok(verdict(&report, failure, |name| steps::rerun(name, args.long)))
 }
 
-/// Prints the tables and the end of a run; `again` is the command that runs a step again.
+/// Prints the tables and the verdict of a run; `again` returns the command that repeats one step.
 pub(crate) fn verdict(
     report: &Report,
     failure: Option<Failure>,
@@ -45,7 +45,7 @@ pub(crate) fn verdict(
         return ExitCode::SUCCESS;
     };
     println!("step {} FAILED: {error:#}", steps::id(name));
-    println!("again, alone: {}", again(name));
+    println!("to repeat this step: {}", again(name));
     ExitCode::FAILURE
 }
 
@@ -80,11 +80,11 @@ fn run_task(task: &Task, workspace: &Workspace, report: &mut Report) -> anyhow::
             kernels::run(&KernelsArgs { check: true, chip, ..KernelsArgs::default() }, workspace)
         }
         Task::ShownFlags(help) => {
-            let help_text = help.output()?.with_context(|| format!("no answer from: {help}"))?;
+            let help_text = help.output()?.with_context(|| format!("the command failed: {help}"))?;
             tidy::check_flags(workspace, &help_text)
         }
         Task::Empty(dir) => {
-            // There need not be one.
+            // The folder may not exist.
             let _ = fs::remove_dir_all(dir);
             fs::create_dir_all(dir).with_context(|| format!("cannot {task}"))
         }
@@ -108,7 +108,7 @@ fn succeed(cmd: &Cmd) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The version that is installed where there is none.
+/// Version to install if cargo-nextest is missing.
 const NEXTEST: &str = "0.9.143";
 
 fn nextest() -> anyhow::Result<()> {
@@ -119,18 +119,18 @@ fn nextest() -> anyhow::Result<()> {
     succeed(&Cmd::cargo(&format!("install cargo-nextest --locked --version {NEXTEST}")))
 }
 
-/// Runs nextest, and keeps how long each test took, also of a run that failed.
+/// Runs nextest and records the time of each test, also after a failed run.
 fn test(cmd: &Cmd, workspace: &Workspace, report: &mut Report) -> anyhow::Result<()> {
     let path = junit::path(&workspace.target);
-    // An older report must not be taken for this run's.
+    // Remove the report of an earlier run, so that it is not read as this run's.
     let _ = fs::remove_file(&path);
     let result = succeed(cmd);
     match fs::read_to_string(&path) {
         Ok(text) => report.push_tests(junit::times(&text)?),
         Err(error) if result.is_ok() => {
-            return Err(error).with_context(|| format!("nextest wrote no {}", path.display()));
+            return Err(error).with_context(|| format!("cannot read nextest's report {}", path.display()));
         }
-        // It ended before there was a test, for example because something does not compile.
+        // nextest ended before any test ran, for example after a compile error.
         Err(_) => {}
     }
     result
@@ -150,7 +150,7 @@ mod tests {
         let workspace = Workspace::find().unwrap();
         let steps = [
             step(StepName::Fmt, "--version"),
-            // The one program that fails without a word.
+            // `false` fails without output.
             Step { name: StepName::Clippy, tasks: vec![Task::Run(Cmd::built("false", "now"))] },
             step(StepName::Tests, "--version"),
         ];

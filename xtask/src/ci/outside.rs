@@ -1,37 +1,37 @@
-//! A crate outside the workspace that uses one packaged library and nothing else, as a user's first crate would.
+//! Writes a crate outside the workspace that depends on one packaged library, like a user's first crate.
 
 use crate::workspace::{LIBRARIES, Workspace};
 use anyhow::Context;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where the libraries lie, unpacked, one folder for each.
+/// Returns the folder of the unpacked libraries, which has one subfolder for each.
 pub(crate) fn packages(target: &Path) -> PathBuf {
     target.join("outside").join("packages")
 }
 
-/// The name of a library's package: the whole workspace has one version.
+/// Returns the name and version of a library's package; the whole workspace has one version.
 pub(crate) fn package(library: &str) -> String {
     format!("{library}-{}", env!("CARGO_PKG_VERSION"))
 }
 
-/// Writes the crate for `library` into `dir`, with the versions that the workspace is locked to.
+/// Writes the crate for `library` into `dir`, with the dependency versions of the workspace's lock file.
 pub(crate) fn write(dir: &Path, library: &str, workspace: &Workspace) -> anyhow::Result<()> {
     fs::create_dir_all(dir.join("src"))?;
     fs::write(dir.join("Cargo.toml"), manifest(library, &packages(&workspace.target)))?;
     fs::write(dir.join("src/main.rs"), program(library))?;
-    // Cargo drops the entries that this crate does not need.
+    // Cargo drops the lock entries that this crate does not need.
     let lock = workspace.root.join("Cargo.lock");
     fs::copy(lock, dir.join("Cargo.lock")).context("the workspace has no Cargo.lock")?;
     Ok(())
 }
 
 fn manifest(library: &str, packages: &Path) -> String {
-    // A literal string needs no escapes on any platform.
+    // A TOML literal string needs no escapes on any platform.
     let path = |library| format!("{library} = {{ path = '{}' }}", packages.join(package(library)).display());
-    // A package names the lower ones by version, as if they were published.
+    // A package names the lower libraries by version, so `[patch]` points these versions to the local packages.
     let others = LIBRARIES.into_iter().take_while(|other| *other != library).map(path);
-    // `[workspace]` makes it its own root.
+    // An own `[workspace]` keeps cargo from searching the parent folders for one.
     format!(
         "[workspace]\n\n\
          [package]\n\
@@ -48,7 +48,7 @@ fn manifest(library: &str, packages: &Path) -> String {
 }
 
 fn program(library: &str) -> String {
-    format!("//! Links `{library}` alone.\n\nuse {} as _;\n\nfn main() {{}}\n", library.replace('-', "_"))
+    format!("//! Links only `{library}`.\n\nuse {} as _;\n\nfn main() {{}}\n", library.replace('-', "_"))
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! What `ci` prints about its steps: the list beforehand, the times afterwards.
+//! Printed reports of `ci`: the list of steps before a run, the tables of times after it.
 
 use super::steps::{self, Step};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// How many of the slowest tasks and tests are shown.
+/// Number of slowest tasks and tests to print.
 const SLOWEST: usize = 20;
 
-/// The steps run so far, with the time each took, and the tasks and tests in them.
+/// The steps run so far with their times, and the tasks and tests in them.
 #[derive(Debug)]
 pub(crate) struct Report {
     start: Instant,
@@ -52,7 +52,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Those that took at least a tenth of a second, the slowest first.
+/// Returns the entries that took at least a tenth of a second, slowest first.
 fn slowest(times: &[(String, Duration)]) -> Vec<&(String, Duration)> {
     let mut slow: Vec<_> = times.iter().filter(|(_, took)| took.as_millis() >= 100).collect();
     slow.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
@@ -60,7 +60,7 @@ fn slowest(times: &[(String, Duration)]) -> Vec<&(String, Duration)> {
     slow
 }
 
-/// The beginning of a long command: the whole was printed when it ran.
+/// Shortens a long command; the full text was printed when it ran.
 fn shortened(shown: &str) -> String {
     const MOST: usize = 110;
     match shown.char_indices().nth(MOST) {
@@ -69,16 +69,16 @@ fn shortened(shown: &str) -> String {
     }
 }
 
-/// A duration as `41.3 s`, with the minutes in front once there are any.
+/// Formats a duration as `41.3 s`, with minutes in front from 60 s on.
 pub(crate) fn seconds(took: Duration) -> String {
-    // Rounded before it is split, so that no 60.0 s remain.
+    // Round before splitting, so that 59.96 s becomes 1 min instead of 60.0 s.
     let tenths = (took.as_millis() + 50) / 100;
     let (minutes, tenths) = (tenths / 600, tenths % 600);
     let seconds = format!("{}.{} s", tenths / 10, tenths % 10);
     if minutes == 0 { seconds } else { format!("{minutes} min {seconds:>6}") }
 }
 
-/// Every step with its commands.
+/// Lists every step with its commands.
 pub(crate) fn list(chosen: &[Step]) -> String {
     let lines = chosen.iter().flat_map(|step| {
         let tasks = step.tasks.iter().map(|task| format!("    {task}\n"));

@@ -1,4 +1,4 @@
-//! What takes a GPU's place where there is none: libraries built from xtask/standin, and the tests that run on them.
+//! Stand-ins for a GPU: libraries built from xtask/standin, and the tests that run on them.
 
 use super::steps::{ALL, ON_GPU, Setting, Task, counted, test, with};
 use crate::cmd::Cmd;
@@ -9,13 +9,13 @@ use anyhow::{Context, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How every stand-in is compiled.
+/// Compiler flags of every stand-in.
 const FLAGS: &str = "-std=c++17 -O1 -shared -fPIC -ffp-contract=off -fno-strict-aliasing";
-/// What the stand-in for the driver includes.
+/// Headers of the stand-in for the driver.
 const HEADERS: [&str; 2] = ["xtask/standin/cuda/driver.h", "xtask/standin/cuda/memory.h"];
-/// What every kernel is compiled behind, and what that includes.
+/// Header that is included before every kernel, and the header that it includes.
 const SIMT: [&str; 2] = ["xtask/standin/simt/simt.h", "xtask/standin/simt/scheduler.h"];
-/// A stand-in's options and sources, and the library whose place it takes.
+/// Compiler options and sources of each stand-in, and the library that it replaces.
 const LIBRARIES: [(&[&str], &[&str], &str); 4] = [
     (
         &[],
@@ -27,18 +27,18 @@ const LIBRARIES: [(&[&str], &[&str], &str); 4] = [
         ],
         "libcuda.so.1",
     ),
-    // For the tests of a loader's path that finds a toolkit's stub.
+    // Used by tests in which the loader's path leads to the toolkit's stub library.
     (&[], &["xtask/standin/cuda/stub.cpp"], "stub/libcuda.so"),
     (&[], &["xtask/standin/nccl/libnccl.cpp"], "libnccl.so.2"),
-    // One as old as is supported.
+    // The oldest supported version of NCCL.
     (&["-DMESHSTEP_OLD"], &["xtask/standin/nccl/libnccl.cpp"], "old/libnccl.so.2"),
 ];
-/// The GPU's tests, on libraries that take its place for these commands alone.
+/// Returns the GPU tests, run on the stand-ins. The stand-ins are on the library path of these commands only.
 pub(super) fn tasks(setting: &Setting) -> Vec<Task> {
     let mut tasks = vec![built(setting)];
-    // Of comm, the tests beside the code too.
+    // comm's unit tests also run on the stand-ins.
     let tests = test(ALL, &format!("({ON_GPU}) | (package(meshstep-comm) & kind(lib))"), setting);
-    // What measures compares every case with the CPU first.
+    // Each benchmark compares every case with the CPU before measuring.
     let trial = [
         ("GPU_BENCH_STANDIN", "1"),
         ("GPU_BENCH_LOG2", "17"),
@@ -59,7 +59,7 @@ pub(super) fn tasks(setting: &Setting) -> Vec<Task> {
     tasks
 }
 
-/// The examples in the documentation. Those of CUDA and NCCL need the stand-ins, and the others do not mind them.
+/// Returns the run of all doctests, on the stand-ins. Only the doctests of CUDA and NCCL need them.
 pub(super) fn doctests(setting: &Setting) -> Vec<Task> {
     let mut tasks = vec![built(setting)];
     let all = Cmd::cargo(&format!("test --doc {ALL}")).dir(&setting.root);
@@ -71,7 +71,7 @@ fn built(setting: &Setting) -> Task {
     Task::Standins { root: setting.root.clone(), into: setting.target.join("standin") }
 }
 
-/// The task, on the libraries in these folders below that of the stand-ins.
+/// Returns the task with these folders of the stand-ins on its library path.
 fn on(setting: &Setting, folders: &[&str], task: Task) -> Task {
     let standin = setting.target.join("standin");
     let folders: Vec<String> = folders
@@ -88,17 +88,16 @@ fn on(setting: &Setting, folders: &[&str], task: Task) -> Task {
     variables.iter().fold(task, |task, (name, value)| with(task, name, value))
 }
 
-/// A shared library to build.
+/// Shared library to build.
 struct Unit {
     built: PathBuf,
-    /// The arguments of the compiler, but for the output.
+    /// Compiler arguments, without the output.
     args: Vec<String>,
-    /// Everything that it reads. It is built again when this or the arguments change.
+    /// All inputs of the compiler. A change of these or of the arguments triggers a rebuild.
     inputs: Vec<String>,
 }
 
-/// Builds the stand-ins for the driver, for NCCL and for a GPU's threads into `folder`: those that are not there yet, or whose
-/// sources have changed.
+/// Builds the stand-ins for the driver, for NCCL and for a GPU's threads into `folder`. Skips up-to-date libraries.
 pub(super) fn build(root: &Path, folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder.join("old"))?;
     fs::create_dir_all(folder.join("stub"))?;
@@ -112,7 +111,7 @@ pub(super) fn build(root: &Path, folder: &Path) -> anyhow::Result<()> {
 }
 
 impl Unit {
-    /// Whether there was anything to do.
+    /// Builds the library unless it is up to date. Returns true if it was built.
     fn build(&self) -> anyhow::Result<bool> {
         let parts = self.args.iter().chain(&self.inputs).map(String::as_str);
         let fresh = fingerprint(&parts.collect::<Vec<_>>());
@@ -120,7 +119,7 @@ impl Unit {
         if self.built.exists() && fs::read_to_string(&stamp).is_ok_and(|old| old == fresh) {
             return Ok(false);
         }
-        // The stamp goes first, so that a library that was not finished has none.
+        // The stamp is removed first, so that an unfinished library has none.
         let _ = fs::remove_file(&stamp);
         let compiler = self.args.iter().fold(Cmd::built("c++", FLAGS), |cmd, arg| cmd.arg(arg));
         let cmd = compiler.arg("-o").arg(&self.built.to_string_lossy());
@@ -131,7 +130,7 @@ impl Unit {
     }
 }
 
-/// The stand-ins for the driver and for NCCL.
+/// Returns the stand-ins for the driver and for NCCL.
 fn libraries(root: &Path, folder: &Path) -> anyhow::Result<Vec<Unit>> {
     let headers =
         HEADERS.iter().map(|header| read(&root.join(header))).collect::<anyhow::Result<Vec<_>>>()?;
@@ -146,7 +145,8 @@ fn libraries(root: &Path, folder: &Path) -> anyhow::Result<Vec<Unit>> {
     LIBRARIES.iter().map(unit).collect()
 }
 
-/// Every committed kernel for the CPU: its text, unmodified, behind the stand-in for a device's threads.
+/// Returns every committed kernel for the CPU: its unmodified source after the header with the stand-in for a device's
+/// threads.
 fn kernels(root: &Path, into: &Path) -> anyhow::Result<Vec<Unit>> {
     let [header, scheduler] = SIMT.map(|header| root.join(header));
     let files = sources::read(root)?;
@@ -168,7 +168,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The names of the kernels in a PTX text.
+/// Returns the names of the kernels in a PTX text.
 fn entries(ptx: &str) -> impl Iterator<Item = &str> {
     ptx.split(".entry ")
         .skip(1)
@@ -195,7 +195,7 @@ mod tests {
             [true, false]
         );
         assert!(build("int a() { return 2; }").unwrap());
-        // One that failed is tried again.
+        // A failed build leaves no stamp, so the next call builds again.
         assert!(build("int a() { return }").is_err());
         assert!(build("int a() { return 2; }").unwrap());
     }

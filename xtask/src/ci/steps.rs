@@ -1,4 +1,4 @@
-//! The steps of `ci` as data: which commands, in which order, under which setting. Nothing runs here.
+//! Steps of `ci` as data: their commands, their order, and the settings they depend on. Nothing runs here.
 
 use super::{candle, nccl_abi, outside, standin, train};
 use crate::cli::StepName;
@@ -9,16 +9,16 @@ use std::fmt;
 use std::path::PathBuf;
 use std::thread;
 
-/// What the steps depend on.
+/// Settings that the steps depend on.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     pub(crate) root: PathBuf,
     pub(crate) target: PathBuf,
-    /// Full case counts.
+    /// Run the full case counts.
     pub(crate) long: bool,
-    /// Not on someone's desk: the tree must be clean.
+    /// Run as a CI job, which requires a clean tree.
     pub(crate) on_ci: bool,
-    /// PROPTEST_CASES as the caller has set it.
+    /// PROPTEST_CASES as set by the caller.
     pub(crate) cases: Option<String>,
 }
 
@@ -28,35 +28,36 @@ pub(crate) struct Step {
     pub(crate) tasks: Vec<Task>,
 }
 
-/// One thing a step does.
+/// One task of a step.
 #[derive(Clone, Debug)]
 pub(crate) enum Task {
     Run(Cmd),
-    /// A run of nextest, whose report tells how long each test took.
+    /// Run nextest; its report has the time of each test.
     Test(Cmd),
-    /// nextest is installed.
+    /// Install nextest if it is missing.
     Nextest,
-    /// comm's table of NCCL's functions against releases of NCCL.
+    /// Compare comm's table of NCCL functions with NCCL releases.
     NcclAbi(nccl_abi::Check),
     Tidy,
-    /// The committed PTX against fresh, and what kernels use on this chip, or on each, against the budget.
+    /// Compare the committed PTX with fresh PTX, and the kernels' resource usage on this chip, or on all chips, with the
+    /// budget.
     Ptx {
         chip: Option<&'static str>,
     },
-    /// Every flag of `train` that a document shows is in the help that this command prints.
+    /// Check that the help text which this command prints has every flag of `train` that a document shows.
     ShownFlags(Cmd),
-    /// Makes this folder, empty.
+    /// Create this folder, or empty it.
     Empty(PathBuf),
-    /// Builds what stands in for a GPU, from the tree at `root`.
+    /// Build the stand-ins for a GPU from the tree at `root`.
     Standins {
         root: PathBuf,
         into: PathBuf,
     },
-    /// Writes a crate outside the workspace that does with candle what tensor's README shows.
+    /// Write the crate outside the workspace with the candle recipe of tensor's README.
     WriteRecipe {
         dir: PathBuf,
     },
-    /// Writes a crate outside the workspace that depends on one library, as it was packaged.
+    /// Write a crate outside the workspace that depends on one packaged library.
     WriteOutside {
         dir: PathBuf,
         library: &'static str,
@@ -67,25 +68,27 @@ impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Run(cmd) | Self::Test(cmd) => write!(f, "{cmd}"),
-            Self::Nextest => f.write_str("cargo nextest --version, or install it"),
+            Self::Nextest => f.write_str("install cargo-nextest unless it is installed"),
             Self::NcclAbi(check) => check.fmt(f),
             Self::Tidy => f.write_str("cargo xtask tidy"),
             Self::Ptx { chip: None } => f.write_str("cargo xtask kernels --check"),
             Self::Ptx { chip: Some(chip) } => write!(f, "cargo xtask kernels --check --chip {chip}"),
-            Self::ShownFlags(help) => write!(f, "look for the documents' flags in the answer to: {help}"),
+            Self::ShownFlags(help) => {
+                write!(f, "look up the flags in the documents in the output of: {help}")
+            }
             Self::Empty(dir) => write!(f, "empty {}", dir.display()),
             Self::Standins { into, .. } => write!(f, "build the stand-ins into {}", into.display()),
             Self::WriteRecipe { dir } => {
-                write!(f, "write the crate that tensor's README shows into {}", dir.display())
+                write!(f, "write the crate with the candle recipe of tensor's README into {}", dir.display())
             }
             Self::WriteOutside { dir, library } => {
-                write!(f, "write a crate using {library} alone into {}", dir.display())
+                write!(f, "write a crate that uses only {library} into {}", dir.display())
             }
         }
     }
 }
 
-/// The setting of this machine.
+/// Returns the settings of this machine.
 pub(crate) fn setting(workspace: &Workspace, long: bool) -> Setting {
     Setting {
         root: workspace.root.clone(),
@@ -96,19 +99,19 @@ pub(crate) fn setting(workspace: &Workspace, long: bool) -> Setting {
     }
 }
 
-/// The steps named in `only`, or all of them; always in the order of [`StepName`].
+/// Returns the steps named in `only`, or all of them; always in the order of [`StepName`].
 pub(crate) fn chosen(only: &[StepName], setting: &Setting) -> Vec<Step> {
     let short = |name: &StepName| setting.long || *name != StepName::Candle;
     let wanted = |name: &&StepName| only.contains(name) || (only.is_empty() && short(name));
     StepName::value_variants().iter().filter(wanted).map(|&name| step(name, setting)).collect()
 }
 
-/// The name of a step as `--only` takes it.
+/// Returns the name of a step as `--only` takes it.
 pub(crate) fn id(name: StepName) -> String {
     name.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// How to run one step again.
+/// Returns the command that runs one step again.
 pub(crate) fn rerun(name: StepName, long: bool) -> String {
     format!("cargo xtask ci {}--only {}", if long { "--long " } else { "" }, id(name))
 }
@@ -119,26 +122,26 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Fmt => vec![Task::Run(cargo("fmt --all --check"))],
         StepName::Tidy => vec![Task::Tidy],
         StepName::Clippy => {
-            // Then the scheduler that takes the place of comm's threads, and everything as whoever asks for no feature gets it.
+            // Also lint the shuttle tests, and the libraries and bench with default features only.
             let plain: String =
                 LIBRARIES.iter().chain(&["meshstep-bench"]).map(|name| format!("-p {name} ")).collect();
             [format!("{ALL} --all-targets"), shuttle(), plain.trim_end().to_owned()]
                 .map(|what| Task::Run(cargo(&format!("clippy {what} -- -D warnings"))))
                 .into()
         }
-        // Of H100 and H200; the assembler takes longer than the compiler.
+        // sm_90: H100 and H200. One chip only, because assembling takes longer than compiling.
         StepName::Kernels => vec![Task::Ptx { chip: (!setting.long).then_some("sm_90") }],
         StepName::Rustdoc => {
             vec![Task::Run(cargo(&format!("doc --no-deps {ALL}")).env("RUSTDOCFLAGS", "-D warnings"))]
         }
-        // The tests of CUDA kernels compile them for the CPU.
+        // The tests of CUDA kernels compile the kernels for the CPU.
         StepName::Tests => {
             let mut tasks = vec![
                 Task::Nextest,
                 with(test(ALL, &format!("not ({ON_GPU})"), setting), "REQUIRE_SIMT", "1"),
             ];
             if setting.long {
-                // And the workspace as whoever asks for no GPU builds it.
+                // Also test the workspace without the GPU feature.
                 tasks.push(test("--workspace", "all()", setting));
             }
             tasks
@@ -154,24 +157,25 @@ fn step(name: StepName, setting: &Setting) -> Step {
     Step { name, tasks }
 }
 
-/// The whole workspace with every feature but `shuttle`, which replaces comm's threads by a scheduler that only its own tests
-/// start: bench uses every library with all of its features. CUDA and NCCL are loaded at run time, so one build serves clippy,
-/// the documentation, the tests and the stand-ins.
+/// The whole workspace with every feature except `shuttle`, which replaces comm's threads by a scheduler that only comm's
+/// shuttle tests start. `meshstep-bench` enables all features of every library. CUDA and NCCL are loaded at run time, so
+/// one build serves clippy, the documentation, the tests and the stand-ins.
 pub(super) const ALL: &str = "--workspace --features meshstep-bench/cuda";
 
-/// The features alone, for some of the packages.
+/// The features of [`ALL`], for a subset of the packages.
 pub(crate) const FEATURES: &str = "--features meshstep-bench/cuda";
 
-/// The tests that need a GPU or its stand-in, in nextest's language: those modules of the suites.
+/// nextest filter for the tests that need a GPU or its stand-in: the modules `cuda` and `nccl` of the test suites.
 pub(crate) const ON_GPU: &str = "kind(test) & test(/^(cuda|nccl)::/)";
 
-/// The scheduler's tests. Chosen from the whole workspace, so that what the tests were built with is used again.
+/// Returns the arguments for the scheduler's tests. They select from the whole workspace, to reuse the builds of the other
+/// tests.
 fn shuttle() -> String {
     format!("{ALL},meshstep-comm/shuttle --test shuttle")
 }
 
-/// A run of those tests of `what` that `filter` names. Each test runs in a process of its own, and two run on each core: ranks wait
-/// for one another, and tests of deadlines wait for time to pass.
+/// Returns a nextest run of the tests of `what` that match `filter`. Each test runs in its own process, two at a time on
+/// each core, because ranks wait for one another and tests of deadlines wait for time to pass.
 pub(crate) fn test(what: &str, filter: &str, setting: &Setting) -> Task {
     let threads = 2 * thread::available_parallelism().map_or(1, usize::from);
     let line = format!(
@@ -180,7 +184,7 @@ pub(crate) fn test(what: &str, filter: &str, setting: &Setting) -> Task {
     Task::Test(counted(Cmd::cargo(&line).arg(filter).dir(&setting.root), setting))
 }
 
-/// The task under one more variable.
+/// Adds an environment variable to the task.
 pub(crate) fn with(task: Task, name: &str, value: &str) -> Task {
     match task {
         Task::Run(cmd) => Task::Run(cmd.env(name, value)),
@@ -189,22 +193,22 @@ pub(crate) fn with(task: Task, name: &str, value: &str) -> Task {
     }
 }
 
-/// The case counts: reduced ones are the tests' own defaults, the full ones they take from MESHSTEP_CASES.
+/// Sets the case counts: a long run takes the full counts from MESHSTEP_CASES, other runs use the tests' defaults.
 pub(super) fn counted(cmd: Cmd, setting: &Setting) -> Cmd {
     if !setting.long {
         return cmd;
     }
-    // For properties that state no count of their own; the caller's choice wins.
+    // Applies to properties without a count of their own; the caller's PROPTEST_CASES takes precedence.
     let cases = setting.cases.as_deref().unwrap_or("4096");
     cmd.env("MESHSTEP_CASES", "long").env("PROPTEST_CASES", cases)
 }
 
 /// Packages every library and builds a crate on each package.
 ///
-/// Cargo's own verification is not asked for: it keeps what it unpacks in the user's cargo home by name, version and path,
-/// so that on a machine that has run this before it would verify against what the libraries once were.
+/// Skips cargo's own verification. It keeps unpacked packages in the user's cargo home by name, version and path, so a
+/// second run on the same machine would verify against the libraries of the first.
 fn package(setting: &Setting) -> Vec<Task> {
-    // All in one invocation, so that each finds the others though none is published.
+    // One invocation packages all libraries, so that cargo resolves the unpublished ones among them.
     let mut pack = Cmd::cargo("package --no-verify").dir(&setting.root);
     for library in LIBRARIES {
         pack = pack.arg("-p").arg(library);
@@ -225,7 +229,8 @@ fn package(setting: &Setting) -> Vec<Task> {
 fn build_outside(library: &'static str, setting: &Setting) -> [Task; 2] {
     let folder = setting.target.join("outside");
     let dir = folder.join(library);
-    // One target folder for all: what they share is built once. Checking finds a file or a dependency that is not packaged.
+    // One target folder for all crates, so that shared dependencies are built once. `check` finds files and dependencies
+    // that are missing from a package.
     let target = folder.join("target");
     let verb = if setting.long { "build" } else { "check" };
     let build = Cmd::cargo(&format!("{verb} --target-dir")).arg(&target.to_string_lossy()).dir(&dir);
@@ -258,11 +263,14 @@ mod tests {
         {
             assert!(shown(name, &setting()).contains(ALL), "{name:?}");
         }
-        // The scheduler's tests add a feature to the same.
+        // The scheduler's tests add one feature to the same set.
         assert!(shown(StepName::Shuttle, &setting()).contains(&format!("{ALL},meshstep-comm/shuttle")));
         assert!(!shown(StepName::Tests, &setting()).contains("--workspace -E"));
         let long = Setting { long: true, ..setting() };
-        assert!(shown(StepName::Tests, &long).contains("--workspace -E 'all()'"), "as users build it");
+        assert!(
+            shown(StepName::Tests, &long).contains("--workspace -E 'all()'"),
+            "a long run must test the default features"
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `gpu-bundle`: a folder of programs that tests and measures the GPU code on a machine without cargo and without network.
+//! `gpu-bundle`: a folder of programs that test and measure the GPU code on a machine without cargo and without network.
 
 mod needs;
 mod programs;
@@ -10,19 +10,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The most that the folder may hold, in MiB.
+/// Size limit of the folder in MiB.
 const MOST: u64 = 44;
 
-/// Starts the runner.
+/// Script that starts the runner.
 const RUN: &str = include_str!("../../gpu_runner/run.sh");
 
-/// What measures PyTorch beside us, on a GPU and on the CPU, for a python3 that has it.
+/// Scripts that measure PyTorch for comparison, on a GPU and on the CPU, if python3 has it.
 const TORCH: [&str; 2] = ["bench/python/gpu_torch.py", "bench/python/peers.py"];
 
-/// The programs. They are packed because several hold the text of all kernels, which packs to a small part of itself.
+/// Archive of the programs. Several programs contain the PTX of all kernels, which compresses well.
 const ARCHIVE: &str = "programs.tar.gz";
 
-/// Builds every program, checks what it needs, and puts them into `gpu-bundle` in the target folder.
+/// Builds every program, checks its requirements, and puts the programs into `gpu-bundle` in the target folder.
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     let folder = workspace.target.join("gpu-bundle");
     let unpacked = workspace.target.join("gpu-programs");
@@ -42,14 +42,14 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     let mut bytes = pack(&unpacked, &places, &folder.join(ARCHIVE))?;
     write(&folder.join("commit"), &format!("{}\n", commit(&workspace.root)))?;
     for script in TORCH.map(Path::new) {
-        let name = script.file_name().context("a script has a name")?;
+        let name = script.file_name().context("the script's path has no file name")?;
         bytes += copy(&workspace.root.join(script), &folder.join(name))?;
     }
     let script = write(&folder.join("run.sh"), RUN)?;
     executable(&script)?;
     check_size(bytes)?;
     println!(
-        "{}: {} programs, {:.1} MiB packed; bring it to the GPU and start run.sh with a mode",
+        "{}: {} programs, {:.1} MiB packed; copy the folder to the GPU machine and start run.sh with a mode",
         folder.display(),
         PROGRAMS.len(),
         mib(bytes)
@@ -57,7 +57,7 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Packs these files of a folder, in their order. Bytes of the archive.
+/// Packs these files of a folder in the given order. Returns the size of the archive in bytes.
 fn pack(folder: &Path, files: &[PathBuf], archive: &Path) -> anyhow::Result<u64> {
     let mut tar = Command::new("tar");
     tar.arg("-czf").arg(archive).arg("-C").arg(folder).args(files).stdin(Stdio::null());
@@ -67,7 +67,7 @@ fn pack(folder: &Path, files: &[PathBuf], archive: &Path) -> anyhow::Result<u64>
 }
 
 fn copy(from: &Path, to: &Path) -> anyhow::Result<u64> {
-    let parent = to.parent().context("a program lies in a folder")?;
+    let parent = to.parent().context("the program's path has no parent folder")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
     fs::copy(from, to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
 }
@@ -91,7 +91,7 @@ fn executable(_: &Path) -> anyhow::Result<()> {
 fn check_size(bytes: u64) -> anyhow::Result<()> {
     ensure!(
         bytes < MOST << 20,
-        "the bundle has {:.1} MiB, not under {MOST}; build its programs smaller",
+        "the bundle has {:.1} MiB, which is not below {MOST}; make its programs smaller",
         mib(bytes)
     );
     Ok(())
@@ -101,7 +101,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// What the programs were built from, for the records.
+/// Returns the commit that the programs are built from, for the records.
 fn commit(root: &Path) -> String {
     let git = |line: &str| -> Option<String> {
         let output =

@@ -1,14 +1,14 @@
-//! What a program needs of the machine it is brought to: shared libraries, and a glibc that is not older than it asks for.
+//! Checks a program's requirements on the machine that runs it: its shared libraries and its minimum version of glibc.
 
 use anyhow::{Context, bail, ensure};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The newest glibc that a program may ask for: that of RHEL 9; Ubuntu has newer from 22.04 on, Debian from 12. A build on
-/// Debian 12 asks for just this.
+/// Newest glibc that a program may require: the version of RHEL 9. Ubuntu has a newer one from 22.04 on, Debian from 12 on.
+/// A build on Debian 12 requires exactly this version.
 pub(crate) const GLIBC: Version = Version(2, 34);
 
-/// Libraries that are wherever glibc and a C compiler's runtime are.
+/// Libraries of glibc and the C compiler's runtime, which every machine has.
 const EVERYWHERE: &[&str] = &[
     "libc.so.6",
     "libm.so.6",
@@ -29,12 +29,13 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// The glibc that a program asks for; an error if it asks for more than every machine has.
+/// Returns the minimum glibc of a program; an error if the program needs a newer glibc or other libraries than every
+/// machine has.
 pub(crate) fn check(program: &Path) -> anyhow::Result<Version> {
     judge(&ask(program)?).with_context(|| program.display().to_string())
 }
 
-/// What readelf says about the libraries of a program.
+/// Returns readelf's report on the libraries of a program.
 fn ask(program: &Path) -> anyhow::Result<String> {
     let mut readelf = Command::new("readelf");
     readelf.args(["--wide", "--dynamic", "--version-info"]).arg(program).env("LC_ALL", "C");
@@ -50,31 +51,31 @@ fn ask(program: &Path) -> anyhow::Result<String> {
 fn judge(said: &str) -> anyhow::Result<Version> {
     let strangers: Vec<&str> = libraries(said).filter(|library| !EVERYWHERE.contains(library)).collect();
     if !strangers.is_empty() {
-        bail!("needs {}, which not every machine has; load it at run time", strangers.join(", "));
+        bail!("needs {}, which some machines lack; load it at run time", strangers.join(", "));
     }
-    let newest = newest_glibc(said)?.context("names no version of glibc")?;
+    let newest = newest_glibc(said)?.context("requires no version of glibc")?;
     if newest > GLIBC {
         bail!("needs glibc {newest}, above {GLIBC}; build the bundle on an older system");
     }
     Ok(newest)
 }
 
-/// The names in `(NEEDED)  Shared library: [libc.so.6]`.
+/// Returns the names in lines such as `(NEEDED)  Shared library: [libc.so.6]`.
 fn libraries(said: &str) -> impl Iterator<Item = &str> {
     let needed = said.lines().filter(|line| line.contains("(NEEDED)"));
     needed.filter_map(|line| line.split_once('[')?.1.split(']').next())
 }
 
-/// The newest in `Name: GLIBC_2.34  Flags: none  Version: 5`.
+/// Returns the newest version in lines such as `Name: GLIBC_2.34  Flags: none  Version: 5`.
 fn newest_glibc(said: &str) -> anyhow::Result<Option<Version>> {
     let names =
         said.split("Name: GLIBC_").skip(1).map(|rest| rest.split_whitespace().next().unwrap_or_default());
     let versions =
-        names.map(|name| version(name).with_context(|| format!("needs GLIBC_{name}, which is no number")));
+        names.map(|name| version(name).with_context(|| format!("needs GLIBC_{name}, which is not a number")));
     Ok(versions.collect::<anyhow::Result<Vec<_>>>()?.into_iter().max())
 }
 
-/// `2.34`, or `2.2.5`.
+/// Parses `2.34` or `2.2.5`; the third number is ignored.
 fn version(name: &str) -> Option<Version> {
     let mut numbers = name.split('.').map(|number| number.parse().ok());
     Some(Version(numbers.next()??, numbers.next()??))

@@ -1,37 +1,38 @@
-//! What goes into the bundle: which programs, how cargo builds them, and where it says it put them.
+//! Programs of the bundle: how cargo builds them, and how to find the built file in cargo's messages.
 
 use crate::cmd::Cmd;
 use anyhow::{Context, bail};
 use cargo_metadata::{Artifact, Message};
 use std::path::{Path, PathBuf};
 
-/// A program of a package. It runs where there is neither the source nor cargo.
+/// A program of a package. It must run without the source and without cargo.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Program {
     pub(crate) package: &'static str,
-    /// Separated by commas; none: no feature.
+    /// Features, separated by commas; empty for no feature.
     pub(crate) features: &'static str,
     pub(crate) target: Target,
 }
 
-/// A program as cargo is asked for it.
+/// Cargo target of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// `--test NAME`.
     Test(&'static str),
-    /// `--test NAME`, for tests that need NCCL, which a GPU's driver does not bring.
+    /// `--test NAME`, for tests that need NCCL, which the GPU driver does not include.
     NcclTest(&'static str),
     /// `--bench NAME`.
     Bench(&'static str),
-    /// `--bench NAME`, for whole models, which need NCCL.
+    /// `--bench NAME`, for the benchmark of whole models, which needs NCCL.
     StagesBench(&'static str),
-    /// `--bench NAME`, which needs no GPU.
+    /// `--bench NAME`, for a benchmark that needs no GPU.
     CpuBench(&'static str),
     /// `--bin NAME`.
     Bin(&'static str),
 }
 
-/// Every program of the bundle: the test programs, the benchmarks, and last the runner, in whose presence `run.sh` finds all.
+/// Every program of the bundle: the test programs, the benchmarks, and last the runner. `run.sh` takes the unpacked runner
+/// as a sign that the archive is fully unpacked.
 pub(crate) const PROGRAMS: &[Program] = &[
     Program { package: "meshstep-tensor", features: "cuda", target: Target::Test("suite") },
     Program { package: "meshstep-optim", features: "cuda", target: Target::Test("suite") },
@@ -55,7 +56,7 @@ impl Target {
         }
     }
 
-    /// Its kind, as cargo names it.
+    /// Returns the name of the target's kind in cargo.
     fn kind(self) -> &'static str {
         match self {
             Target::Test(_) | Target::NcclTest(_) => "test",
@@ -64,7 +65,7 @@ impl Target {
         }
     }
 
-    /// The optimisation that the program is built with. Test programs are built to be small: they measure nothing.
+    /// Returns the optimisation level. Test programs are built for size, because they measure nothing.
     fn opt_level(self) -> &'static str {
         match self {
             Target::Bench(_) | Target::StagesBench(_) | Target::CpuBench(_) => "3",
@@ -74,8 +75,8 @@ impl Target {
 }
 
 impl Program {
-    /// Its place in the bundle: the runner beside `run.sh`, tests in `tests` or `nccl`, benchmarks in `bench`, `stages` or
-    /// `cpu`.
+    /// Returns the path in the bundle: the runner beside `run.sh`, tests in `tests` or `nccl`, benchmarks in `bench`,
+    /// `stages` or `cpu`.
     pub(crate) fn place(&self) -> PathBuf {
         let folder = match self.target {
             Target::Bin(name) => return name.into(),
@@ -88,7 +89,7 @@ impl Program {
         Path::new(folder).join(format!("{}-{}", self.package, self.target.name()))
     }
 
-    /// Builds it, stripped, and says on stdout where it is.
+    /// Returns the command that builds the stripped program and prints its path on stdout.
     pub(crate) fn build(&self, root: &Path) -> Cmd {
         let command = if let Target::Bin(_) = self.target { "build" } else { "test --no-run" };
         let features =
@@ -104,12 +105,12 @@ impl Program {
             .dir(root)
     }
 
-    /// The executable, from what cargo has said.
+    /// Finds the executable in cargo's messages.
     pub(crate) fn executable(&self, said: &str) -> anyhow::Result<PathBuf> {
         let messages = Message::parse_stream(said.as_bytes());
         let mut found = Vec::new();
         for message in messages {
-            if let Message::CompilerArtifact(artifact) = message.context("cargo's answer is cut off")?
+            if let Message::CompilerArtifact(artifact) = message.context("cannot read cargo's messages")?
                 && self.is_made_by(&artifact)
             {
                 found.extend(artifact.executable);
@@ -118,7 +119,7 @@ impl Program {
         match &found[..] {
             [one] => Ok(one.into()),
             _ => bail!(
-                "cargo built {} programs for --{} {}, where one is expected",
+                "cargo built {} programs for --{} {}, but exactly one is expected",
                 found.len(),
                 self.target.kind(),
                 self.target.name()
@@ -190,7 +191,7 @@ mod tests {
         assert_eq!(cpu.place(), Path::new("cpu/meshstep-tensor-cuda"));
         let nccl = Program { target: Target::NcclTest("cuda"), ..CUDA };
         assert_eq!(nccl.place(), Path::new("nccl/meshstep-tensor-cuda"));
-        assert_eq!(runner().place(), Path::new("gpu-runner"), "the last program, where run.sh starts it");
+        assert_eq!(runner().place(), Path::new("gpu-runner"), "the runner must be last, and beside run.sh");
     }
 
     #[test]

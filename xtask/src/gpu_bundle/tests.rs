@@ -1,4 +1,4 @@
-//! The bundle's size, and the programs that its runner looks for. The runner has tests of its own.
+//! Tests of the bundle's size and of the programs that the runner looks for. The runner has its own tests.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn packed_programs_keep_their_order_and_can_be_executed() {
     assert!(pack(&folder, &["gone".into()], &archive).is_err());
 }
 
-/// The runner asks this program for NCCL, and has a sanitizer watch that one.
+/// The runner names these programs, for example to probe for NCCL and to run under compute-sanitizer.
 #[test]
 fn programs_that_the_runner_names_are_there() {
     let places: Vec<PathBuf> = PROGRAMS.iter().map(programs::Program::place).collect();

@@ -1,49 +1,49 @@
-//! What kernels may use: a committed table, and where measurements break it.
+//! Resource budget of the kernels: a committed table, and its comparison with measurements.
 
 use super::ptxas::{CHIPS, Usage};
 use anyhow::{Context, bail};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Where the table is.
+/// Path of the table.
 pub(crate) const PATH: &str = "optim/kernels.budget";
 
 const HEADER: &str = "\
-# The most that kernels may use. `cargo xtask kernels --check` compares it with what ptxas says, and
-# `--budget` writes it anew. Local memory (spills, arrays outside of registers) is granted by hand only. A turn is the
-# instructions of a thread on sm_90 for a whole tile's elements of its own: 8 of an update, 4 of f64; 16 of a norm's f32, 32 of
-# 16-bit numbers.
+# Resource limits of the kernels. `cargo xtask kernels --check` compares the limits with the output of ptxas, and
+# `--budget` rewrites this file. Raise local memory (spills, arrays outside of registers) by hand only. The column `turn` has
+# the instructions of a thread on sm_90 for its elements of a whole tile: 8 elements of an update, 4 if f64; 16 of a norm of
+# f32, 32 of 16-bit numbers.
 ";
 
-/// Of [`CHIPS`] the one whose instructions are counted.
+/// Index in [`CHIPS`] of the chip on which instructions are counted.
 const COUNTED_ON: usize = 1;
 
-/// Registers are given to threads in units of this many.
+/// Granularity in which registers are allocated to a thread.
 const UNIT: u32 = 8;
 
-/// What each kernel may use at most.
+/// Resource limits of each kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Budget {
     rows: BTreeMap<String, Row>,
 }
 
-/// As in [`Usage`]; registers for each of [`CHIPS`], the rest on any of them.
+/// Fields as in [`Usage`]: registers for each of [`CHIPS`], memory as the maximum over the chips.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Row {
     registers: [u32; CHIPS.len()],
     local: u32,
     shared: u32,
-    /// 0 where it has none, or none was counted.
+    /// Instructions per turn of the main loop; 0 if the kernel has no such loop, or none were counted.
     turn: u32,
 }
 
-/// A kernel that is to leave the GPU's memory busy: on an H200 a turn at the rate of a copy takes so many percent of the
-/// instructions that can be issued meanwhile.
+/// A kernel that must keep the memory of an H200 busy. `most_percent` limits the instructions of a turn, in percent of the
+/// instructions that the GPU can issue while it moves the turn's bytes at the rate of a copy.
 struct Stream {
     kernel: &'static str,
-    /// Of a turn.
+    /// Elements of a turn.
     elements: u32,
-    /// Read and written for an element.
+    /// Bytes read and written per element.
     bytes: u32,
     most_percent: f64,
 }
@@ -53,14 +53,14 @@ const STREAMS: [Stream; 2] = [
     Stream { kernel: "adam_f32_state_bf16", elements: 8, bytes: 20, most_percent: 70.0 },
 ];
 
-/// What the kernels use on each of [`CHIPS`].
+/// Resource usage of the kernels on each of [`CHIPS`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Measured {
     rows: BTreeMap<String, Row>,
 }
 
 impl Measured {
-    /// Adds what was measured on the chip of this index.
+    /// Adds the measurements on the chip with this index.
     pub(crate) fn add(&mut self, chip: usize, all: &[Usage]) -> anyhow::Result<()> {
         for usage in all {
             let row = self.rows.entry(usage.kernel.clone()).or_default();
@@ -74,38 +74,39 @@ impl Measured {
         Ok(())
     }
 
-    /// Adds the instructions of turns, by kernel.
+    /// Adds the instructions per turn, by kernel.
     pub(crate) fn add_turns(&mut self, turns: &BTreeMap<String, u32>) {
         for (kernel, &turn) in turns {
             self.rows.entry(kernel.clone()).or_default().turn = turn;
         }
     }
 
-    /// For each of [`STREAMS`] that was counted its percent of an H200's issue slots.
+    /// Returns the percentage of an H200's issue slots for each of [`STREAMS`] with counted instructions.
     fn shares(&self) -> impl Iterator<Item = (&'static Stream, f64)> {
         let counted = STREAMS.iter().filter_map(|stream| Some((stream, self.rows.get(stream.kernel)?.turn)));
         counted.filter(|&(_, turn)| turn > 0).map(|(stream, turn)| (stream, stream.percent(turn)))
     }
 
-    /// What is said of the kernels that stream memory.
+    /// Describes the kernels in [`STREAMS`] in one line each.
     pub(crate) fn summary(&self) -> String {
         let share = |(stream, percent): (&Stream, f64)| {
             format!(
-                "{} takes {percent:.1} % of an H200's issue slots, at most {}",
+                "{} takes {percent:.1} % of an H200's issue slots; the limit is {}",
                 stream.kernel, stream.most_percent
             )
         };
         self.shares().map(share).collect::<Vec<_>>().join("\n")
     }
 
-    /// Kernels measured.
+    /// Returns the number of measured kernels.
     pub(crate) fn len(&self) -> usize {
         self.rows.len()
     }
 }
 
 impl Stream {
-    /// Of the instructions that an H200 can issue while it moves a turn's bytes, as quickly as a copy.
+    /// Returns the instructions of a turn in percent of the instructions that an H200 can issue while it moves the turn's
+    /// bytes at the rate of a copy.
     fn percent(&self, turn: u32) -> f64 {
         const MULTIPROCESSORS: f64 = 132.0;
         const THREADS_A_CLOCK: f64 = 4.0 * 32.0;
@@ -128,7 +129,7 @@ impl Budget {
         Ok(Self { rows })
     }
 
-    /// What breaks the budget, one line each.
+    /// Returns the violations of the budget, one line each.
     pub(crate) fn complaints(&self, measured: &Measured) -> Vec<String> {
         let gone = self.rows.keys().filter(|name| !measured.rows.contains_key(*name));
         let gone = gone.map(|name| format!("{name} has a row in the budget, but there is no such kernel"));
@@ -143,8 +144,8 @@ impl Budget {
         gone.chain(over).chain(slow).collect()
     }
 
-    /// A budget that holds what was measured, with what fills a unit of registers. More local memory than this budget
-    /// allows is not granted: somebody has to type that.
+    /// Returns a budget that the measurements meet, with registers rounded up to the allocation unit. Limits of local
+    /// memory do not grow; somebody has to raise them by hand.
     pub(crate) fn renewed(&self, measured: &Measured) -> Self {
         let rows = measured.rows.iter().map(|(name, used)| {
             let registers = used.registers.map(|registers| registers.next_multiple_of(UNIT));
@@ -161,9 +162,10 @@ fn exceeded(name: &str, used: &Row, most: &Row) -> Vec<String> {
     let registers = registers.map(|((chip, used), most)| (format!("registers on {chip}"), used, most));
     let rest = [("local", used.local, most.local), ("shared", used.shared, most.shared)];
     let rest = rest.map(|(what, used, most)| (format!("bytes of {what} memory"), used, most));
-    // Where others were counted, one that has a turn was not.
+    // Other turns were counted in this run, so a kernel without a count lost its loop.
     let uncounted = used.registers[COUNTED_ON] > 0 && used.turn == 0 && most.turn > 0;
-    let lost = uncounted.then(|| format!("{name} has no loop of wide loads, where the budget has a turn"));
+    let lost =
+        uncounted.then(|| format!("{name} has no loop of wide loads, but the budget has a turn for it"));
     let turn = ("instructions a turn".to_owned(), used.turn, most.turn);
     let over = registers.chain(rest).chain([turn]).filter(|(_, used, most)| used > most);
     over.map(|(what, used, most)| format!("{name} uses {used} {what}, above {most}")).chain(lost).collect()
@@ -207,7 +209,7 @@ mod tests {
         let mut all = Measured::default();
         for (chip, _) in CHIPS.iter().enumerate() {
             let usages = kernels.iter().map(|&(kernel, registers, local, shared)| {
-                // Local and shared memory on the second chip alone.
+                // Only the second chip uses local and shared memory.
                 let (local, shared) = if chip == 1 { (local, shared) } else { (0, 0) };
                 Usage { kernel: kernel.to_owned(), registers: registers[chip], local, shared }
             });
@@ -256,11 +258,11 @@ mod tests {
             ]));
             budget.complaints(&all)
         };
-        // 498 instructions can be issued while a warp's 64 bytes a thread are moved.
+        // A GPU can issue 498 instructions while 64 bytes per thread are moved.
         assert_eq!(with(500, 298), [""; 0]);
         assert_eq!(with(501, 1), ["adam_f32 uses 501 instructions a turn, above 500"]);
         assert_eq!(with(1, 300), ["norm_l2_bf16 takes 60.3 % of issue slots, above 60"]);
-        assert_eq!(with(0, 1), ["adam_f32 has no loop of wide loads, where the budget has a turn"]);
+        assert_eq!(with(0, 1), ["adam_f32 has no loop of wide loads, but the budget has a turn for it"]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `kernels`: compiles the CUDA kernels to the PTX that is committed beside them, and keeps what they use under a budget.
+//! `kernels`: compiles the CUDA kernels to the committed PTX files, and checks their resource usage against a budget.
 
 mod budget;
 mod nvrtc;
@@ -20,16 +20,17 @@ use std::fs;
 use std::path::Path;
 use tools::Tools;
 
-/// For the oldest chip that a module serves, so that the driver of any newer one can compile it; and nothing that changes bits:
-/// sums and products stay apart, divisions and roots are rounded as IEEE says, subnormals stay. The kernels ask for all this
-/// by intrinsics; the options are for what does not.
+/// Compiler options. They forbid transformations that change bits: no contraction of products and sums, IEEE rounding of
+/// divisions and roots, and subnormals are kept. The kernels already request this by intrinsics; the options cover the
+/// remaining code. The architecture is the oldest chip of a module, so that the driver of any newer chip can compile the
+/// PTX.
 const OPTIONS: &str = "--std=c++17 --fmad=false --prec-div=true --prec-sqrt=true --ftz=false";
 
-/// The chip whose instructions are counted.
+/// Chip on which instructions are counted.
 const COUNTED: &str = "sm_90";
 
-/// What makes the committed files right again.
-const REMEDY: &str = "run `cargo xtask kernels` and commit what it writes";
+/// Advice for stale committed files.
+const REMEDY: &str = "run `cargo xtask kernels` and commit the files that it writes";
 
 /// Writes or checks the PTX, then the budget.
 pub(crate) fn run(args: &KernelsArgs, workspace: &Workspace) -> anyhow::Result<()> {
@@ -56,7 +57,7 @@ pub(crate) fn run(args: &KernelsArgs, workspace: &Workspace) -> anyhow::Result<(
     Ok(())
 }
 
-/// Writes machine code of the committed PTX for each chip, as optim's build takes it.
+/// Writes machine code of the committed PTX for each chip, in the layout that optim's build script reads.
 fn cubins(folder: &Path, files: &[File], tools: &Tools) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let mut jobs = Vec::new();
@@ -72,7 +73,7 @@ fn cubins(folder: &Path, files: &[File], tools: &Tools) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The text to commit for each module.
+/// Returns the text to commit for each module.
 fn compile(modules: &[Module], tools: &Tools) -> anyhow::Result<Vec<String>> {
     let nvrtc = Nvrtc::open(&tools.builtins, &tools.nvrtc)?;
     in_parallel(modules, |module| {
@@ -85,7 +86,7 @@ fn compile(modules: &[Module], tools: &Tools) -> anyhow::Result<Vec<String>> {
     })
 }
 
-/// What is committed and should not be so.
+/// Lists committed PTX that differs from its sources or has no source.
 fn stale(files: &[File], modules: &[Module], texts: &[String]) -> Vec<String> {
     let committed = |path: &str| files.iter().find(|file| file.path == path).map(|file| file.text.as_str());
     let differ = modules.iter().zip(texts).filter_map(|(module, fresh)| {
@@ -109,7 +110,7 @@ fn write(root: &Path, files: &[File], modules: &[Module], texts: &[String]) -> a
     Ok(())
 }
 
-/// What every kernel uses on the wanted chips, as it will be compiled from the committed text.
+/// Measures the resource usage of every kernel on the wanted chips, compiled from the text to commit.
 fn measure(
     modules: &[Module],
     texts: &[String],
@@ -140,7 +141,7 @@ fn measure(
     Ok(measured)
 }
 
-/// Compares with the committed budget, or writes it anew first.
+/// Compares the measurements with the committed budget, which `--budget` rewrites first.
 fn settle_budget(args: &KernelsArgs, root: &Path, measured: &Measured) -> anyhow::Result<()> {
     let path = root.join(budget::PATH);
     let mut budget = match fs::read_to_string(&path) {
@@ -155,7 +156,7 @@ fn settle_budget(args: &KernelsArgs, root: &Path, measured: &Measured) -> anyhow
     match budget.complaints(measured) {
         complaints if complaints.is_empty() => Ok(()),
         complaints => bail!(
-            "{}\nmake the kernels smaller, or change {} (`cargo xtask kernels --budget` writes what they use)",
+            "{}\nmake the kernels smaller, or change {} (`cargo xtask kernels --budget` writes the measured values)",
             complaints.join("\n"),
             budget::PATH
         ),
@@ -185,7 +186,7 @@ mod tests {
             modules.iter().map(|module| format!("// {}\n// of 1\nx\n", module.name)).collect();
         let stale = stale(&files, &modules, &texts);
         let begins =
-            ["optim/src/b/b.ptx is missing", "optim/src/c/c.ptx was made", "optim/src/d/d.ptx belongs"];
+            ["optim/src/b/b.ptx is missing", "optim/src/c/c.ptx was compiled", "optim/src/d/d.ptx belongs"];
         assert_eq!(stale.len(), begins.len(), "{stale:?}");
         for (stale, begin) in stale.iter().zip(begins) {
             assert!(stale.starts_with(begin), "{stale}");

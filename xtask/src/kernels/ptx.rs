@@ -1,10 +1,10 @@
-//! From what NVRTC writes to what is committed: text that is small, that old drivers load, and that says what it is made of.
+//! Converts NVRTC's output into the committed PTX: compact text that old drivers load, with a fingerprint of its source.
 
 use anyhow::ensure;
 use xxhash_rust::xxh3::Xxh3;
 
-/// The committed text of a module: its name and the fingerprint of its source, each behind `//`, then the PTX, which declares
-/// `version`.
+/// Returns the committed text of a module: two `//` lines with its name and the fingerprint of its source, then the PTX,
+/// which declares `version`.
 pub(crate) fn committed(
     name: &str,
     fingerprint: &str,
@@ -15,7 +15,7 @@ pub(crate) fn committed(
     Ok(format!("// {name}\n// of {fingerprint}\n{body}"))
 }
 
-/// What the text of a module depends on: its source, the compiler and the options.
+/// Returns a hash of the inputs of a module's text: the source, the compiler and the options.
 pub(crate) fn fingerprint(parts: &[&str]) -> String {
     let mut hasher = Xxh3::new();
     for part in parts {
@@ -25,7 +25,7 @@ pub(crate) fn fingerprint(parts: &[&str]) -> String {
     format!("{:016x}", hasher.digest())
 }
 
-/// Without comments, empty lines, and what only indents.
+/// Removes comments, empty lines and superfluous whitespace.
 fn squeezed(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.lines() {
@@ -43,18 +43,18 @@ fn squeezed(text: &str) -> String {
     out
 }
 
-/// With this version in place of the compiler's own.
+/// Replaces the compiler's PTX version with `version`.
 fn lowered(text: &str, version: &str) -> anyhow::Result<String> {
     let is_version = |line: &&str| line.starts_with(".version ");
     let versions = text.lines().filter(is_version).count();
-    ensure!(versions == 1, "NVRTC's text has {versions} lines `.version`, where one is expected");
+    ensure!(versions == 1, "NVRTC's PTX has {versions} `.version` lines, but exactly one is expected");
     let lines = text
         .lines()
         .map(|line| if is_version(&line) { format!(".version {version}\n") } else { format!("{line}\n") });
     Ok(lines.collect())
 }
 
-/// Why the committed text is not the fresh one, if it is not.
+/// Describes how the committed text differs from the fresh one; returns `None` if they are equal.
 pub(crate) fn difference(committed: Option<&str>, fresh: &str) -> Option<String> {
     let Some(committed) = committed else { return Some("is missing".to_owned()) };
     if committed == fresh {
@@ -62,10 +62,10 @@ pub(crate) fn difference(committed: Option<&str>, fresh: &str) -> Option<String>
     }
     let (found, wanted) = (committed.lines().nth(1), fresh.lines().nth(1));
     if found != wanted {
-        return Some("was made of other sources, by another compiler or with other options".to_owned());
+        return Some("was compiled from other sources, by another compiler or with other options".to_owned());
     }
     let same = committed.lines().zip(fresh.lines()).take_while(|(a, b)| a == b).count();
-    Some(format!("is not what its sources give; it differs from line {} on", same + 1))
+    Some(format!("differs from the output of its sources from line {} on", same + 1))
 }
 
 #[cfg(test)]

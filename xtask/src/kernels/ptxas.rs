@@ -1,35 +1,35 @@
-//! ptxas, the assembler for one chip: asked what each kernel uses there.
+//! ptxas, the assembler for one chip: reports the resources that each kernel uses on that chip.
 
 use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The chips that the budget is about: A100, H100 and H200, B200.
+/// Chips in the budget: A100 (sm_80), H100 and H200 (sm_90), B200 (sm_100).
 pub(crate) const CHIPS: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
-/// 90 of sm_90.
+/// Returns the number in a chip's name, such as 90 for sm_90.
 pub(crate) fn number(chip: &str) -> u32 {
     chip.trim_start_matches("sm_").parse().unwrap_or(0)
 }
 
-/// What one kernel uses on one chip.
+/// Resource usage of one kernel on one chip.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) kernel: String,
-    /// Of each thread.
+    /// Registers of each thread.
     pub(crate) registers: u32,
-    /// Bytes of each thread outside of registers: spills, and arrays that cannot be held there.
+    /// Bytes of local memory of each thread: spills, and arrays that do not fit into registers.
     pub(crate) local: u32,
-    /// Bytes of each block.
+    /// Bytes of shared memory of each block.
     pub(crate) shared: u32,
 }
 
-/// Where the code goes.
+/// Returns the path of the machine code for a chip.
 pub(crate) fn cubin(ptx: &Path, chip: &str) -> PathBuf {
     ptx.with_extension(format!("{chip}.cubin"))
 }
 
-/// What the kernels of a file of PTX use on a chip.
+/// Assembles a PTX file for a chip and returns the resource usage of its kernels.
 pub(crate) fn measure(ptxas: &Path, ptx: &Path, chip: &str) -> anyhow::Result<Vec<Usage>> {
     let output = Command::new(ptxas)
         .args(["-v", "-arch", chip])
@@ -42,17 +42,17 @@ pub(crate) fn measure(ptxas: &Path, ptx: &Path, chip: &str) -> anyhow::Result<Ve
     let said =
         String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
-        bail!("ptxas does not assemble {} for {chip}\n{}", ptx.display(), beginning(&said));
+        bail!("ptxas cannot assemble {} for {chip}\n{}", ptx.display(), beginning(&said));
     }
-    parse(&said).with_context(|| format!("ptxas -v about {} says what we do not read\n{said}", ptx.display()))
+    parse(&said).with_context(|| format!("unexpected output of ptxas -v for {}\n{said}", ptx.display()))
 }
 
-/// One message a line of PTX may be said: the first few say it all.
+/// Returns the first lines of ptxas's messages, which can be as many as lines of PTX.
 fn beginning(said: &str) -> String {
     said.lines().take(12).collect::<Vec<_>>().join("\n")
 }
 
-/// What `ptxas -v` says. A function that is not inlined counts for the kernel before it.
+/// Parses the output of `ptxas -v`. A function that is not inlined is counted with the kernel before it.
 fn parse(said: &str) -> anyhow::Result<Vec<Usage>> {
     let mut all: Vec<Usage> = Vec::new();
     for line in said.lines() {
@@ -60,30 +60,30 @@ fn parse(said: &str) -> anyhow::Result<Vec<Usage>> {
             let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
             all.push(Usage { kernel, ..Usage::default() });
         } else if line.contains("bytes stack frame") || line.contains(": Used ") {
-            let usage = all.last_mut().with_context(|| format!("before any kernel: {line}"))?;
+            let usage = all.last_mut().with_context(|| format!("usage line before any kernel: {line}"))?;
             for part in line.rsplit(": Used ").next().unwrap_or(line).split(',') {
                 count(usage, part.trim())?;
             }
         }
     }
     match all.iter().find(|usage| usage.registers == 0) {
-        Some(usage) => bail!("no registers of {}", usage.kernel),
-        None if all.is_empty() => bail!("no kernel"),
+        Some(usage) => bail!("no register count of {}", usage.kernel),
+        None if all.is_empty() => bail!("no kernel in the output"),
         None => Ok(all),
     }
 }
 
-/// One of the parts between commas, as `118 registers`.
+/// Parses one of the comma-separated parts, such as `118 registers`.
 fn count(usage: &mut Usage, part: &str) -> anyhow::Result<()> {
-    let (number, what) = part.split_once(' ').with_context(|| format!("no number: {part}"))?;
+    let (number, what) = part.split_once(' ').with_context(|| format!("not a number: {part}"))?;
     let field = match what {
         "registers" => &mut usage.registers,
         "bytes smem" => &mut usage.shared,
         "bytes stack frame" | "bytes spill stores" | "bytes spill loads" => &mut usage.local,
-        // Barriers, constants, the stack of calls.
+        // Barriers, constants and the size of the call stack are not counted.
         _ => return Ok(()),
     };
-    let number: u32 = number.parse().with_context(|| format!("no number: {part}"))?;
+    let number: u32 = number.parse().with_context(|| format!("not a number: {part}"))?;
     *field = number.max(*field);
     Ok(())
 }

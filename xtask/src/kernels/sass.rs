@@ -1,49 +1,51 @@
-//! Machine code, as nvdisasm prints it: how many instructions a thread needs for an element.
+//! Counts the instructions that a thread executes per element, in machine code as printed by nvdisasm.
 //!
-//! Kernels that stream memory turn in one loop. Its shortest turn through the loads of 16 bytes is what a whole tile takes: no
-//! edge of a segment, no number that is far from the others. That is a count of issue slots and says nothing of waiting.
+//! Kernels that stream memory run one main loop. The shortest turn of this loop that passes the 16-byte loads is the path
+//! of a whole tile, without the code for segment edges and for numbers of very different magnitude. The count measures
+//! issue slots, not waiting time.
 
 use anyhow::{Context, ensure};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Shared memory is written where random bits are made; a second store within so many instructions belongs to the first.
+/// Instructions that generate random bits write shared memory; stores at most this far apart count as one group.
 const TOGETHER: usize = 40;
 
-/// The instructions of a kernel.
+/// Instructions of a kernel.
 type Code = Vec<Instruction>;
 
-/// Where threads of a warp meet again, by barrier register.
+/// Reconvergence point of each barrier register.
 type Meetings = BTreeMap<String, usize>;
 
-/// Some of a path: where it ends with which meetings, its length and its wide loads.
+/// Part of a path: the reconvergence points at its end, its length, and its number of wide loads.
 type Path_ = (Meetings, u32, u32);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Instruction {
     flow: Flow,
-    /// Whether it may be passed by.
+    /// True if the instruction may be skipped: it is predicated, or a branch with a condition operand.
     predicated: bool,
-    /// A load of 16 bytes from memory; from shared memory in a kernel that fills it by bulk copies.
+    /// A load of 16 bytes from global memory, or from shared memory in a kernel that fills shared memory by bulk copies.
     wide_load: bool,
     shared_store: bool,
 }
 
-/// Where a thread goes next.
+/// Control flow after an instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Flow {
     On,
     To(usize),
-    /// On; those who part meet there.
+    /// Continue with the next instruction; sets the barrier register's reconvergence point.
     Arm(String, usize),
     Meet(String),
     End,
 }
 
-/// For each kernel of a cubin the instructions of its shortest turn, where it has wide loads in a loop.
+/// Returns the instructions of the shortest turn of each kernel of a cubin. Kernels without wide loads in a loop are
+/// omitted.
 ///
-/// `draws` says of which kernels a turn also makes random bits.
+/// `draws` returns true for the kernels that also generate random bits in a turn.
 pub(crate) fn turns(
     nvdisasm: &Path,
     cubin: &Path,
@@ -66,7 +68,7 @@ pub(crate) fn turns(
     Ok(turns)
 }
 
-/// Every kernel's code.
+/// Parses the code of every kernel.
 fn parse(text: &str) -> anyhow::Result<Vec<(String, Code)>> {
     let mut kernels: Vec<(String, Vec<&str>, HashMap<&str, usize>)> = Vec::new();
     let mut inside = false;
@@ -93,10 +95,13 @@ fn parse(text: &str) -> anyhow::Result<Vec<(String, Code)>> {
     kernels.into_iter().map(code).collect()
 }
 
-/// One instruction, as `@!P0 BRA `(.L_x_7)`; `load` begins the names of loads that may be wide ones.
+/// Parses one instruction, such as `@!P0 BRA `(.L_x_7)`; `load` is the prefix of the loads that count as wide if 16 bytes
+/// long.
 fn instruction(line: &str, load: &str, labels: &HashMap<&str, usize>) -> anyhow::Result<Instruction> {
     let (predicate, rest) = match line.strip_prefix('@') {
-        Some(guarded) => guarded.split_once(' ').with_context(|| format!("a predicate alone: {line}"))?,
+        Some(guarded) => {
+            guarded.split_once(' ').with_context(|| format!("predicate without an instruction: {line}"))?
+        }
         None => ("", line),
     };
     let mut words = rest.split([' ', ',']).filter(|word| !word.is_empty());
@@ -104,8 +109,8 @@ fn instruction(line: &str, load: &str, labels: &HashMap<&str, usize>) -> anyhow:
     let operation = name.split('.').next().unwrap_or_default();
     let target = || -> anyhow::Result<usize> {
         let label = line.split_once("`(").and_then(|(_, rest)| rest.split(')').next());
-        let label = label.with_context(|| format!("no label: {line}"))?;
-        labels.get(label).copied().with_context(|| format!("no such label: {line}"))
+        let label = label.with_context(|| format!("no label in: {line}"))?;
+        labels.get(label).copied().with_context(|| format!("unknown label in: {line}"))
     };
     let register = words.next().unwrap_or_default().to_owned();
     let flow = match operation {
@@ -115,7 +120,7 @@ fn instruction(line: &str, load: &str, labels: &HashMap<&str, usize>) -> anyhow:
         "EXIT" | "RET" => Flow::End,
         _ => Flow::On,
     };
-    // A branch may name its condition as an operand.
+    // A branch may have its condition as an operand.
     let conditional = operation == "BRA" && !register.starts_with('`');
     Ok(Instruction {
         flow,
@@ -125,7 +130,8 @@ fn instruction(line: &str, load: &str, labels: &HashMap<&str, usize>) -> anyhow:
     })
 }
 
-/// The fewest instructions from a wide load back to it; of turns through several wide loads the one through the most.
+/// Returns the length of the shortest cycle through a wide load. Among the cycles of all wide loads, the one that passes
+/// the most wide loads wins.
 fn shortest_turn(code: &Code, draws: bool) -> Option<u32> {
     let loads = code.iter().enumerate().filter(|(_, instruction)| instruction.wide_load);
     let turn = |(load, _): (usize, &Instruction)| {
@@ -147,7 +153,7 @@ fn shortest_turn(code: &Code, draws: bool) -> Option<u32> {
         .map(|(length, _)| length)
 }
 
-/// The first store of each group.
+/// Returns the first store of each group.
 fn stores(code: &Code) -> Vec<usize> {
     let mut stores: Vec<usize> = Vec::new();
     for (i, _) in code.iter().enumerate().filter(|(_, instruction)| instruction.shared_store) {
@@ -158,7 +164,7 @@ fn stores(code: &Code) -> Vec<usize> {
     stores
 }
 
-/// The shortest way from one instruction to another: each costs one.
+/// Returns the shortest path between two instructions; each instruction has length one.
 fn fewest(code: &Code, from: usize, to: usize, meetings: Meetings) -> Option<Path_> {
     let start = (from, meetings);
     let mut seen = HashMap::from([(start.clone(), (1, u32::from(code[from].wide_load)))]);
@@ -179,7 +185,7 @@ fn fewest(code: &Code, from: usize, to: usize, meetings: Meetings) -> Option<Pat
     None
 }
 
-/// Where a thread may be after one instruction.
+/// Returns the possible states of a thread after one instruction.
 fn next(code: &Code, (at, meetings): &(usize, Meetings)) -> Vec<(usize, Meetings)> {
     let Instruction { flow, predicated, .. } = &code[*at];
     let on = (at + 1, meetings.clone());
@@ -198,7 +204,7 @@ fn next(code: &Code, (at, meetings): &(usize, Meetings)) -> Vec<(usize, Meetings
     there.into_iter().chain(predicated.then_some(on)).collect()
 }
 
-/// Where the last instruction before one lets threads meet.
+/// Returns the reconvergence point that the last `BSSY` of this register before an instruction sets.
 fn armed(code: &Code, before: usize, register: &str) -> Option<usize> {
     code[..before].iter().rev().find_map(|instruction| match &instruction.flow {
         Flow::Arm(name, place) if name == register => Some(*place),

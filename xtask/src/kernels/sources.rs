@@ -1,67 +1,69 @@
-//! Which kernels there are, and the text that each is compiled from.
+//! Finds the kernels' sources, and assembles the text that each module is compiled from.
 
 use anyhow::{Context, ensure};
 use std::fs;
 use std::path::Path;
 
-/// Where the product's kernels lie: in the folders of this one.
+/// Parent folder of the library's kernels; they lie in its subfolders.
 const PRODUCT: &str = "optim/src";
 
-/// Where the benchmark's lie. They include what they need.
+/// Parent folder of the benchmark's kernels, which include every file that they need.
 const BENCHMARK: &str = "bench/cases/src/gpu";
 
-/// The folder of what kernels share. Files that begin with a digit go before every kernel; others are kernels.
+/// Folder of code shared by kernels. Files with a name that begins with a digit are prepended to every kernel; other files
+/// are kernels.
 const SHARED: &str = "optim/src/cuda/";
 
-/// A text file; its path is relative to the root, with `/` on every platform.
+/// A text file; the path is relative to the root, with `/` on every platform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct File {
     pub(crate) path: String,
     pub(crate) text: String,
 }
 
-/// A file of kernels with all it needs: one module of PTX.
+/// A file of kernels with all code that it needs; compiled to one PTX module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Module {
-    /// `adam` of `optim/src/adam/adam.cu`.
+    /// For example `adam` for `optim/src/adam/adam.cu`.
     pub(crate) name: String,
     pub(crate) path: String,
     pub(crate) text: String,
 }
 
-/// What PTX is for: a chip and all newer ones, and drivers that know a version.
+/// Target of PTX: the oldest chip that runs it, and the PTX version that drivers must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// As 90 of sm_90.
+    /// Number of the chip, such as 90 for sm_90.
     pub(crate) chip: u32,
     pub(crate) version: &'static str,
 }
 
 impl Module {
-    /// Where its PTX is committed.
+    /// Returns the path of the module's committed PTX.
     pub(crate) fn ptx_path(&self) -> String {
         ptx_path(&self.path)
     }
 
-    /// The product's kernels are for the oldest chip that we serve, and for the first version to know it, which the drivers of
-    /// CUDA 11.0 load. ptxas proves that each text needs no more. A benchmark's file may name a newer chip, as `x.sm_90.cu`.
+    /// Returns the target of the module. The library's kernels target the oldest supported chip (sm_80) and the first PTX
+    /// version with this chip, which the drivers of CUDA 11.0 load; ptxas checks that each text needs no newer ones. A
+    /// benchmark's file can name a newer chip, as in `x.sm_90.cu`.
     pub(crate) fn target(&self) -> Target {
         let chip = if self.path.ends_with(".sm_90.cu") { 90 } else { 80 };
         Target { chip, version: if is_product(&self.path) { "7.0" } else { "8.0" } }
     }
 }
 
-/// Whether a file is the product's.
+/// Returns true if a file belongs to the library, not to the benchmark.
 pub(crate) fn is_product(path: &str) -> bool {
     path.starts_with(PRODUCT)
 }
 
-/// Where the PTX of a `.cu` is committed.
+/// Returns the path of the committed PTX of a `.cu` file.
 pub(crate) fn ptx_path(cu: &str) -> String {
     format!("{}.ptx", cu.trim_end_matches(".cu"))
 }
 
-/// Every `.cu`, `.h` and `.ptx` of the product and the benchmark.
+/// Reads every `.cu`, `.h` and `.ptx` of the library and the benchmark.
 pub(crate) fn read(root: &Path) -> anyhow::Result<Vec<File>> {
     let mut files = Vec::new();
     for inside in [folders(root, PRODUCT)?, folders(root, BENCHMARK)?].concat() {
@@ -77,13 +79,13 @@ pub(crate) fn read(root: &Path) -> anyhow::Result<Vec<File>> {
     Ok(files)
 }
 
-/// The paths of the folders in one.
+/// Returns the paths of the subfolders of `parent`.
 fn folders(root: &Path, parent: &str) -> anyhow::Result<Vec<String>> {
     let paths = names(&root.join(parent))?.into_iter().map(|name| format!("{parent}/{name}"));
     Ok(paths.filter(|path| root.join(path).is_dir()).collect())
 }
 
-/// What is in a folder, in the order of names.
+/// Returns the names of a folder's entries in alphabetical order.
 fn names(folder: &Path) -> anyhow::Result<Vec<String>> {
     let entries = fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
@@ -92,7 +94,8 @@ fn names(folder: &Path) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Every module: of the product with the shared files in front in the order of their names, of the benchmark with what it includes.
+/// Returns every module: the library's with the shared files in front in alphabetical order, the benchmark's with its
+/// includes expanded.
 pub(crate) fn modules(files: &[File]) -> anyhow::Result<Vec<Module>> {
     let sources = files.iter().filter(|file| file.path.ends_with(".cu"));
     let (mut shared, kernels): (Vec<&File>, Vec<&File>) = sources.partition(|file| is_shared(&file.path));
@@ -102,7 +105,7 @@ pub(crate) fn modules(files: &[File]) -> anyhow::Result<Vec<Module>> {
     for file in kernels {
         let name = stem(&file.path).to_owned();
         if let Some(other) = modules.iter().find(|other| other.name == name) {
-            anyhow::bail!("{} and {} have one name; rename one", other.path, file.path);
+            anyhow::bail!("{} and {} have the same name; rename one", other.path, file.path);
         }
         let text = match is_product(&file.path) {
             true => before.clone() + &with_its_lines(file),
@@ -110,11 +113,11 @@ pub(crate) fn modules(files: &[File]) -> anyhow::Result<Vec<Module>> {
         };
         modules.push(Module { name, path: file.path.clone(), text });
     }
-    ensure!(!modules.is_empty(), "no .cu in the folders of {PRODUCT}");
+    ensure!(!modules.is_empty(), "no .cu file in the subfolders of {PRODUCT}");
     Ok(modules)
 }
 
-/// PTX whose kernels are gone.
+/// Returns the PTX files without a source.
 pub(crate) fn orphans<'a>(files: &'a [File], modules: &[Module]) -> Vec<&'a str> {
     let ptx = files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".ptx"));
     ptx.filter(|path| modules.iter().all(|module| module.ptx_path() != *path)).collect()
@@ -129,23 +132,23 @@ fn stem(path: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }
 
-/// The text behind a directive, so that the compiler's messages name the file and its own lines.
+/// Returns the text after a `#line` directive, so that compiler messages name the file and its line numbers.
 fn with_its_lines(file: &File) -> String {
     let end = if file.text.ends_with('\n') { "" } else { "\n" };
     format!("#line 1 \"{}\"\n{}{end}", file.path, file.text)
 }
 
-/// The text with that of the files that it includes, by their paths from the root.
+/// Returns the text with its included files expanded; includes are paths from the root.
 fn expanded(file: &File, files: &[File], depth: u32) -> anyhow::Result<String> {
-    ensure!(depth < 8, "{} is included by what it includes", file.path);
+    ensure!(depth < 8, "{} includes itself, directly or indirectly", file.path);
     let mut text = format!("#line 1 \"{}\"\n", file.path);
     for (line, number) in file.text.lines().zip(2..) {
         match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
             None => text.extend([line, "\n"]),
             Some(path) => {
                 let included = files.iter().find(|file| file.path == path);
-                let included =
-                    included.with_context(|| format!("{} includes {path}: no such file", file.path))?;
+                let included = included
+                    .with_context(|| format!("{} includes {path}, which does not exist", file.path))?;
                 text += &expanded(included, files, depth + 1)?;
                 text += &format!("#line {number} \"{}\"\n", file.path);
             }
@@ -205,7 +208,7 @@ mod tests {
         assert_eq!(module.ptx_path(), "bench/cases/src/gpu/x/x.sm_90.ptx");
         assert_eq!(module.target(), Target { chip: 90, version: "8.0" });
         files[2].text = "#include \"bench/cases/src/gpu/x/y.h\"\n".to_owned();
-        assert!(modules(&files).unwrap_err().to_string().contains("y.h is included by what it includes"));
+        assert!(modules(&files).unwrap_err().to_string().contains("y.h includes itself"));
         files.remove(2);
         assert!(modules(&files).unwrap_err().to_string().contains("includes bench/cases/src/gpu/x/y.h"));
     }

@@ -1,4 +1,4 @@
-//! The compilers, unpacked below the target folder: from wheels pinned by hash, fetched once.
+//! Compilers, unpacked in the target folder: from wheels pinned by hash, downloaded once.
 
 use super::ptx::fingerprint;
 use crate::wheels::{install, pip};
@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-/// What is fetched, each with its hash.
+/// Wheels to download, each with its hash.
 pub(crate) const PINNED: &str = include_str!("requirements.txt");
 
-/// How often it is tried, and how long is waited before each try: a network may be down for a moment.
+/// Delay before each download attempt; a network can be down for a moment.
 const TRIES: [Duration; 3] = [Duration::ZERO, Duration::from_secs(5), Duration::from_secs(20)];
 
-/// Where the compilers are.
+/// Paths of the compilers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Tools {
     pub(crate) nvrtc: PathBuf,
@@ -24,7 +24,7 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
-    /// Fetches what is not there yet.
+    /// Returns the compilers; downloads the missing ones.
     pub(crate) fn get(target: &Path) -> anyhow::Result<Self> {
         ensure!(
             cfg!(all(target_os = "linux", target_arch = "x86_64")),
@@ -32,7 +32,7 @@ impl Tools {
         );
         let folder = target.join("kernels");
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        // One fetches, others wait; the lock goes with the file.
+        // Only one process downloads at a time; closing the file releases the lock.
         let lock = File::create(folder.join("lock")).context("cannot make a lock in the target folder")?;
         lock.lock().context("cannot lock the target folder")?;
         let unpacked = folder.join(fingerprint(&[PINNED]));
@@ -53,7 +53,7 @@ impl Tools {
     }
 }
 
-/// Unpacks the wheels beside `unpacked`, and moves them there when all are complete.
+/// Unpacks the wheels beside `unpacked`, and renames the folder when all are complete.
 fn fetch(folder: &Path, unpacked: &Path) -> anyhow::Result<()> {
     let has_pip = matches!(pip("--version").output(), Ok(Some(_)));
     ensure!(has_pip, "python3 with pip is needed to fetch NVRTC; on Debian: apt-get install python3-pip");
@@ -62,9 +62,9 @@ fn fetch(folder: &Path, unpacked: &Path) -> anyhow::Result<()> {
     let install = install(&list, &part);
     for (idx, pause) in TRIES.into_iter().enumerate() {
         thread::sleep(pause);
-        // What an attempt has left behind.
+        // Remove the files of a failed attempt.
         let _ = fs::remove_dir_all(&part);
-        println!("fetching NVRTC and ptxas, try {} of {}: {install}", idx + 1, TRIES.len());
+        println!("fetching NVRTC and ptxas, attempt {} of {}: {install}", idx + 1, TRIES.len());
         if install.run_unattended()?.success() {
             return fs::rename(&part, unpacked)
                 .with_context(|| format!("cannot move {} into place", part.display()));

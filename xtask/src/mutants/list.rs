@@ -1,8 +1,8 @@
-//! The mutants: thirty faults, each of which a test must notice.
+//! List of mutants: thirty faults, each of which must make a test fail.
 
 use super::Mutant;
 
-/// One row a fault: where it is, what is replaced by what, and which tests of which package notice it.
+/// One row per fault: its file, the code to replace, the replacement, and the package and name of the tests that detect it.
 pub(super) const MUTANTS: [Mutant; 30] = [
     Mutant {
         name: "tensor-f64-rounds-twice-to-bf16",

@@ -1,7 +1,7 @@
-//! `mutants`: puts one fault at a time into a copy of the tree, and tells whether the tests notice it.
+//! `mutants`: puts one fault at a time into a copy of the tree, and checks that the tests detect it.
 //!
-//! A suite that is made faster must stay as sharp. Each row of `list.rs` is a fault with the test that has to fail; a fault that no
-//! test notices, or that does not compile, fails the command.
+//! A test suite that is made faster must detect the same faults. Each row of `list.rs` is a fault with the test that must
+//! fail; the command fails if no test detects a fault or the faulty tree does not compile.
 
 mod list;
 
@@ -18,27 +18,27 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// A fault, and who notices it.
+/// A fault, and the tests that must detect it.
 #[derive(Clone, Copy, Debug)]
 struct Mutant {
     name: &'static str,
-    /// Relative to the root.
+    /// Path relative to the root.
     file: &'static str,
-    /// Occurs once in the file.
+    /// Code to replace; occurs exactly once in the file.
     from: &'static str,
     to: &'static str,
-    /// The package whose tests are run.
+    /// Package with the tests to run.
     package: &'static str,
-    /// A part of the names of the tests that are run.
+    /// Substring of the names of the tests to run.
     test: &'static str,
 }
 
-/// What became of a mutant.
+/// Result of running the tests on a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Noticed,
     Missed,
-    /// The tests could not be built, or there was none of that name.
+    /// The tests could not be built, or no test has a matching name.
     NoRun,
 }
 
@@ -60,16 +60,16 @@ pub(crate) fn run(args: &MutantsArgs) -> anyhow::Result<ExitCode> {
 fn chosen(only: &[String]) -> anyhow::Result<Vec<Mutant>> {
     if let Some(unknown) = only.iter().find(|name| MUTANTS.iter().all(|mutant| mutant.name != **name)) {
         let names: Vec<&str> = MUTANTS.iter().map(|mutant| mutant.name).collect();
-        bail!("no mutant is called {unknown:?}; there are {}", names.join(", "));
+        bail!("no mutant is called {unknown:?}; choose from {}", names.join(", "));
     }
     let wanted = |mutant: &&Mutant| only.is_empty() || only.iter().any(|name| name == mutant.name);
     Ok(MUTANTS.iter().filter(wanted).copied().collect())
 }
 
-/// A copy of the tree, in which the faults are put, so that nobody's work is touched.
+/// Copy of the tree that receives the faults, so that the working tree stays unchanged.
 struct Copy {
     root: PathBuf,
-    /// Its builds, kept from one call to the next.
+    /// Target folder of the copy, kept between calls.
     target: PathBuf,
 }
 
@@ -84,23 +84,24 @@ impl Copy {
         Ok(copy)
     }
 
-    /// Copies a file unless it is there already: an equal file keeps its time, so that nothing is built again for it.
+    /// Copies a file unless the copy is equal; an unchanged file keeps its modification time, so that cargo does not
+    /// rebuild it.
     fn take(&self, root: &Path, file: &str) -> anyhow::Result<()> {
         let (from, to) = (root.join(file), self.root.join(file));
         let Ok(bytes) = fs::read(&from) else {
-            // git lists it until its removal is recorded.
+            // git lists a deleted file until its removal is staged.
             let _ = fs::remove_file(&to);
             return Ok(());
         };
         if fs::read(&to).is_ok_and(|old| old == bytes) {
             return Ok(());
         }
-        let parent = to.parent().context("a file lies in a folder")?;
+        let parent = to.parent().context("the file's path has no parent folder")?;
         fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
         fs::write(&to, bytes).with_context(|| format!("cannot write {}", to.display()))
     }
 
-    /// Runs the mutant's tests with the fault in place, and takes it out again.
+    /// Runs the mutant's tests with the fault in place, and restores the file.
     fn verdict(&self, mutant: &Mutant) -> anyhow::Result<Verdict> {
         let path = self.root.join(mutant.file);
         let whole = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -117,11 +118,11 @@ impl Copy {
     }
 }
 
-/// nextest's exit code where tests ran and one failed; it has others for builds that fail and for filters that match nothing.
+/// nextest's exit code for a failed test. Failed builds and filters without matches have other codes.
 const NEXTEST_FAILED: i32 = 100;
 
 impl Mutant {
-    /// Only the package is built, with every feature of its own, and not what depends on it.
+    /// Returns the test command. It builds only the package with all its features, not its dependents.
     fn tests(&self) -> Cmd {
         let features = match self.package {
             "meshstep-comm" => "--features nccl",
@@ -136,12 +137,12 @@ impl Mutant {
     }
 }
 
-/// The file's text with the fault in it.
+/// Returns the file's text with the fault in it.
 fn mutated(mutant: &Mutant, whole: &str) -> anyhow::Result<String> {
     let found = whole.matches(mutant.from).count();
     ensure!(
         found == 1,
-        "mutant {}: {:?} is {found} times in {}, where once is expected; follow the code in list.rs",
+        "mutant {}: {:?} occurs {found} times in {}, but must occur once; update list.rs to the current code",
         mutant.name,
         mutant.from,
         mutant.file

@@ -1,4 +1,4 @@
-// What the stand-in for the driver knows, and how its streams go on. One lock for all of it.
+// State of the stand-in for the driver, and the execution of its streams. One lock protects all of it.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@
 
 namespace standin {
 
-// The driver's numbers.
+// Error codes of the CUDA driver.
 enum Result : int {
     Success = 0,
     InvalidValue = 1,
@@ -53,13 +53,14 @@ struct Device {
     int ordinal;
     size_t used = 0;
     int retained = 0;
-    // Reserved addresses, where the next allocation is looked for, and the end of all allocations so far.
+    // Range of reserved addresses, start of the search for the next allocation, and highest end of all allocations so far.
     uintptr_t arena = 0, arena_end = 0, next = 0, high = 0;
-    bool touched = false; // some of it is accessible
-    bool open = false;    // all allocations are
+    bool touched = false; // part of the memory is accessible
+    bool open = false;    // all allocations are accessible
 };
 
-// A piece of captured work, or a wait until `*value` is at least `point`; and the pieces that come before it.
+// A node of captured work: an operation, or a wait until `*value` is at least `point`; and the indices of the preceding
+// nodes.
 struct Node {
     std::function<Result()> run;
     std::vector<size_t> after;
@@ -69,7 +70,8 @@ struct Node {
 
 struct Stream;
 
-// What streams capture together, from the one it began on; and what is told when that and the graphs of it have gone.
+// A capture, shared by all streams that joined it; `origin` is the stream that began it. `kept` holds objects that are
+// released with the capture and its graphs.
 struct Capture {
     Stream *origin;
     std::vector<Node> nodes;
@@ -77,7 +79,8 @@ struct Capture {
     std::vector<std::shared_ptr<void>> kept = {};
 };
 
-// What was recorded last, what of it has been reached, and when; or, if it was captured, what is before it.
+// An event: number of the last record, number of the last completed record, and time of the completion. For a captured
+// event, the capture and the nodes that precede the event.
 struct Event {
     Device *device;
     bool timed;
@@ -88,7 +91,7 @@ struct Event {
     std::vector<size_t> after = {};
 };
 
-// A graph that can be launched. Launches come one after the other, wherever they are.
+// An executable graph. Its launches run one after the other, even on different streams.
 struct Executable {
     std::vector<Node> nodes;
     uint64_t launched = 0;
@@ -96,7 +99,7 @@ struct Executable {
     std::vector<std::shared_ptr<void>> kept = {};
 };
 
-// One launch of it, the `number`th from 0.
+// One launch of a graph; `number` counts the graph's launches from 0.
 struct Launched {
     std::shared_ptr<Executable> graph;
     uint64_t number;
@@ -104,7 +107,7 @@ struct Launched {
     size_t left;
 };
 
-// One piece of work. It can begin once `waits_for` has reached `point`, and once `*value` is at least `point`.
+// One operation of a stream. It can begin once `waits_for` has reached `point`, and `*value` is at least `point`.
 struct Work {
     std::function<Result()> run;
     std::shared_ptr<Event> waits_for;
@@ -117,10 +120,10 @@ struct Stream {
     Device *device;
     std::deque<Work> queue;
     std::shared_ptr<Capture> capture = nullptr;
-    std::vector<size_t> after = {}; // what captured work comes after
+    std::vector<size_t> after = {}; // predecessors of the next captured node
 };
 
-// Never destroyed: threads may call until the process has ended.
+// Never destroyed, because threads may call until the process has ended.
 inline std::mutex &lock = *new std::mutex;
 inline std::mt19937_64 order(1);
 inline bool initialized = false;
@@ -128,7 +131,7 @@ inline auto &devices = *new std::vector<Device>;
 inline auto &streams = *new std::map<Stream *, std::shared_ptr<Stream>>;
 inline auto &events = *new std::map<Event *, std::shared_ptr<Event>>;
 inline auto &failures = *new std::map<std::string, Result>;
-inline Result broken = Success; // an error that stays, as on a device
+inline Result broken = Success; // a sticky error, as on a device
 inline thread_local Device *current = nullptr;
 
 inline size_t setting(const char *name, size_t otherwise) {
@@ -136,7 +139,7 @@ inline size_t setting(const char *name, size_t otherwise) {
     return text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
-// The error that a test has ordered for this function, once.
+// Returns the error that a test has injected for this function, once.
 inline Result ordered(const char *function) {
     auto failure = failures.find(function);
     if (failure == failures.end()) return Success;
@@ -145,7 +148,7 @@ inline Result ordered(const char *function) {
     return result;
 }
 
-// The stream of a handle; null is the device's own.
+// Returns the stream of a handle; null is the current device's default stream.
 inline std::shared_ptr<Stream> find(void *handle) {
     static auto &own = *new std::map<Device *, std::shared_ptr<Stream>>;
     if (handle) {
@@ -164,7 +167,8 @@ inline bool is_there(const volatile uint64_t *value, uint64_t point) {
     return !value || static_cast<int64_t>(__atomic_load_n(value, __ATOMIC_ACQUIRE) - point) >= 0;
 }
 
-// The pieces of a launch whose turn it is: those before it have ended, and so have their predecessors. Some may wait for a value.
+// Returns the nodes of a launch that are next: earlier launches of the graph have ended, and all predecessors are done. A
+// node may still wait for a value.
 inline std::vector<size_t> due(const Launched &launch) {
     std::vector<size_t> due;
     const auto &nodes = launch.graph->nodes;
@@ -177,7 +181,7 @@ inline std::vector<size_t> due(const Launched &launch) {
     return due;
 }
 
-// Of these, the pieces that can go.
+// Returns those nodes of `due` that can run now.
 inline std::vector<size_t> ready(const Launched &launch) {
     std::vector<size_t> ready;
     for (size_t i : due(launch))
@@ -193,7 +197,7 @@ inline bool can_begin(const Stream &stream) {
     return empty || !ready(*work.launch).empty();
 }
 
-// Whether some stream waits for a value in memory, which others may write.
+// Returns true if a stream waits for a value in memory, which another thread or process may write.
 inline bool awaits_a_value() {
     for (auto &[_, stream] : streams) {
         if (stream->queue.empty()) continue;
@@ -206,7 +210,7 @@ inline bool awaits_a_value() {
     return false;
 }
 
-// Does one piece of a graph that can go; false when none is left.
+// Runs one node of a graph that can run. Returns false if no node is left.
 inline bool advance(Launched &launch, Result &result) {
     std::vector<size_t> pieces = ready(launch);
     if (!pieces.empty()) {
@@ -219,7 +223,7 @@ inline bool advance(Launched &launch, Result &result) {
     return launch.left > 0;
 }
 
-// Does one piece of work of some stream; false if there is none that can begin.
+// Runs one operation of some stream. Returns false if no operation can begin.
 inline bool advance() {
     std::vector<Stream *> ready;
     for (auto &[_, stream] : streams)
@@ -237,13 +241,13 @@ inline bool advance() {
     return true;
 }
 
-// Makes all device memory inaccessible again. In memory.cpp.
+// Makes all device memory inaccessible again. Defined in memory.cpp.
 void close_memory();
 
 template <class Done> Result advance_until(Done done) {
     while (!done()) {
         if (advance()) continue;
-        if (!awaits_a_value()) return LaunchTimeout; // streams that wait for one another
+        if (!awaits_a_value()) return LaunchTimeout; // a deadlock between streams
         close_memory();
         lock.unlock();
         std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -256,7 +260,7 @@ inline Result finish(std::shared_ptr<Stream> stream) {
     return advance_until([=] { return stream->queue.empty(); });
 }
 
-// Of one device alone: a collective on another may wait for what this thread has yet to call.
+// Runs the streams of one device only: a collective on another device may wait for a later call of this thread.
 inline Result drain(const Device *device) {
     return advance_until([=] {
         for (auto &[_, stream] : streams)
@@ -265,7 +269,7 @@ inline Result drain(const Device *device) {
     });
 }
 
-// What every call begins with.
+// Checks at the beginning of every call.
 inline Result begin(const char *function) {
     if (!initialized) return NotInitialized;
     Result failure = ordered(function);
@@ -277,7 +281,7 @@ inline Result begin_in_context(const char *function) {
     return result == Success && !current ? InvalidContext : result;
 }
 
-// A call that cannot be captured spoils what it meets.
+// A call that cannot be captured invalidates the capture.
 inline Result spoil(const std::shared_ptr<Capture> &capture, Result result) {
     capture->spoilt = true;
     return result;
@@ -291,20 +295,20 @@ inline Result captured(Stream &stream, Work work) {
     return Success;
 }
 
-// The stream goes on after the event too: into its capture, if it is not in one.
+// The stream continues after the event. A stream that is not capturing joins the event's capture.
 inline Result join(Stream &stream, const Event &event) {
     auto capture = stream.capture ? stream.capture : event.capture;
     if (capture->spoilt) return CaptureInvalidated;
     if (!event.capture) return spoil(capture, CaptureIsolation);
     if (stream.capture && stream.capture != event.capture) return spoil(capture, CaptureMerge);
-    if (!capture->origin) return CapturedEvent; // of a capture that has ended
+    if (!capture->origin) return CapturedEvent; // the capture has ended
     stream.capture = capture;
     stream.after.insert(stream.after.end(), event.after.begin(), event.after.end());
     return Success;
 }
 
-// Work of a stream. Copies, waits and host functions may be given whatever context is current; kernels and fills need that of
-// the stream (CUDA Programming Guide, stream and event behavior).
+// Context requirement of a stream's work. Copies, waits and host functions work in any current context; kernels and fills
+// need the stream's context (CUDA Programming Guide, stream and event behavior).
 enum class Needs { AnyContext, ItsContext };
 
 inline Result enqueue(const char *function, void *handle, Work work, Needs needs = Needs::AnyContext) {
@@ -347,7 +351,7 @@ inline const std::map<int, const char *> names = {
     {CapturedEvent, "CUDA_ERROR_CAPTURED_EVENT"},
 };
 
-// The lock. Device memory that work has opened is closed before it is released.
+// Holds the lock. Closes device memory that work has opened before it releases the lock.
 struct Guard {
     std::lock_guard<std::mutex> held;
 

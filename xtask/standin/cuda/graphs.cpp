@@ -1,7 +1,7 @@
 // Captures and graphs of the stand-in for the driver.
 //
-// Work of a stream that captures, and of streams that joined it by an event, is not done but kept, with what comes before it.
-// A launch is work of its stream: pieces whose predecessors are done may go in any order.
+// Work on a capturing stream, and on streams that joined the capture by an event, is recorded with its predecessors instead
+// of executed. A launch is an operation of its stream; nodes with finished predecessors may run in any order.
 
 #include "driver.h"
 
@@ -17,7 +17,7 @@ struct Graph {
 auto &graphs = *new std::map<Graph *, std::unique_ptr<Graph>>;
 auto &executables = *new std::map<Executable *, std::shared_ptr<Executable>>;
 
-// Whether all that was captured comes before the end of the stream where the capture began.
+// Returns true if all captured nodes precede the end of the origin stream.
 bool joined(const Capture &capture) {
     std::vector<bool> before(capture.nodes.size());
     std::vector<size_t> open = capture.origin->after;
@@ -37,14 +37,14 @@ bool joined(const Capture &capture) {
 
 extern "C" {
 
-// For tests: how many graphs can be launched.
+// For tests: returns the number of executable graphs.
 size_t meshstep_standin_graphs() {
     Guard guard(lock);
     return executables.size();
 }
 
-// For the stand-in for NCCL, in the place of user objects: calls `gone` once neither the stream's capture nor a graph of it
-// exists any more.
+// Replaces CUDA's user objects for the stand-in for NCCL: calls `gone` once the stream's capture and all its graphs are
+// destroyed.
 void meshstep_standin_keep(void *handle, void (*gone)(void *), void *data) {
     Guard guard(lock);
     std::shared_ptr<void> kept(data, gone);
@@ -109,7 +109,7 @@ int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long lo
     return Success;
 }
 
-// What was launched goes on to its end.
+// Launches that were enqueued before still run.
 int cuGraphExecDestroy(void *executable) {
     BEGIN(begin(__func__));
     auto found = executables.find(static_cast<Executable *>(executable));

@@ -1,9 +1,9 @@
 // Modules and launches of the stand-in for the driver.
 //
-// A module's PTX tells the names of its kernels; what runs is the same text compiled for the CPU behind ../simt/simt.h, in the
-// libraries of the folder MESHSTEP_STANDIN_KERNELS. Arguments are taken at the launch, the kernel runs when its stream gets
-// there. The order of its blocks is drawn then, from the seed; in a share of the launches several blocks are in flight.
-// CUDA_DISABLE_PTX_JIT=1 is honoured.
+// A module's PTX provides the names of its kernels. The executed code is the same CUDA source compiled for the CPU after
+// ../simt/simt.h; it is in the libraries of the folder MESHSTEP_STANDIN_KERNELS. Arguments are copied at the launch, and
+// the kernel runs when its stream reaches it. The seed then selects the order of the blocks; in a fraction of the launches
+// several blocks are in flight. CUDA_DISABLE_PTX_JIT=1 is honoured.
 
 #include "memory.h"
 
@@ -18,7 +18,7 @@ namespace {
 enum : int { ClockRate = 13, MultiprocessorCount = 16, CapabilityMajor = 75, CapabilityMinor = 76, MemoryPools = 115 };
 enum : int { LogBuffer = 5, LogSize = 6 };
 
-// What simt.h exports.
+// Functions exported by simt.h.
 using Launch = const char *(*)(const char *name, unsigned grid, unsigned threads, void **args);
 using Parameters = int (*)(const char *name, size_t *sizes, int most);
 using Shuffle = void (*)(uint64_t seed);
@@ -57,7 +57,7 @@ std::vector<void *> load_all() {
     return libraries;
 }
 
-// The kernel where it is compiled for the CPU.
+// Loads the kernel from the libraries compiled for the CPU.
 std::unique_ptr<Function> compiled(const std::string &name) {
     static std::vector<void *> libraries = load_all();
     for (void *library : libraries) {
@@ -73,7 +73,7 @@ std::unique_ptr<Function> compiled(const std::string &name) {
     return nullptr;
 }
 
-// The names behind each `.entry` of the text.
+// Returns the names after each `.entry` of the text.
 std::set<std::string> entries_of(const std::string &text) {
     std::set<std::string> names;
     const std::string mark = ".entry ";
@@ -84,8 +84,8 @@ std::set<std::string> entries_of(const std::string &text) {
     return names;
 }
 
-// The names of the code sections of a cubin, which an ELF header begins, 40 bytes behind it the place of the section headers, 60
-// behind it how many.
+// Returns the names of a cubin's code sections. A cubin begins with an ELF header, which has the offset of the section
+// headers at byte 40 and their number at byte 60.
 std::set<std::string> sections_of(const char *cubin) {
     uint64_t headers;
     uint16_t count;
@@ -99,7 +99,8 @@ std::set<std::string> sections_of(const char *cubin) {
     return names;
 }
 
-// Why a kernel of this device must not be given this word, if it is an address; else null.
+// Checks one word of a kernel's arguments. If the word is an address that the kernel must not receive on this device,
+// returns the kind of memory; else null.
 const char *fault_of(uintptr_t word, const Device *device) {
     if (is_pageable(word)) return "pageable host memory";
     if (!is_reserved(word)) return nullptr;
@@ -110,7 +111,7 @@ const char *fault_of(uintptr_t word, const Device *device) {
 
 using Taken = std::vector<std::vector<char>>;
 
-// Looks at every word of the arguments when the kernel's turn comes.
+// Checks every word of the arguments when the kernel's turn comes.
 Result check(const Function &function, const Taken &taken) {
     for (size_t i = 0; i < taken.size(); ++i)
         for (size_t at = 0; at + sizeof(uintptr_t) <= taken[i].size(); at += sizeof(uintptr_t)) {
@@ -125,7 +126,7 @@ Result check(const Function &function, const Taken &taken) {
     return Success;
 }
 
-// One launch of four has 2 to 4 blocks in flight.
+// One of four launches has 2 to 4 blocks in flight.
 unsigned in_flight(uint64_t seed) {
     uint64_t drawn = seed >> 32;
     return drawn % 4 == 0 ? 2 + drawn / 4 % 3 : 1;
@@ -136,7 +137,7 @@ Result run(const Function &function, unsigned grid, unsigned threads, Taken &tak
     std::vector<void *> places;
     for (auto &value : taken) places.push_back(value.data());
     open_memory(*function.device);
-    uint64_t seed = order() | 2; // it is not 0
+    uint64_t seed = order() | 2; // not 0, which would end shuffling
     function.shuffle(seed);
     function.interleave(in_flight(seed));
     const char *error = function.launch(function.name.c_str(), grid, threads, places.data());
@@ -167,7 +168,7 @@ int cuModuleLoadDataEx(void **module, const char *text, unsigned count, const in
     BEGIN(begin_in_context(__func__));
     bool machine = std::strncmp(text, "\177ELF", 4) == 0;
     if (!machine && !std::strstr(text, ".version ")) {
-        say("stand-in: a text without .version", count, options, values);
+        say("stand-in: the text has no .version", count, options, values);
         return InvalidPtx;
     }
     if (!machine && is_set("CUDA_DISABLE_PTX_JIT")) return JitDisabled;
@@ -228,7 +229,7 @@ size_t meshstep_standin_launches(const char *end) {
     return count;
 }
 
-// It has no registers: the number is one that fits the blocks below.
+// The stand-in has no registers; it reports a number that allows two blocks per multiprocessor, as below.
 int cuFuncGetAttribute(int *value, int attribute, void *) {
     BEGIN(begin_in_context(__func__));
     enum : int { SharedBytes = 1, LocalBytes = 3, Registers = 4 };

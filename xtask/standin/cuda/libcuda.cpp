@@ -1,21 +1,21 @@
-// A stand-in for NVIDIA's libcuda.so.1: the part of the driver that Meshstep calls, on the CPU, for tests only.
+// Stand-in for NVIDIA's libcuda.so.1: the part of the driver that Meshstep calls, on the CPU, for tests only.
 //
-// Streams are deferred: a call queues its work, and work is done only when somebody waits, in an order that a seed chooses
-// among all orders that streams and events allow. So a missing wait gives a wrong result under some seed, as it would on a
-// GPU on some day. A program gets this library only if it asks: `probe()` refuses it unless MESHSTEP_STANDIN=1.
+// Streams are deferred: a call queues its work, and the work runs only when somebody waits, in an order that a seed selects
+// among all orders that streams and events allow. So a missing wait gives a wrong result under some seed, as it would
+// occasionally on a GPU. `probe()` rejects this library unless MESHSTEP_STANDIN=1.
 //
-// Device memory is accessible only while work of a stream is done (memory.cpp). An object of another context than the current
-// one is refused as the driver refuses it: launches, fills, modules and their functions, events recorded on a stream of another
+// Device memory is accessible only while work of a stream runs (memory.cpp). As in the driver, objects of a context other
+// than the current one are rejected: launches, fills, modules and their functions, events recorded on a stream of another
 // device.
 //
-//   MESHSTEP_STANDIN_DEVICES   how many devices there are (8)
-//   MESHSTEP_STANDIN_MEMORY    bytes of each (2^30)
-//   MESHSTEP_STANDIN_VERSION   the version it speaks (13000)
-//   MESHSTEP_STANDIN_KERNELS   the folder of the kernels, compiled for the CPU (see kernels.cpp)
-//   meshstep_standin_seed      chooses the order from here on
-//   meshstep_standin_fail      makes the next call of a function return an error, undone
-//   meshstep_standin_graphs    how many graphs can be launched
-//   meshstep_standin_launches  how many launches there were of kernels whose names end with a text
+//   MESHSTEP_STANDIN_DEVICES   number of devices (8)
+//   MESHSTEP_STANDIN_MEMORY    bytes of memory of each device (2^30)
+//   MESHSTEP_STANDIN_VERSION   driver version to report (13000)
+//   MESHSTEP_STANDIN_KERNELS   folder of the kernels compiled for the CPU (see kernels.cpp)
+//   meshstep_standin_seed      sets the seed for the order from now on
+//   meshstep_standin_fail      makes the next call of a function fail with an error, without effect
+//   meshstep_standin_graphs    returns the number of executable graphs
+//   meshstep_standin_launches  returns the number of launches of kernels with this suffix
 
 #include "memory.h"
 
@@ -23,7 +23,7 @@ using namespace standin;
 
 extern "C" {
 
-// For tests.
+// Test functions.
 
 int meshstep_standin = 1;
 
@@ -37,7 +37,7 @@ void meshstep_standin_fail(const char *function, int result) {
     failures[function] = static_cast<Result>(result);
 }
 
-// The driver and its devices.
+// Driver and devices.
 
 int cuGetErrorName(int result, const char **text) {
     auto name = names.find(result);
@@ -120,7 +120,7 @@ int cuCtxSynchronize() {
     return drain(current);
 }
 
-// Captures are all as if relaxed.
+// All captures behave as in relaxed mode.
 int cuThreadExchangeStreamCaptureMode(int *mode) {
     BEGIN(begin(__func__));
     *mode = 0;
@@ -150,7 +150,7 @@ int cuStreamDestroy_v2(void *handle) {
     BEGIN(begin_in_context(__func__));
     auto stream = streams.find(static_cast<Stream *>(handle));
     if (stream == streams.end()) return InvalidHandle;
-    // A device would do the work some time; here somebody has to.
+    // The queued work runs now, because nothing else may run it later.
     auto ended = stream->second;
     if (ended->capture) spoil(ended->capture, CaptureInvalidated);
     Result result = finish(ended);
@@ -172,7 +172,7 @@ int cuStreamQuery(void *handle) {
     if (!stream) return InvalidHandle;
     if (stream->capture) return spoil(stream->capture, CaptureUnsupported);
     if (stream->queue.empty()) return Success;
-    // Who asks again and again sees an end.
+    // Each query makes progress, so that polling ends.
     advance();
     return broken != Success ? broken : NotReady;
 }
@@ -189,7 +189,7 @@ int cuStreamWaitEvent(void *stream, void *handle, unsigned) {
     return enqueue(__func__, stream, {nullptr, event->second, event->second->recorded, nullptr, nullptr});
 }
 
-// Waits until the value is at least this one, as with CU_STREAM_WAIT_VALUE_GEQ; no other comparison.
+// Waits until the value is at least `least`, like CU_STREAM_WAIT_VALUE_GEQ; other comparisons are not supported.
 int cuStreamWaitValue64_v2(void *stream, uintptr_t value, uint64_t least, unsigned flags) {
     Guard guard(lock);
     if (flags != 0 || value % 8 != 0) return InvalidValue;

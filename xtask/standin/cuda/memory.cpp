@@ -1,18 +1,18 @@
 // Memory of the stand-in for the driver.
 //
-// Each device has a range of addresses of its own, without access. An allocation gets pages of it, which end where the allocation
-// ends, and a page without access behind them. Freed addresses are handed out again only after all others. Pages are accessible
-// while the stand-in carries out work: to a copy the bytes that it names, to a kernel all that its device has; they are closed
-// before the lock is released and before a host function runs. Memory is filled with 0xA5 before it is handed out.
+// Each device has its own range of addresses, initially without access. An allocation takes pages from it, such that the
+// allocation ends at a page end, and an inaccessible guard page follows. Freed addresses are reused only after all others.
+// Pages are accessible only while the stand-in executes work: a copy opens the bytes that it names, a kernel all memory of
+// its device. They are closed before the lock is released and before a host function runs. New memory is filled with 0xA5.
 //
-// Detected: host code that touches device memory (SIGSEGV, with a line on stderr); a copy or fill of memory that is freed or
-// too short (CUDA_ERROR_ILLEGAL_ADDRESS); a kernel argument, or a word of one, that is an address of freed memory, of another
-// device's, or of pageable host memory (the same error); a kernel that runs past the pages of an allocation, or reads freed
-// memory or another device's by an address it found in memory (SIGSEGV).
+// Detected: host code that accesses device memory (SIGSEGV, with a line on stderr); a copy or fill of memory that is freed
+// or too short (CUDA_ERROR_ILLEGAL_ADDRESS); a kernel argument, or a word of one, with the address of freed memory, of
+// another device's memory, or of pageable host memory (the same error); a kernel that accesses addresses beyond the pages
+// of an allocation, or freed or other devices' memory by an address found in memory (SIGSEGV).
 //
-// Not detected: host code that touches device memory while another thread carries out work there; a kernel that stays within its
-// device's allocations but uses the wrong one, or bytes of the same pages before its start or less than 256 past its end; a
-// kernel that follows an address of pageable host memory which it found in device memory.
+// Not detected: host code that accesses device memory while another thread executes work on it; a kernel that uses the
+// wrong allocation of its device, or bytes of the same pages before the allocation's start or less than 256 past its end; a
+// kernel that follows an address of pageable host memory found in device memory.
 
 #include "memory.h"
 
@@ -25,11 +25,11 @@ using namespace standin;
 namespace {
 
 const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-constexpr size_t Unit = 256; // addresses are multiples of this
+constexpr size_t Unit = 256; // alignment of allocations
 
 size_t up(size_t len, size_t to) { return (len + to - 1) / to * to; }
 
-// The pages of an allocation, without the one behind them.
+// The pages of an allocation, without the guard page.
 uintptr_t first_page(uintptr_t start) { return start / page * page; }
 uintptr_t last_page_end(uintptr_t start, size_t len) { return up(start + len, page); }
 
@@ -41,7 +41,7 @@ void protect(uintptr_t from, uintptr_t to, int access) {
 
 size_t memory_of_a_device() { return setting("MESHSTEP_STANDIN_MEMORY", size_t{1} << 30); }
 
-// Addresses for four times what the device has, so that few are used twice.
+// Reserves four times the addresses of the device's memory, so that addresses are rarely reused.
 bool reserve(Device &device) {
     if (device.arena) return true;
     size_t len = up(std::max(4 * memory_of_a_device(), size_t{1} << 32), page);
@@ -52,7 +52,7 @@ bool reserve(Device &device) {
     return true;
 }
 
-// Where an allocation below `end` ends, its last page included; 0 if there is none.
+// Returns the end of the last allocation below `end`, including its guard page; 0 if there is none.
 uintptr_t end_of_last_below(uintptr_t end) {
     auto next = allocations.lower_bound(end);
     if (next == allocations.begin()) return 0;
@@ -60,7 +60,7 @@ uintptr_t end_of_last_below(uintptr_t end) {
     return last_page_end(start, allocation.len) + page;
 }
 
-// A place for so many bytes, whole pages, behind all that was handed out last; 0 if there is none.
+// Returns the address of `bytes` free bytes (whole pages) after the last allocation; 0 if there are none.
 uintptr_t place_for(Device &device, size_t bytes) {
     for (int turn = 0; turn < 2; ++turn, device.next = device.arena) {
         uintptr_t at = device.next;
@@ -120,19 +120,19 @@ Result release_now(uintptr_t start) {
 Result release(uintptr_t start, bool of_device) {
     auto allocation = allocations.find(start);
     if (allocation == allocations.end() || (allocation->second.device != nullptr) != of_device) return InvalidValue;
-    // Memory of a device is freed after all its work; the host's at once, whoever still copies from it.
+    // Freeing device memory waits for all work of the device; host memory is freed at once, even if a copy still reads it.
     Device *device = allocation->second.device;
     Result drained = of_device ? drain(device) : Success;
     Result freed = release_now(start);
     return drained != Success ? drained : freed;
 }
 
-// Makes bytes accessible if they are live memory of a device, or else of the host.
+// Makes bytes accessible if they are live memory of a device, or checks them if they are host memory.
 Result opened(uintptr_t start, size_t len, bool of_device) {
     return of_device ? open_memory(start, len) : holds(start, len, false);
 }
 
-// A copy when its turn comes: both ends are looked at then, as a device would.
+// Returns a copy that checks both ends when its turn comes, as a device would.
 Work copy(uintptr_t to, bool to_device, uintptr_t from, bool from_device, size_t len) {
     return {[=] {
                 if (opened(to, len, to_device) || opened(from, len, from_device)) return IllegalAddress;
@@ -144,7 +144,7 @@ Work copy(uintptr_t to, bool to_device, uintptr_t from, bool from_device, size_t
 
 struct sigaction before;
 
-// Accesses to device memory die of the signal after a line; others go to the handler that was there before.
+// Accesses to device memory print a line, then die of the signal; other faults go to the previous handler.
 void on_fault(int number, siginfo_t *info, void *) {
     constexpr char text[] = "stand-in: access to device memory that is closed, freed or past an allocation's end\n";
     bool ours = is_reserved(reinterpret_cast<uintptr_t>(info->si_addr));
@@ -203,7 +203,7 @@ void close_memory() {
 }
 
 bool is_pageable(uintptr_t address) {
-    // The first pages are never mapped; above are no addresses of a process.
+    // The first pages are never mapped, and user addresses have at most 47 bits.
     if (address < 65536 || address >> 47 || is_reserved(address)) return false;
     if (auto found = allocation_at(address); found && !found->second.device) return false;
     unsigned char resident;
@@ -221,15 +221,15 @@ void report_faults() {
 
 extern "C" {
 
-// For the stand-in for NCCL, within a host function of a stream: makes device memory accessible until the function has ended. An
-// error stays, as that of a kernel would.
+// For the stand-in for NCCL, in a host function of a stream: makes device memory accessible until the function has ended.
+// An error is sticky, like that of a kernel.
 int meshstep_standin_open(uintptr_t start, size_t len) {
     Result result = len == 0 ? Success : open_memory(start, len);
     if (result != Success && broken == Success) broken = result;
     return result;
 }
 
-// Of this process alone: each has a stand-in of its own.
+// Counts the memory of this process only; each process has its own stand-in.
 int cuMemGetInfo_v2(size_t *free, size_t *total) {
     BEGIN(begin_in_context(__func__));
     *total = memory_of_a_device();
@@ -247,20 +247,20 @@ int cuMemFree_v2(uintptr_t start) {
     return release(start, true);
 }
 
-// At once: who orders its work as it should never sees the difference.
+// Allocates at once; correctly ordered work cannot detect the difference.
 int cuMemAllocAsync(uintptr_t *start, size_t len, void *) {
     BEGIN(begin_in_context(__func__));
     return len == 0 ? InvalidValue : allocate(start, len, *current);
 }
 
-// In the stream's order, so that work of another stream meets freed memory unless it was waited for.
+// Frees in stream order, so that work of another stream without a wait meets freed memory.
 int cuMemFreeAsync(uintptr_t start, void *stream) {
     Guard guard(lock);
     if (holds(start, 0, true) != Success || !allocations.count(start)) return InvalidValue;
     return enqueue(__func__, stream, {[=] { return release_now(start); }, nullptr, 0, nullptr, nullptr});
 }
 
-// Where memory is that was allocated here; of other memory a driver knows nothing.
+// Returns the location of memory that was allocated here; other memory is unknown to the driver.
 int cuPointerGetAttribute(void *value, int attribute, uintptr_t address) {
     BEGIN(begin_in_context(__func__));
     auto found = allocation_at(address);
@@ -290,7 +290,7 @@ int cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t len, void *strea
     uintptr_t start = reinterpret_cast<uintptr_t>(from);
     if (holds(start, len, false) == Success) return enqueue(__func__, stream, copy(to, true, start, false, len));
     if (is_reserved(start)) return InvalidValue;
-    // Pageable memory: its bytes are taken at once, which a graph could not do each time.
+    // Pageable memory: the bytes are copied at the call, so a graph cannot capture the copy.
     if (auto found = find(stream); found && found->capture) return spoil(found->capture, CaptureUnsupported);
     const char *bytes = static_cast<const char *>(from);
     auto taken = std::make_shared<std::vector<char>>(bytes, bytes + len);
@@ -307,7 +307,7 @@ int cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t len, void *stream) {
     uintptr_t start = reinterpret_cast<uintptr_t>(to);
     if (holds(start, len, false) == Success) return enqueue(__func__, stream, copy(start, false, from, true, len));
     if (is_reserved(start)) return InvalidValue;
-    // Pageable memory: the call returns when it is filled.
+    // Pageable memory: the call returns after the copy.
     if (auto found = find(stream); found && found->capture) return spoil(found->capture, CaptureUnsupported);
     auto fill = [=] {
         if (Result result = open_memory(from, len); result != Success) return result;

@@ -1,4 +1,4 @@
-// Device memory of the stand-in: where it is, and when it is accessible. Under the lock of driver.h.
+// Device memory of the stand-in: allocations, and control of their accessibility. Call with the lock of driver.h held.
 #pragma once
 
 #include "driver.h"
@@ -7,28 +7,28 @@ namespace standin {
 
 struct Allocation {
     size_t len;
-    Device *device; // null: of the host
+    Device *device; // null for host memory
 };
 
 inline auto &allocations = *new std::map<uintptr_t, Allocation>;
 
-// The allocation that `address` is in, or just behind; null if there is none.
+// Returns the allocation that contains `address` or ends there; null if there is none.
 const std::pair<const uintptr_t, Allocation> *allocation_at(uintptr_t address);
 
-// Whether live memory of a device, or else of the host, has these bytes.
+// Checks that these bytes lie in one live allocation, of a device or of the host.
 Result holds(uintptr_t start, size_t len, bool of_device);
 
-// Whether a device has reserved the address, whatever is there.
+// Returns true if a device has reserved the address, allocated or not.
 bool is_reserved(uintptr_t address);
 
-// Makes live device memory accessible, until the lock is released: a range of one allocation, or all that a device has.
+// Makes live device memory accessible until the lock is released: a range of one allocation, or all memory of a device.
 Result open_memory(uintptr_t start, size_t len);
 void open_memory(Device &device);
 
-// An address of ordinary host memory, which no kernel may be given.
+// Returns true for an address of ordinary host memory, which kernels must not receive.
 bool is_pageable(uintptr_t address);
 
-// Has accesses to closed memory say so before the process dies of them.
+// Installs a handler that prints a line about accesses to closed memory before the process dies.
 void report_faults();
 
 } // namespace standin

@@ -1,4 +1,5 @@
-// A stand-in for the stub of a CUDA toolkit (lib64/stubs/libcuda.so), for tests only: every function says that it is a stub.
+// Stand-in for the stub library of a CUDA toolkit (lib64/stubs/libcuda.so), for tests only: every function returns the stub
+// error.
 
 enum : int { StubLibrary = 34 };
 

@@ -1,28 +1,28 @@
-// A stand-in for NVIDIA's libnccl.so.2: the part of NCCL that Meshstep calls, on the CPU, for tests only.
+// Stand-in for NVIDIA's libnccl.so.2: the part of NCCL that Meshstep calls, on the CPU, for tests only.
 //
-// Ranks are threads of one process or processes of one machine. They meet in shared memory that is named by the unique id;
-// what a collective does there, it does on the caller's stream, through the driver's public functions alone: a host function
-// puts the rank's part into its slot, the stream waits for the others' parts, a host function takes the result. So with the
-// stand-in for the driver, a missing wait shows. As in NCCL, ranks that call different things wait for ever, a
-// communicator that does not block does nothing until it is asked how it is, and abort ends what waits on this rank
-// alone, and does not return while a capture or a graph has operations of the communicator. Averages multiply by 1/n
-// before they sum, as NCCL's do; factors too, and each product is rounded; sums go in the order of the ranks, f32 through f64.
+// Ranks are threads of one process or processes of one machine. They communicate through shared memory that the unique id
+// names. A collective runs on the caller's stream, through the driver's public functions only: a host function copies the
+// rank's part into its slot, the stream waits for the parts of the other ranks, and a host function reads the result. So
+// with the stand-in for the driver, a missing wait has a visible effect. As in NCCL, ranks with mismatched calls wait for
+// ever; a non-blocking communicator makes progress only when its state is queried; abort releases operations that wait for
+// this rank only, and does not return while a capture or a graph has operations of the communicator. Averages multiply by
+// 1/n before they sum, as in NCCL; so do factors, and each product is rounded; sums go in the order of the ranks, f32
+// through f64.
 //
-// Windows are names alone: a collective goes the same way with them. They are refused where NCCL would fail or hang: of memory that
-// ncclMemAlloc has not given, of other sizes than the other ranks', and memory that is freed before its window has ended.
+// Windows have no effect on collectives. Registration fails where NCCL would fail or hang: for memory not from
+// ncclMemAlloc, for sizes that differ between ranks, and for memory that is freed before its window is deregistered.
 //
-// What a captured stream is asked for is done at every launch of the graph. So nothing is numbered when it is called: an
-// operation takes its number when its stream comes to it, and waits until a count is as high as it always is, which it then
-// takes back.
+// Captured operations run at every launch of the graph. So an operation takes its number when its stream reaches it, not at
+// the call. It waits for a count that is the same at every launch, and then subtracts this count.
 //
-//   MESHSTEP_STANDIN_NCCL     a plan for this process, carried out once, on communicators that init made:
+//   MESHSTEP_STANDIN_NCCL     a fault for this process, injected once, on communicators that init created:
 //                             "hang RANK OP", "error RANK OP CODE", "die RANK OP"; operations count from 0
-//   meshstep_standin_nccl     the same from a test, which may also say "abort MS": the next abort takes so long; "async MS":
-//                             from here on finalize, destroy and abort of communicators that do not block return
-//                             ncclInProgress at once and are done so much later; "async 0" ends that
-//   meshstep_standin_comms    how many communicators there are
-//   meshstep_standin_launches how many times communicators were told to put operations on a stream: a group counts once
-//   meshstep_standin_windows  how many windows there are, and in the upper half how many allocations of ncclMemAlloc
+//   meshstep_standin_nccl     the same from a test, which may also pass "abort MS": the next abort takes so long; "async MS":
+//                             from now on finalize, destroy and abort of non-blocking communicators return
+//                             ncclInProgress at once and finish so much later; "async 0" ends this
+//   meshstep_standin_comms    returns the number of communicators
+//   meshstep_standin_launches returns the number of calls that put operations on a stream; a group counts once
+//   meshstep_standin_windows  returns the number of windows, and in the upper half the number of ncclMemAlloc allocations
 //   -DMESHSTEP_OLD            a library without the newer functions: blocking, no splits, no asynchronous errors
 
 #include <algorithm>
@@ -50,17 +50,17 @@ namespace {
 
 using Word = std::atomic<uint64_t>;
 
-// NCCL's numbers.
+// NCCL's enumeration values.
 enum Result : int { Success, CudaError, SystemError, InternalError, InvalidArgument, InvalidUsage, RemoteError, InProgress };
 enum Type : int { U64 = 5, F16, F32, F64, BF16 };
 enum Reduction : int { Sum, Prod, Max, Min, Avg, PreMulSum /* and all numbers after it */ };
 enum Kind : uint64_t { AllReduce, ReduceScatter, AllGather, Broadcast, Send, Recv };
 
 constexpr size_t MaxRanks = 8;
-constexpr size_t MaxFactors = 8; // at a time: who does not drop them runs out of room
+constexpr size_t MaxFactors = 8; // at a time; factors must be destroyed after use
 constexpr size_t MaxParcels = 16; // from one rank to another in one group
-constexpr size_t SlotBytes = size_t{32} << 20; // address space: memory is taken as it is touched
-constexpr uint64_t Released = uint64_t{1} << 62; // beyond every count: whoever waits, waits no more
+constexpr size_t SlotBytes = size_t{32} << 20; // address space; the system commits memory at first access
+constexpr uint64_t Released = uint64_t{1} << 62; // beyond every count: ends all waits
 
 struct UniqueId {
     char internal[128];
@@ -72,13 +72,13 @@ struct Config {
     int blocking;
 };
 
-// What ranks that meet must agree on.
+// Parameters on which the ranks of an operation must agree.
 struct Call {
     uint64_t kind, count, type, reduction, root;
     bool operator==(const Call &other) const { return !std::memcmp(this, &other, sizeof *this); }
 };
 
-// What one rank sends another, and where in the pair's slot.
+// Header of a message between two ranks; `offset` is the position in the pair's slot.
 struct Parcel {
     Call call;
     uint64_t offset;
@@ -88,12 +88,12 @@ struct Choice {
     int64_t color, key;
 };
 
-// What the ranks of a communicator share. All zeros at first. Operation n uses the half n % 2: nobody comes to n + 2 before
-// everybody has come to n + 1, and so has done with n.
+// Memory shared by the ranks of a communicator, initially all zeros. Operation n uses the half n % 2: no rank begins n + 2
+// before all ranks have begun n + 1, and so have finished n.
 struct Shared {
     Word world, attached, aborted, chosen;
     Word taken[MaxRanks];
-    Word arrived[MaxRanks]; // for each rank, who has come to the operation that it is in, and to the next
+    Word arrived[MaxRanks]; // for each rank, the number of ranks that have begun its current operation and the next
     Call calls[2][MaxRanks];
     Choice choices[2][MaxRanks];
     Word registering;
@@ -113,12 +113,12 @@ struct Operation {
     size_t count;
     Type type;
     Reduction reduction;
-    size_t root; // or the other rank
+    size_t root; // or the peer
     void *stream;
     double factor = 1;
 };
 
-// A reduction that was made for a factor.
+// A reduction operator created for a factor.
 struct Scaled {
     Type type;
     double factor;
@@ -150,7 +150,7 @@ struct Comm {
     bool blocking = true, planned = false;
     std::atomic<bool> aborted{false};
     std::atomic<int> error{Success};
-    std::atomic<int> captured{0}; // what captures and graphs have of it
+    std::atomic<int> captured{0}; // references from captures and graphs
     uint64_t operations = 0, collectives = 0, splits = 0;
     uint64_t sends[MaxRanks] = {}, receives[MaxRanks] = {};
     Word opened{0}, never{0};
@@ -159,7 +159,7 @@ struct Comm {
     uint64_t registrations = 0;
     std::vector<Operation> deferred;
     std::map<int, Scaled> scaled;
-    std::atomic<int> ending{0}; // asynchronous calls of finalize, destroy and abort that have yet to end
+    std::atomic<int> ending{0}; // asynchronous finalize, destroy and abort calls in progress
     std::atomic<bool> ended{false};
 
     ~Comm() {
@@ -169,7 +169,7 @@ struct Comm {
 
 using Handle = std::shared_ptr<Comm>;
 
-// Never destroyed: threads may call until the process has ended.
+// Never destroyed, because threads may call until the process has ended.
 std::mutex &lock = *new std::mutex;
 auto &comms = *new std::map<Comm *, Handle>;
 auto &allocations = *new std::map<uintptr_t, size_t>;
@@ -179,7 +179,7 @@ std::atomic<size_t> launches{0};
 thread_local std::vector<std::pair<Handle, Operation>> grouped;
 thread_local std::string last_error = "nothing went wrong";
 
-// What is to go wrong.
+// Injected fault.
 struct Plan {
     std::string what;
     uint64_t rank = 0, operation = 0;
@@ -215,7 +215,7 @@ Result fail(Result result, const std::string &text) {
 
 void pause() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
 
-// The driver, by its public functions.
+// Functions of the driver, by their public names.
 
 template <class F> F driver(const char *name) {
     static void *library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -228,7 +228,7 @@ struct Step {
     bool again;
 };
 
-// Within a step: makes a buffer on the device accessible to it. Where nothing is allocated there, the driver keeps the error.
+// Within a step: makes a device buffer accessible. The driver keeps an error if the buffer is not allocated.
 bool open(const char *buffer, size_t bytes) {
     static auto open = driver<int (*)(uintptr_t, size_t)>("meshstep_standin_open");
     return open(reinterpret_cast<uintptr_t>(buffer), bytes) == 0;
@@ -240,7 +240,7 @@ bool is_captured(void *stream) {
     return !ask(stream, &status) && status != 0;
 }
 
-// Counts the communicator as captured for as long as the stream's capture and its graphs are there.
+// Counts the communicator as captured while the stream's capture or its graphs exist.
 void keep(const Handle &comm, void *stream) {
     static auto keep = driver<void (*)(void *, void (*)(void *), void *)>("meshstep_standin_keep");
     auto gone = [](void *data) {
@@ -255,8 +255,8 @@ void outlive_captures(const Handle &comm) {
     while (comm->captured > 0) pause();
 }
 
-// `run` when the stream comes to it, unless the communicator has been aborted by then. Holds the communicator until then; and
-// for ever where it is captured, since a graph may be launched at any time.
+// Runs `run` when the stream reaches it, unless the communicator was aborted before. Holds the communicator until then, and
+// for ever if captured, because the graph may be launched at any time.
 void on_stream(const Handle &comm, void *stream, std::function<void()> run) {
     static auto launch = driver<int (*)(void *, void (*)(void *), void *)>("cuLaunchHostFunc");
     auto step = [](void *data) {
@@ -274,7 +274,7 @@ void wait_for(const Handle &comm, void *stream, Word &word, uint64_t least) {
     if (wait(stream, reinterpret_cast<uintptr_t>(&word), least, 0)) comm->error = CudaError;
 }
 
-// Waits for the `count` that others bring, and then for ever if they do not agree or one has aborted; else `run`.
+// Waits for a count of `count`, then runs `run`. Waits for ever if the ranks do not agree or a rank has aborted.
 void meet(const Handle &comm, void *stream, Word &word, uint64_t count, std::function<bool()> agree,
           std::function<void()> run) {
     Comm *c = comm.get();
@@ -310,7 +310,7 @@ struct Bf16 {
     }
 };
 
-// Element i of `count` that begin at element `first` of each rank's slot.
+// Reduces elements `first..first + count` of all ranks' slots.
 template <class T, class Wide>
 void reduce(Comm *comm, uint64_t number, size_t first, size_t count, Reduction reduction, char *to) {
     auto value = [&](size_t rank, size_t i) {
@@ -359,7 +359,7 @@ void multiply(Type type, char *values, size_t count, double factor) {
     }
 }
 
-// What is in the first bytes of a type, rounded to it as it is.
+// Reads the first value of a type, without rounding.
 [[maybe_unused]] bool read(Type type, const void *from, double *value) {
     _Float16 half;
     Bf16 bf16;
@@ -419,7 +419,7 @@ void collective(const Handle &comm, const Operation &op) {
     meet(comm, op.stream, c->shared->arrived[c->rank], c->world, agree, [=] { take(c, c->collectives++, op); });
 }
 
-// All sends are put before anything is waited for, so that a group of both ends of an exchange comes to its end.
+// All sends are enqueued before any wait, so that a group with both ends of an exchange completes.
 void trade(const Handle &comm, const std::vector<Operation> &ops) {
     Comm *c = comm.get();
     Shared *shared = c->shared;
@@ -455,7 +455,7 @@ void trade(const Handle &comm, const std::vector<Operation> &ops) {
     for (auto &end : ends) end();
 }
 
-// Carries out the plan, if this is the operation it is for.
+// Injects the planned fault if this is the planned operation.
 void misbehave(const Handle &comm, const Operation &op) {
     std::lock_guard<std::mutex> guard(lock);
     bool mine = comm->planned && !plan.what.empty() && plan.rank == comm->rank && plan.operation == comm->operations;
@@ -467,7 +467,7 @@ void misbehave(const Handle &comm, const Operation &op) {
     plan.what.clear();
 }
 
-// Whether what one operation of a group sends is overwritten by what another receives: NCCL promises no order of the two.
+// Returns true if a receive overwrites the buffer of a send in the same group: NCCL does not order the two.
 bool entangled(const std::vector<Operation> &ops) {
     for (const Operation &send : ops)
         for (const Operation &recv : ops) {
@@ -485,7 +485,7 @@ void enqueue(const Handle &comm, const std::vector<Operation> &ops) {
     trade(comm, ops);
 }
 
-// Joining and leaving.
+// Creation and end of communicators.
 
 std::string random_name() {
     std::random_device random;
@@ -496,7 +496,7 @@ std::string random_name() {
 
 Result attach(const Handle &comm) {
     int file = shm_open(comm->name.c_str(), O_RDWR | O_CREAT, 0600);
-    if (file < 0 || ftruncate(file, sizeof(Shared))) return fail(SystemError, "no shared memory " + comm->name);
+    if (file < 0 || ftruncate(file, sizeof(Shared))) return fail(SystemError, "cannot create shared memory " + comm->name);
     void *memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
     close(file);
     if (memory == MAP_FAILED) return fail(SystemError, "shared memory cannot be mapped");
@@ -504,7 +504,7 @@ Result attach(const Handle &comm) {
     uint64_t world = 0;
     bool first = comm->shared->world.compare_exchange_strong(world, comm->world);
     if (!first && world != comm->world) return fail(InvalidArgument, "ranks differ in the number of ranks");
-    if (comm->shared->taken[comm->rank].exchange(1)) return fail(InvalidUsage, "two ranks have one number");
+    if (comm->shared->taken[comm->rank].exchange(1)) return fail(InvalidUsage, "two ranks have the same number");
     if (++comm->shared->attached == comm->world) shm_unlink(comm->name.c_str());
     return Success;
 }
@@ -524,7 +524,7 @@ Result join(const Handle &comm, Comm **place) {
     return Success;
 }
 
-// Everybody has chosen: the ranks of one color, by key and then by rank.
+// All ranks have chosen: creates the communicator of the ranks with this color, ordered by key and then by rank.
 Result divide(const Handle &comm) {
     auto [number, place] = *comm->split;
     comm->split.reset();
@@ -544,7 +544,7 @@ Result divide(const Handle &comm) {
     return join(child, place);
 }
 
-// Every rank has come with its memory: a window, if all have brought the same.
+// All ranks have registered: creates a window if their sizes and flags agree.
 Result form_window(const Handle &comm) {
     auto [number, place, window] = *comm->registration;
     comm->registration.reset();
@@ -558,12 +558,12 @@ Result form_window(const Handle &comm) {
     return Success;
 }
 
-// Ends the windows of a communicator that ends. The lock is held.
+// Removes the windows of a communicator that ends. The lock must be held.
 void drop_windows(Comm *comm) {
     for (auto it = windows.begin(); it != windows.end();) it = it->first->comm == comm ? windows.erase(it) : std::next(it);
 }
 
-// Goes on with what the communicator is about; whether something is left.
+// Advances the pending calls of the communicator. Returns true if any are left.
 bool busy(const Handle &comm) {
     if (comm->shared->attached < comm->world) return true;
     if (!comm->deferred.empty()) enqueue(comm, std::exchange(comm->deferred, {}));
@@ -583,12 +583,12 @@ Result settle(const Handle &comm) {
     return static_cast<Result>(comm->error.load());
 }
 
-// Gives an operation the factor that its reduction was made for.
+// Sets the factor of an operation that uses a reduction operator with a factor.
 Result scale(const Handle &comm, Operation &op) {
     if (op.reduction < PreMulSum) return Success;
     auto found = comm->scaled.find(op.reduction);
     if (found == comm->scaled.end() || found->second.type != op.type)
-        return fail(InvalidArgument, "a reduction that was not made, or for another type");
+        return fail(InvalidArgument, "a reduction that does not exist or has another type");
     op.reduction = PreMulSum;
     op.factor = found->second.factor;
     return Success;
@@ -600,8 +600,8 @@ Result start(Comm *handle, Operation op) {
     if (Result result = scale(comm, op); result != Success) return result;
     size_t size = size_of(op.type), most = op.count * size * (op.kind == ReduceScatter ? comm->world : 1);
     if (size == 0 || op.root >= comm->world) return fail(InvalidArgument, "a type or a rank that does not exist");
-    if (op.count > 0 && (!op.from || !op.to)) return fail(InvalidArgument, "no buffer");
-    if (most > SlotBytes) return fail(InternalError, "more than the stand-in has room for");
+    if (op.count > 0 && (!op.from || !op.to)) return fail(InvalidArgument, "a null buffer");
+    if (most > SlotBytes) return fail(InternalError, "a buffer larger than the stand-in supports");
     if (depth > 0) {
         grouped.push_back({comm, op});
         return Success;
@@ -614,7 +614,7 @@ Result start(Comm *handle, Operation op) {
 
 Result make(Comm **place, int world, UniqueId id, int rank, bool blocking) {
     if (world < 1 || size_t(world) > MaxRanks || rank < 0 || rank >= world)
-        return fail(InvalidArgument, "a rank or a number of ranks that cannot be");
+        return fail(InvalidArgument, "an invalid rank or number of ranks");
     auto comm = std::make_shared<Comm>();
     comm->name.assign(id.internal, strnlen(id.internal, sizeof id.internal));
     comm->rank = size_t(rank);
@@ -625,7 +625,7 @@ Result make(Comm **place, int world, UniqueId id, int rank, bool blocking) {
     return result == Success ? settle(comm) : result;
 }
 
-// Releases whatever waits for this rank. Returns when nothing captured holds the communicator.
+// Releases all operations that wait for this rank. Returns when no capture or graph holds the communicator.
 void abandon(const Handle &comm) {
     int slow = 0;
     {
@@ -645,13 +645,13 @@ void abandon(const Handle &comm) {
     outlive_captures(comm);
 }
 
-// How long an asynchronous end of this communicator takes; 0: it is none.
+// Returns the delay of an asynchronous end of this communicator, or 0 for a synchronous end.
 int async_ms(const Handle &comm) {
     std::lock_guard<std::mutex> guard(lock);
     return comm->blocking ? 0 : plan.async_ms;
 }
 
-// Does `work`, at once or after the time that a test has ordered. Until then the communicator is in progress.
+// Runs `work` at once, or after the delay that a test has set; the communicator is in progress until then.
 template <class Work> Result now_or_later(const Handle &comm, Work work) {
     int later = async_ms(comm);
     if (later == 0) {
@@ -667,11 +667,11 @@ template <class Work> Result now_or_later(const Handle &comm, Work work) {
     return InProgress;
 }
 
-// Ends a communicator: after `work` it no longer exists.
+// Ends a communicator; it no longer exists after `work`.
 Result end(Comm *handle, void (*work)(const Handle &)) {
     Handle comm = find(handle);
     if (!comm) return fail(InvalidArgument, "no such communicator");
-    if (comm->ended.exchange(true)) return fail(InvalidUsage, "a communicator that is ending already");
+    if (comm->ended.exchange(true)) return fail(InvalidUsage, "the communicator is already ending");
     return now_or_later(comm, [=] {
         work(comm);
         std::lock_guard<std::mutex> guard(lock);
@@ -762,13 +762,13 @@ int ncclGroupStart() {
 }
 
 int ncclGroupEnd() {
-    if (depth == 0) return fail(InvalidUsage, "no group has begun");
+    if (depth == 0) return fail(InvalidUsage, "ncclGroupEnd without ncclGroupStart");
     if (--depth > 0) return Success;
     std::map<Handle, std::vector<Operation>> by_comm;
     for (auto &[comm, op] : std::exchange(grouped, {})) by_comm[comm].push_back(op);
     Result result = Success;
     for (auto &[comm, ops] : by_comm) {
-        if (entangled(ops)) return fail(InvalidUsage, "a group sends from where it receives to");
+        if (entangled(ops)) return fail(InvalidUsage, "a group receives into a buffer that it sends");
         ++launches;
         if (comm->blocking) enqueue(comm, ops);
         else comm->deferred.insert(comm->deferred.end(), ops.begin(), ops.end());
@@ -808,11 +808,11 @@ int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence, Com
     Handle comm = find(handle);
     if (!comm) return fail(InvalidArgument, "no such communicator");
     bool ready = comm->shared->attached == comm->world && comm->deferred.empty() && !comm->split;
-    if (!ready) return fail(InvalidArgument, "the communicator is used before its last call is done");
+    if (!ready) return fail(InvalidArgument, "the communicator is used before its last call has finished");
     Scaled scaled{Type(type), 0};
     if (residence != 1 || !read(scaled.type, scalar, &scaled.factor))
-        return fail(InvalidArgument, "a factor that the stand-in does not read");
-    if (comm->scaled.size() == MaxFactors) return fail(InternalError, "reductions that nobody drops");
+        return fail(InvalidArgument, "a factor of a kind that the stand-in does not support");
+    if (comm->scaled.size() == MaxFactors) return fail(InternalError, "too many reductions that were not destroyed");
     int number = PreMulSum;
     while (comm->scaled.count(number)) ++number;
     comm->scaled[number] = scaled;
@@ -828,7 +828,7 @@ int ncclRedOpDestroy(int op, Comm *handle) {
 int ncclMemAlloc(void **start, size_t bytes) {
     static auto alloc = driver<int (*)(uintptr_t *, size_t)>("cuMemAlloc_v2");
     uintptr_t made = 0;
-    if (alloc(&made, bytes)) return fail(CudaError, "no memory");
+    if (alloc(&made, bytes)) return fail(CudaError, "out of memory");
     std::lock_guard<std::mutex> guard(lock);
     allocations[made] = bytes;
     *start = reinterpret_cast<void *>(made);
@@ -841,10 +841,10 @@ int ncclMemFree(void *start) {
     {
         std::lock_guard<std::mutex> guard(lock);
         auto found = allocations.find(address);
-        if (found == allocations.end()) return fail(InvalidArgument, "memory that ncclMemAlloc has not given");
+        if (found == allocations.end()) return fail(InvalidArgument, "memory that is not from ncclMemAlloc");
         for (auto &[window, _] : windows)
             if (window->start < address + found->second && address < window->start + window->bytes)
-                return fail(InvalidUsage, "memory that is freed before its window has ended");
+                return fail(InvalidUsage, "memory that is freed before its window is deregistered");
         allocations.erase(found);
     }
     return free(address) ? fail(CudaError, "memory cannot be freed") : Success;
@@ -858,9 +858,9 @@ int ncclCommWindowRegister(Comm *handle, void *start, size_t bytes, Window **pla
         std::lock_guard<std::mutex> guard(lock);
         auto after = allocations.upper_bound(address);
         bool inside = after != allocations.begin() && address + bytes <= std::prev(after)->first + std::prev(after)->second;
-        if (!inside || bytes == 0) return fail(InvalidArgument, "a window of memory that ncclMemAlloc has not given");
+        if (!inside || bytes == 0) return fail(InvalidArgument, "a window of memory that is not from ncclMemAlloc");
     }
-    if (comm->registration || comm->split) return fail(InvalidUsage, "the communicator is used before its last call is done");
+    if (comm->registration || comm->split) return fail(InvalidUsage, "the communicator is used before its last call has finished");
     uint64_t number = comm->registrations++;
     comm->shared->windows[number % 2][comm->rank] = bytes << 8 | uint64_t(flags);
     comm->registration.reset(new Registration{number, place, {handle, address, bytes}});

@@ -1,18 +1,19 @@
-// Threads, warps and blocks of a grid, run on the CPU one thread at a time. Included by simt.h, which says what is simulated.
+// Runs threads, warps and blocks of a grid on the CPU, one thread at a time. Included by simt.h, which describes what is
+// simulated.
 //
-// A thread runs until it waits for others: on a fiber, which takes the next thread when one has ended. A warp goes on until all
-// its threads wait for the block, and only then another runs: warps are as far apart as they can be. They run in order, or in
-// reverse order: with a barrier missing, some order reads what is not there yet, or no longer.
+// A thread runs on a fiber until it waits for other threads; when a thread ends, its fiber takes the next thread. A warp
+// runs until all its threads wait for the block, and only then another warp runs: warps are as far apart as possible. Warps
+// run in order, or in reverse order: if a barrier is missing, one of these orders reads data too early or too late.
 //
-// Blocks run one after the other, or several are in flight and take turns. A turn ends at a point: a barrier, a collective of a
-// warp, an atomic, a fence, a load or store by a function. How many points a turn has is drawn from the launch's seed. Memory
-// is sequentially consistent, so that a fence is a point and orders nothing.
+// Blocks run one after the other, or several are in flight and take turns. A turn ends at a point: a barrier, a collective
+// of a warp, an atomic, a fence, or a load or store by a function. The number of points in a turn is drawn from the
+// launch's seed. Memory is sequentially consistent, so a fence is a point but orders nothing.
 #pragma once
 
-// Checked jumps do not know that a stack may be left for another.
+// The checked longjmp of glibc rejects jumps to another stack.
 #undef _FORTIFY_SOURCE
 
-// Only headers that are quick to read: those of containers and mutexes, and <cmath>, take longer than most kernels.
+// Only headers that compile quickly: containers, mutexes and <cmath> take longer than most kernels.
 #include <csetjmp>
 #include <cstdint>
 #include <cstdlib>
@@ -22,14 +23,14 @@
 #include <ucontext.h>
 #include <utility>
 
-// A library's own, even where another has the same: several are loaded at once.
+// Hidden, so that each loaded library has its own symbols although other libraries define the same names.
 #pragma GCC visibility push(hidden)
 
-// Variables of this file and of simt.h, apart from those of kernels.
+// Section for the variables of this file and of simt.h, separate from the kernels' variables.
 #define SIMT_STATE static __attribute__((section("simt_state")))
 
-// Shared memory of all kernels: the variables without a value, of which each block in flight has a copy. The linker names where
-// they are. A section of their own is not honoured in templates.
+// Shared memory of all kernels: the uninitialised variables, of which each block in flight has a copy. The linker defines
+// their bounds. A section attribute would not work, because the compiler ignores it in templates.
 extern "C" char __bss_start[], _end[];
 
 namespace simt {
@@ -41,7 +42,7 @@ struct Dim {
 constexpr unsigned WARP = 32;
 constexpr size_t STACK = 256 << 10;
 
-// A growing array, of what may be moved by its bytes.
+// A growing array of trivially relocatable items.
 template <typename T>
 struct List {
     T* items = nullptr;
@@ -62,11 +63,11 @@ struct List {
     }
 };
 
-// A stack on which threads run, one after the other. A context is made once; jumps from then on make no system call.
+// A stack for threads that run one after the other. The context is created once; later jumps make no system call.
 struct Fiber {
     ucontext_t entry;
     char* stack = new char[STACK];
-    jmp_buf left;  // where it goes on
+    jmp_buf left;  // point of resumption
     bool entered = false;
 
     explicit Fiber(void (*main)()) {
@@ -86,11 +87,11 @@ enum class Waits { NOT, FOR_WARP, FOR_BLOCK, PAUSED, ENDED };
 struct Thread {
     Dim index{0, 0, 0};
     Waits waits = Waits::NOT;
-    unsigned given = 0;  // what others of the warp may take
+    unsigned given = 0;  // value offered to the other threads of the warp
     Fiber* fiber = nullptr;
 };
 
-// A copy into a block's shared memory that is on its way.
+// A pending bulk copy into a block's shared memory.
 struct BulkCopy {
     void* to;
     const void* from;
@@ -98,23 +99,24 @@ struct BulkCopy {
     unsigned long long* barrier;
 };
 
-// A block that runs, or in flight while another one does. The next one takes its place, and its fibers, when it has ended.
+// State of a running block, or of a block in flight while another one runs. After its end, the next block reuses the slot
+// and its fibers.
 struct Block {
-    List<Fiber*> fibers;  // which it owns
+    List<Fiber*> fibers;  // all fibers of this slot, which owns them
     List<Fiber*> idle;
     List<Thread> threads;
     List<BulkCopy> bulk_copies;
-    unsigned from = 0, to = 0;  // the warp that runs
-    unsigned begun = 0;         // threads of it that have a fiber, or had one
+    unsigned from = 0, to = 0;  // threads of the running warp
+    unsigned begun = 0;         // threads of the warp that have begun
     Thread* current = nullptr;
     jmp_buf scheduler;
     Dim index{0, 0, 0};
-    // Where several are in flight:
-    Fiber* main = nullptr;   // on which its warps are scheduled
-    jmp_buf left;            // where it goes on when its turn has come
-    bool preempted = false;  // it goes on there, not at its main fiber's beginning
-    bool ended = false;      // no further block takes its place
-    char* shared = nullptr;  // its shared memory while another one runs
+    // With several blocks in flight:
+    Fiber* main = nullptr;   // schedules the block's warps
+    jmp_buf left;            // point of resumption at the next turn
+    bool preempted = false;  // resume at `left`, not on the main fiber
+    bool ended = false;      // no further block takes this slot
+    char* shared = nullptr;  // shared memory while another block runs
 
     Block() = default;
     Block(const Block&) = delete;
@@ -143,16 +145,16 @@ struct Random {
     }
 };
 
-// A launch.
+// State of a launch.
 struct Grid {
     Dim dim{0, 0, 0}, grid{0, 0, 0};
     bool reverse = false;
     void (*call)(void**) = nullptr;
     void** args = nullptr;
-    List<unsigned> blocks;  // their numbers, in the order in which they begin
+    List<unsigned> blocks;  // block numbers in the order in which they begin
     unsigned begun = 0;
     const char* error = nullptr;
-    // Where several blocks are in flight:
+    // With several blocks in flight:
     jmp_buf scheduler;
     Random random;
     uint64_t spread = 0, turns = 0;
@@ -164,14 +166,14 @@ constexpr uint64_t NO_END = ~0ull;
 SIMT_STATE Grid grid;
 SIMT_STATE Block slots[MOST_IN_FLIGHT];
 SIMT_STATE Block* block = slots;
-// By atomics and fences blocks tell each other things: a turn rather ends there.
+// Points of an atomic or a fence. Blocks communicate by atomics and fences, so turns end there more often.
 constexpr uint64_t TELLING = 32;
 
 SIMT_STATE bool several_in_flight = false;
-SIMT_STATE uint64_t points_left = NO_END;  // of the turn
-SIMT_STATE bool in_kernel = false;         // rather than in this file
+SIMT_STATE uint64_t points_left = NO_END;  // of the current turn
+SIMT_STATE bool in_kernel = false;         // false in the scheduler's own code
 
-// Ends the turn of the block that runs: back to the grid's scheduler, until it lets the block go on.
+// Ends the turn of the running block: returns to the grid's scheduler until the block's next turn.
 inline void preempt() {
     in_kernel = false;
     block->preempted = true;
@@ -179,7 +181,7 @@ inline void preempt() {
     in_kernel = true;
 }
 
-// Where another block may go on.
+// A point at which another block may run.
 __attribute__((no_sanitize("thread"))) inline void point(uint64_t weight = 1) {
     if (points_left > weight) {
         points_left -= weight;
@@ -189,7 +191,7 @@ __attribute__((no_sanitize("thread"))) inline void point(uint64_t weight = 1) {
     preempt();
 }
 
-// Back to the block's scheduler, until it lets the fiber go on.
+// Returns to the block's scheduler until it resumes the fiber.
 inline void leave(Fiber* fiber) {
     in_kernel = false;
     if (!_setjmp(fiber->left)) _longjmp(block->scheduler, 1);
@@ -203,7 +205,7 @@ inline void wait(Waits what) {
     in_kernel = true;
 }
 
-// Lets all others go on first, and ends the turn where several blocks are in flight.
+// Lets all other threads run first, and ends the turn if several blocks are in flight.
 inline void pause() {
     if (several_in_flight) points_left = 1;
     wait(Waits::PAUSED);
@@ -213,7 +215,7 @@ inline Thread& of_warp(unsigned i) {
     return block->threads.items[grid.reverse ? block->to - 1 - i : block->from + i];
 }
 
-// Threads to their ends, one after the other; this fiber waits when one of them does.
+// Runs threads to their ends, one after the other; the fiber is suspended when a thread waits.
 inline void run_threads(Fiber* self) {
     while (block->begun < block->to - block->from) {
         Thread& thread = of_warp(block->begun++);
@@ -248,7 +250,7 @@ inline Fiber* some_fiber() {
     return block->fibers.items[block->fibers.count - 1];
 }
 
-// Lets the threads `from..to` go on if all of them wait for the same.
+// Releases the threads `from..to` if all of them wait for `what`.
 inline bool release(unsigned from, unsigned to, Waits what) {
     for (unsigned i = from; i < to; i++)
         if (block->threads.items[i].waits != what) return false;
@@ -265,7 +267,7 @@ inline void resume_warp() {
     }
 }
 
-// Lets each warp run as far as it comes without the others. `begin`: its threads have not begun.
+// Runs each warp until it waits for other warps. With `begin`, the warps' threads start.
 inline void run_warps(bool begin) {
     unsigned size = grid.dim.x, warps = (size + WARP - 1) / WARP;
     for (unsigned i = 0; i < warps; i++) {
@@ -278,7 +280,7 @@ inline void run_warps(bool begin) {
     }
 }
 
-// Whether some thread has let others go first.
+// Releases paused threads. Returns true if there were any.
 inline bool release_paused() {
     bool any = false;
     for (unsigned i = 0; i < block->threads.count; i++) {
@@ -289,7 +291,7 @@ inline bool release_paused() {
     return any;
 }
 
-// Runs one block; an error if some of its threads wait for others that never come.
+// Runs one block. Returns an error if threads wait for other threads that never come.
 inline const char* run_block(unsigned number) {
     unsigned size = grid.dim.x;
     block->index = {number, 0, 0};
@@ -298,7 +300,7 @@ inline const char* run_block(unsigned number) {
     run_warps(true);
     while (!release(0, size, Waits::ENDED)) {
         if (!release_paused() && !release(0, size, Waits::FOR_BLOCK)) {
-            // Their fibers are never used again.
+            // The waiting fibers cannot be resumed.
             block->drop_fibers();
             return "threads wait at a barrier or shuffle that others of their block never reach";
         }
@@ -307,12 +309,12 @@ inline const char* run_block(unsigned number) {
     return nullptr;
 }
 
-// Runs blocks that have not begun, one after the other.
+// Runs the remaining blocks one after the other.
 inline void run_blocks() {
     while (!grid.error && grid.begun < grid.blocks.count) grid.error = run_block(grid.blocks.items[grid.begun++]);
 }
 
-// The main fiber of a block in flight.
+// Main function of a slot's main fiber.
 inline void block_main() {
     for (;;) {
         run_blocks();
@@ -323,8 +325,8 @@ inline void block_main() {
 
 inline size_t shared_bytes() { return (size_t)(_end - __bss_start); }
 
-// How many points the next turn has: short turns and long ones, so that a block can stand still while others end. Turns become
-// longer, so that their number grows as the root of the number of points.
+// Draws the number of points of the next turn: short and long turns, so that a block can stand still while others end.
+// Turns become longer, so that their number grows as the square root of the number of points.
 inline uint64_t draw_turn() {
     uint64_t most = 1ull << grid.random.next() % grid.spread;
     return 1 + grid.random.next() % (most * (1 + grid.turns++ / 32));
@@ -352,7 +354,7 @@ inline void run_in_flight(unsigned in_flight) {
         Block& slot = slots[i];
         if (!slot.main) slot.main = new Fiber(block_main);
         if (!slot.shared) slot.shared = new char[shared_bytes()];
-        // The linker's own variables are among them.
+        // The linker's own variables also lie in this range.
         std::memcpy(slot.shared, __bss_start, shared_bytes());
         slot.ended = false;
     }
@@ -361,13 +363,13 @@ inline void run_in_flight(unsigned in_flight) {
     List<Block*> going;
     for (unsigned i = 0; i < in_flight; i++) going.push(&slots[i]);
     while (going.count && !grid.error) {
-        // The last one is the one that has just had its turn.
+        // The last block of the list had the previous turn.
         unsigned others = going.count > 1 && grid.turns ? going.count - 1 : going.count;
         std::swap(going.items[grid.random.next() % others], going.items[going.count - 1]);
         enter_block(going.items[going.count - 1]);
         if (going.items[going.count - 1]->ended) going.count--;
     }
-    // After an error, fibers of other blocks are never used again.
+    // After an error, the fibers of other blocks cannot be resumed.
     for (unsigned i = 0; i < in_flight && grid.error; i++) {
         slots[i].drop_fibers();
         delete slots[i].main;
@@ -376,7 +378,7 @@ inline void run_in_flight(unsigned in_flight) {
     block = slots, points_left = NO_END, several_in_flight = false;
 }
 
-// Numbers of blocks in the order that the seed draws; in order, or in reverse order, without one.
+// Puts the block numbers into an order drawn from the seed; without a seed, in ascending or descending order.
 inline void draw_blocks(unsigned from, unsigned to, uint64_t seed) {
     grid.blocks.count = 0, grid.begun = 0;
     for (unsigned i = from; i < to; i++) grid.blocks.push(grid.reverse && !seed ? to - 1 - (i - from) : i);
@@ -385,7 +387,7 @@ inline void draw_blocks(unsigned from, unsigned to, uint64_t seed) {
         std::swap(grid.blocks.items[left - 1], grid.blocks.items[grid.random.next() % left]);
 }
 
-// Runs the grid with up to so many blocks in flight; null, or what went wrong.
+// Runs the grid with up to `in_flight` blocks in flight. Returns null, or an error text.
 inline const char* run_grid(unsigned in_flight) {
     grid.error = nullptr;
     if (in_flight > grid.blocks.count) in_flight = grid.blocks.count;

@@ -1,21 +1,22 @@
-// A stand-in for a CUDA device: runs kernels on the CPU, one thread of a block at a time. It knows what our kernels use:
-// blocks of one dimension, static shared memory, barriers, shuffles, and arithmetic by intrinsics.
+// A stand-in for a CUDA device: runs kernels on the CPU, one thread of a block at a time. It supports what Meshstep's
+// kernels use: blocks of one dimension, static shared memory, barriers, shuffles, and arithmetic by intrinsics.
 //
-// A kernel's text is compiled behind this file, unmodified, by any C++17 compiler for a system with ucontext. scheduler.h runs
-// its threads, in orders that simt_reverse, simt_shuffle and simt_interleave choose.
+// A kernel's unmodified source is compiled after this file, by any C++17 compiler for a system with ucontext. scheduler.h
+// runs the threads, in orders that simt_reverse, simt_shuffle and simt_interleave select.
 //
 //     c++ -std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -shared -fPIC unit.cpp -o libunit.so
 //
-// unit.cpp: this file, the kernels, and SIMT_KERNEL(name) for each. Then `simt_launch` is found in the library. Compiled with -fsanitize=alignment -fsanitize-undefined-trap-on-error too, a load out of line ends the program, as
-// it ends a launch. Compiled with -fsanitize=thread, without that sanitizer's library, every load and store that the compiler
-// leaves is a point at which another block may go on.
+// unit.cpp contains this file, the kernels, and SIMT_KERNEL(name) for each kernel; the library then exports `simt_launch`.
+// With -fsanitize=alignment -fsanitize-undefined-trap-on-error, a misaligned access ends the program, as it ends a launch
+// on a device. With -fsanitize=thread, without the sanitizer's library, other blocks may run at every load and store that
+// the compiler emits.
 #pragma once
 
 #include "scheduler.h"
 
 #define SIMT_CALL extern "C" __attribute__((visibility("default")))
 
-// Kernels leave to this file what they say in PTX.
+// With SIMT defined, kernels omit their inline PTX and use the functions of this file.
 #define SIMT
 #define __device__
 #define __global__
@@ -33,18 +34,18 @@ static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 
 namespace simt {
 
-// What a host thread has asked for, and what it is told. Not for fibers, which may go on in another host thread.
+// Settings and results of a host thread. Fibers must not use them, because another host thread may resume a fiber.
 inline thread_local bool reverse = false;
 inline thread_local uint64_t seed = 0;
 inline thread_local unsigned in_flight = 1;
 inline thread_local unsigned first_block = 0, end_block = ~0u;
 inline thread_local uint64_t wide_stores = 0;
 
-// Kernels by name: they register themselves when the library is loaded.
+// Registered kernels: they register by name when the library is loaded.
 struct Kernel {
     const char* name;
     void (*call)(void**);
-    const size_t* sizes;  // of its parameters
+    const size_t* sizes;  // bytes of each parameter
     int parameters;
 };
 
@@ -63,7 +64,7 @@ void call(void** args) {
     call_with<KERNEL>(KERNEL, args, decltype(indices_of<KERNEL>(KERNEL)){});
 }
 
-// Behind the last parameter is a 0, so that there is an array without any.
+// The trailing 0 keeps the array non-empty for kernels without parameters.
 template <typename... Args>
 constexpr size_t SIZES[sizeof...(Args) + 1] = {sizeof(Args)..., 0};
 
@@ -93,14 +94,14 @@ static inline void __syncthreads() { simt::wait(simt::Waits::FOR_BLOCK); }
 static inline void __syncwarp() { simt::wait(simt::Waits::FOR_WARP); }
 static inline void __threadfence() { simt::point(simt::TELLING); }
 
-// For whole warps.
+// Supported for whole warps only.
 static inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lanes) {
     if (mask != 0xFFFFFFFFu) std::abort();
     simt::Thread* self = simt::block->current;
     self->given = value;
     simt::wait(simt::Waits::FOR_WARP);
     unsigned taken = simt::block->threads.items[self->index.x ^ (unsigned)lanes].given;
-    // Nobody gives anything new until all have taken.
+    // No thread offers a new value before all have read this one.
     simt::wait(simt::Waits::FOR_WARP);
     return taken;
 }
@@ -138,7 +139,7 @@ static inline double __hiloint2double(int high, int low) {
 
 #define fabsf __builtin_fabsf
 
-// Four of the eight bytes of `low` and `high`, of each the number that `which` has four bits for.
+// Selects four of the eight bytes of `low` and `high`; each takes four bits of `which` as its index.
 static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
     uint64_t all = (uint64_t)high << 32 | low;
     unsigned bytes = 0;
@@ -146,7 +147,8 @@ static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) 
     return bytes;
 }
 
-// The larger ones of two pairs of 16-bit floats, whose infinity has the bits INFINITE: PTX's max.NaN, and its max.
+// Returns the larger halves of two pairs of 16-bit floats, with INFINITE as the bits of infinity: PTX's max.NaN, or its
+// max.
 template <unsigned INFINITE, bool NAN_WINS>
 static inline unsigned simt_larger(unsigned a, unsigned b) {
     auto order = [](unsigned x) { return x & 0x8000 ? -(int)(x & 0x7FFF) : (int)x; };
@@ -181,12 +183,13 @@ static inline void __stwb(uint4* to, uint4 value) {
     *to = value;
 }
 
-// Hints for caches change no value.
+// Cache hints do not change values.
 static inline uint4 __ldcs(const uint4* from) { return __ldg(from); }
 static inline void __stcs(uint4* to, uint4 value) { __stwb(to, value); }
 
-// Bulk copies into shared memory, and the barriers that count their bytes: for the benchmark's variants. A copy is made when a
-// thread waits for its barrier, as late as on a slow device; each block has its own. A barrier's lower half has its turns, the upper the bytes of this one.
+// Bulk copies into shared memory, and the barriers that count their bytes, for the variants in the benchmark. A copy
+// happens when a thread waits for its barrier, as late as on a slow device; each block has its own copies. The lower half
+// of a barrier counts its phases, the upper half has the expected bytes of the current phase.
 static inline void barrier_begin(unsigned long long* barrier) { *barrier = 0; }
 static inline void barrier_expect(unsigned long long* barrier, unsigned bytes) {
     if (*barrier >> 32) std::abort();
@@ -209,7 +212,7 @@ static inline void barrier_wait(unsigned long long* barrier, unsigned parity) {
         arrived += copy.bytes;
     }
     simt::block->bulk_copies.count = kept;
-    // On a device this wait has no end.
+    // On a device this wait would never end.
     if (!arrived || arrived != *barrier >> 32) std::abort();
     *barrier = (unsigned)*barrier + 1;
 }
@@ -218,7 +221,7 @@ static inline unsigned long long __umul64hi(unsigned long long a, unsigned long 
     return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
 
-// For whole warps.
+// Supported for whole warps only.
 static inline int __any_sync(unsigned mask, int predicate) {
     if (mask != 0xFFFFFFFFu) std::abort();
     simt::Thread* self = simt::block->current;
@@ -230,7 +233,7 @@ static inline int __any_sync(unsigned mask, int predicate) {
     return (int)any;
 }
 
-// Threads run one at a time: nothing comes between.
+// Atomic, because threads run one at a time and cannot be preempted between the load and the store.
 enum class SimtAtomic { ADD, MAX };
 template <SimtAtomic KIND, typename T>
 __attribute__((no_sanitize("thread"))) static inline T simt_update(T* at, T x) {
@@ -248,7 +251,8 @@ static inline unsigned long long atomicMax(unsigned long long* at, unsigned long
     return simt_update<SimtAtomic::MAX>(at, x);
 }
 
-// What is left of these where the hardware does not see to it: others come between. For tests that take one away.
+// Non-atomic versions of these operations, in which other threads run between load and store. For tests that remove an
+// atomic.
 template <typename T>
 static inline T simt_torn_add(T* at, T x) {
     T before = *at;
@@ -264,7 +268,7 @@ static inline T simt_torn_max(T* at, T x) {
     return before;
 }
 
-// Runs a kernel to its end; `args` points at each of its arguments, as for cuLaunchKernel. Null, or what went wrong.
+// Runs a kernel to its end; `args` has a pointer to each argument, as in cuLaunchKernel. Returns null, or an error text.
 SIMT_CALL const char* simt_launch(const char* name, unsigned grid, unsigned threads, void** args) {
     SIMT_STATE pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
     simt::Guard guard(&one_at_a_time);
@@ -282,29 +286,29 @@ SIMT_CALL const char* simt_launch(const char* name, unsigned grid, unsigned thre
     return "there is no such kernel";
 }
 
-// What follows holds for launches of the calling thread alone.
+// The following settings apply to launches of the calling thread only.
 
-// Whether blocks, and threads of a block, run in reverse order from now on.
+// Sets whether blocks, and threads of a block, run in reverse order from now on.
 SIMT_CALL void simt_reverse(int reverse) { simt::reverse = reverse != 0; }
 
-// The order of blocks is drawn from the seed from now on, and whether threads of a block run in reverse order; 0 ends that.
+// Draws the order of blocks, and whether threads run in reverse order, from the seed from now on; 0 ends this.
 SIMT_CALL void simt_shuffle(uint64_t seed) { simt::seed = seed; }
 
-// So many blocks of a grid are in flight from now on, 8 at most, and take turns that are drawn from the seed; 1 ends that.
+// Keeps this number of blocks in flight from now on, at most 8; the seed selects their turns. 1 ends this.
 SIMT_CALL void simt_interleave(unsigned in_flight) { simt::in_flight = in_flight; }
 
-// Of every grid only the blocks `from..to` run from now on: how a grid is tried that is too large to run.
+// Runs only the blocks `from..to` of every grid from now on, to test parts of a grid that is too large to run.
 SIMT_CALL void simt_blocks(unsigned from, unsigned to) { simt::first_block = from, simt::end_block = to; }
 
-// Stores of 16 bytes so far.
+// Returns the number of 16-byte stores so far.
 SIMT_CALL uint64_t simt_wide_stores() { return simt::wide_stores; }
 
-// The name of kernel `i`; null behind the last.
+// Returns the name of kernel `i`; null after the last kernel.
 SIMT_CALL const char* simt_kernel(unsigned i) {
     return i < simt::kernels.count ? simt::kernels.items[i].name : nullptr;
 }
 
-// How many parameters a kernel has, and the bytes of each; -1 if there is no such kernel, or it has more than `most`.
+// Returns the number of a kernel's parameters and the bytes of each; -1 if the kernel is unknown or has more than `most`.
 SIMT_CALL int simt_parameters(const char* name, size_t* sizes, int most) {
     for (unsigned k = 0; k < simt::kernels.count; k++) {
         const simt::Kernel& kernel = simt::kernels.items[k];
@@ -317,7 +321,7 @@ SIMT_CALL int simt_parameters(const char* name, size_t* sizes, int most) {
 }
 
 #ifdef __SANITIZE_THREAD__
-// What the compiler calls at each load and store.
+// Functions that the compiler's instrumentation calls at each load and store.
 #define SIMT_ACCESS(NAME) \
     extern "C" __attribute__((no_sanitize("thread"))) void __tsan_##NAME(void*) { \
         if (simt::in_kernel) simt::point(); \

@@ -1,14 +1,15 @@
-//! How close every step on a GPU is to memory speed: against the device's own copy of memory, in the same run.
+//! Compares the speed of every step on a GPU with memory speed: the device's own memory copy in the same run.
 //!
-//! Each case is first taken one step and compared with the CPU, bit for bit; then copy and case take turns, timed by the
-//! device's clock, and what counts is the median of each. Prints tables, and keeps `gpu-bench.json` in $OUT, or the file that
-//! is given, up to date after every case. A case that fails is a row with its error: the rest goes on, and the exit status is
-//! a failure at the end. `--smoke` takes the first case at 2^16 parameters alone, into `smoke.json`.
+//! The first step of each case is compared with the CPU, bit for bit. Then copy and case take turns, timed by the device's
+//! clock, and the median of each counts. Prints tables, and keeps `gpu-bench.json` in $OUT, or the file given as argument,
+//! up to date after every case. A failed case is a row with its error: the remaining cases still run, and the final exit
+//! status is a failure. `--smoke` runs only the first case, with 2^16 parameters, and writes `smoke.json`.
 //!
-//! `GPU_BENCH_LOG2` sets the largest number of parameters (30), `GPU_BENCH_ROUNDS` the rounds (51), `GPU_BENCH_SECONDS` the time
-//! after which no further case begins (none), `GPU_BENCH_ONLY` a part of the cases' names, `GPU_BENCH_CASE` a whole name. The
-//! stand-in for a driver has no speed: on it `GPU_BENCH_STANDIN=1` tries the program, and marks what it writes.
-#![allow(clippy::print_stdout, reason = "a program that measures and prints")]
+//! `GPU_BENCH_LOG2` sets the exponent of the largest number of parameters (30), `GPU_BENCH_ROUNDS` the rounds (51),
+//! `GPU_BENCH_SECONDS` the time budget (none), `GPU_BENCH_ONLY` a substring of the cases' names, `GPU_BENCH_CASE` a whole
+//! name. With `GPU_BENCH_STANDIN=1` the program also runs on the stand-in for a driver, to test the program; it marks the
+//! results accordingly.
+#![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 mod report;
 mod settings;
@@ -56,7 +57,10 @@ fn run() -> Result<()> {
     let mut record = Record::new(settings.path.clone(), &about, rows.iter().map(Row::head).collect())?;
     match launch(&queue) {
         Ok(launch) => {
-            println!("a launch: {:.1} us to ask for, {:.1} us with its end", launch.ask, launch.ask_and_wait);
+            println!(
+                "a launch: {:.1} us to enqueue, {:.1} us until it is done",
+                launch.ask, launch.ask_and_wait
+            );
             record.about("launch_us", json!({ "ask": launch.ask, "ask_and_wait": launch.ask_and_wait }))?;
         }
         Err(error) => record.about("launch_us", json!({ "error": error.to_string() }))?,
@@ -70,7 +74,9 @@ fn run() -> Result<()> {
     report::print_variants(record.rows());
     println!(
         "{}",
-        settings.path.map_or("no file is written: OUT is not set".into(), |path| path.display().to_string())
+        settings
+            .path
+            .map_or("no file was written, because OUT is not set".into(), |path| path.display().to_string())
     );
     match record.errors() {
         0 => Ok(()),
@@ -78,7 +84,7 @@ fn run() -> Result<()> {
     }
 }
 
-/// The kernels that were loaded: how long that took, and the driver's account of each.
+/// Returns the loaded kernels, with their load times and the driver's report on each.
 fn kernels(device: &Device) -> Result<Value> {
     let told = |LoadedKernel { name, took, footprint }: LoadedKernel| {
         json!({
@@ -93,7 +99,7 @@ fn kernels(device: &Device) -> Result<Value> {
     Ok(loaded_kernels(device)?.into_iter().map(told).collect())
 }
 
-/// Measures the rows in turn, each into the record.
+/// Measures the rows in turn and records each result.
 fn all(
     rows: &[Row],
     settings: &Settings,
@@ -118,11 +124,11 @@ fn all(
     Ok(())
 }
 
-/// Measures one row, beside a copy of its size.
+/// Measures one row in turns with a copy of its size.
 fn measured(row: &Row, copy: &mut Option<Copy>, len: usize, queue: &Queue) -> Result<Measured> {
     let copied = row.copied(len);
     if copy.as_ref().is_none_or(|copy| copy.params() != copied) {
-        // The memory of the old one is free before there is a new one.
+        // Free the memory of the old copy before creating the new one.
         *copy = None;
         *copy = Some(Copy::new(copied, queue)?);
     }

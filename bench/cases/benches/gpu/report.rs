@@ -1,10 +1,10 @@
-//! What is printed: a line for each row as it is measured, and the roofline at the end.
+//! Printed reports: a line for each row as it is measured, and the roofline at the end.
 
 use meshstep_bench_cases::gpu::{Result, machine};
 use meshstep_tensor::cuda::{Device, Driver};
 use serde_json::Value;
 
-/// What was measured on, and how: the record's head.
+/// Returns the record's head: the machine and the settings.
 pub(crate) fn about(device: &Device, driver: &Driver, params: usize, rounds: usize) -> Result<Value> {
     let mut about = machine::about(device, driver)?;
     about["params"] = params.into();
@@ -25,7 +25,7 @@ pub(crate) fn print_head(about: &Value) {
         about["rounds"]
     );
     if about["stand_in"] == true {
-        println!("On the stand-in for a driver: no figure here says anything about a GPU.");
+        println!("On the stand-in for a driver: no figure applies to a GPU.");
     }
 }
 
@@ -57,8 +57,8 @@ pub(crate) fn print_row(row: &Value) {
     }
 }
 
-/// Each measured row's bytes, speed, and share of the copy's speed; and how many of the slots in which the device can issue an
-/// instruction meanwhile it takes, where its instructions are counted.
+/// Prints each measured row's bytes, speed, and share of the copy's speed; and if its instructions are counted, its share
+/// of the device's issue slots.
 pub(crate) fn print_roofline(rows: &[Value]) {
     println!(
         "\n{:46} {:>10} {:>9} {:>12} {:>10} {:>11}",
@@ -78,7 +78,7 @@ pub(crate) fn print_roofline(rows: &[Value]) {
     }
 }
 
-/// Each variant's time beside that of the kernel that it may take the place of.
+/// Prints each variant's time next to the time of the kernel that it may replace.
 pub(crate) fn print_variants(rows: &[Value]) {
     println!("\n{:40} {:32} {:>9} {:>9} {:>8}", "variants of", "change", "ms", "base ms", "of base");
     for row in rows.iter().filter(|row| row["time_of_base"].is_number()) {

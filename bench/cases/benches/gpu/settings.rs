@@ -1,18 +1,18 @@
-//! The benchmark's arguments and environment.
+//! Arguments and environment of the benchmark.
 
 use meshstep_bench_cases::gpu::Result;
 use std::path::{Path, PathBuf};
 
 pub(crate) struct Settings {
     pub(crate) smoke: bool,
-    /// The largest number of parameters is two to this.
+    /// Exponent of the largest number of parameters.
     pub(crate) log2: usize,
     pub(crate) rounds: usize,
-    /// No case begins later.
+    /// Time budget in seconds.
     pub(crate) seconds: Option<f64>,
-    /// A part of a name, and a whole name.
+    /// A substring of names, and a whole name.
     names: [Option<String>; 2],
-    /// The file that is written.
+    /// Output file.
     pub(crate) path: Option<PathBuf>,
 }
 
@@ -34,7 +34,7 @@ impl Settings {
         })
     }
 
-    /// Whether a case of this name is asked for.
+    /// Returns true if a case with this name is selected.
     pub(crate) fn wants(&self, name: &str) -> bool {
         let [part, whole] = &self.names;
         part.as_ref().is_none_or(|part| name.contains(part))
@@ -42,9 +42,9 @@ impl Settings {
     }
 }
 
-/// A number from the environment.
+/// Reads a number from the environment.
 fn number<T: std::str::FromStr>(name: &str, expected: &str) -> Result<Option<T>> {
     let Some(text) = std::env::var_os(name) else { return Ok(None) };
     let number = text.to_str().and_then(|text| text.parse().ok());
-    number.map(Some).ok_or_else(|| format!("{name} is {text:?}; it is {expected}").into())
+    number.map(Some).ok_or_else(|| format!("{name} is {text:?}; set it to {expected}").into())
 }

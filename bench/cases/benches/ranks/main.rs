@@ -1,13 +1,14 @@
-//! Updates, collectives and whole steps of 4, 8 and 16 loopback ranks, each beside a copy of the bytes that it must move; with
-//! `--torch PYTHON PEERS.PY` the same beside PyTorch and gloo, in turns.
+//! Updates, collectives and whole steps of 4, 8 and 16 loopback ranks, each compared with a copy of the bytes that it must
+//! move; with `--torch PYTHON PEERS.PY` also in turns with PyTorch and gloo.
 //!
-//! Prints a line for each case, and keeps `cpu-bench.json` (`cpu-torch.json`) in $OUT up to date after every case. A case that
-//! fails is a row with its error: the rest goes on, and the exit status is a failure at the end.
+//! Prints a line for each case, and keeps `cpu-bench.json` (`cpu-torch.json`) in $OUT up to date after every case. A failed
+//! case is a row with its error: the remaining cases still run, and the final exit status is a failure.
 //!
-//! `CPU_BENCH_RANKS` sets the numbers of ranks (4,8,16), `CPU_BENCH_LOG2` the elements of an update (26), of which a step has a
-//! quarter, `CPU_BENCH_ROUNDS` the rounds (11), `GPU_BENCH_SECONDS` the time after which no further case begins (none),
-//! `GPU_BENCH_ONLY` a part of the cases' names. Without `--bench`, `--measure` or `--torch` sizes are small: a trial.
-#![allow(clippy::print_stdout, reason = "a program that measures and prints")]
+//! `CPU_BENCH_RANKS` sets the numbers of ranks (4,8,16), `CPU_BENCH_LOG2` the exponent of the elements of an update (26); a
+//! step has a quarter of them. `CPU_BENCH_ROUNDS` sets the rounds (11), `GPU_BENCH_SECONDS` the time budget (none),
+//! `GPU_BENCH_ONLY` a substring of the cases' names. Without `--bench`, `--measure` or `--torch` sizes are small, for a
+//! trial run.
+#![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 mod rows;
 mod settings;
@@ -51,7 +52,7 @@ fn run() -> Result<()> {
     })
 }
 
-/// Measures the rows in turn, each into the record.
+/// Measures the rows in turn and records each result.
 fn all<R>(
     settings: &Settings,
     rows: &[R],

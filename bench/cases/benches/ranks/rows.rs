@@ -1,4 +1,4 @@
-//! What is measured on so many ranks: names, sizes, and the work.
+//! Cases for each number of ranks: names, sizes, and the work.
 
 use anyhow::Result;
 use meshstep_bench_cases::collectives::{Only, operations, share_of_copy};
@@ -24,7 +24,7 @@ pub(crate) struct Row {
 pub(crate) enum Work {
     /// The update of a flat vector, by its name in the table of updates, on as many threads as there are ranks.
     Update { name: &'static str, len: usize },
-    /// Operation `idx` of the table on so many bytes on each rank.
+    /// Operation `idx` of the table of collectives, on `bytes` bytes on each rank.
     Collective { idx: usize, bytes: usize },
     /// A whole step of `count` parameters of `len` elements.
     Step { stage: Stage, count: usize, len: usize },
@@ -40,10 +40,10 @@ pub(crate) const STAGES: [(&str, Stage); 4] = [
     ("step, stage 3", Stage::Zero3),
 ];
 
-/// Parameters of a step.
+/// Number of parameters of a step.
 pub(crate) const PARAMS: usize = 16;
 
-/// All rows, those of few ranks first.
+/// Returns all rows, in the order of the numbers of ranks.
 pub(crate) fn rows(settings: &Settings) -> Vec<Row> {
     settings.ranks.iter().flat_map(|&ranks| of(ranks, settings)).collect()
 }
@@ -69,18 +69,18 @@ fn name_of(update: &str) -> String {
     format!("update, {update}")
 }
 
-/// `64 KiB`, `16 MiB`.
+/// Formats a size as `64 KiB` or `16 MiB`.
 pub(crate) fn shown(bytes: usize) -> String {
     if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
 }
 
 impl Row {
-    /// What names it in the record.
+    /// Returns the identification of the row in the record.
     pub(crate) fn head(&self) -> Value {
         json!({ "name": self.name, "ranks": self.ranks })
     }
 
-    /// Its figures.
+    /// Measures the row and returns its figures.
     pub(crate) fn measure(&self, rounds: usize) -> Result<Value> {
         match self.work {
             Work::Update { name, len } => {
@@ -108,7 +108,7 @@ impl Row {
     }
 }
 
-/// The time beside the floor: that of a copy of the bytes that must be moved, in turns with it.
+/// Returns the time next to the floor, which is the time of a copy of the bytes that must be moved.
 fn figures(took: &Samples, floor: &Samples, bytes: usize, mut size: Value) -> Value {
     let (time, least, share) = (took.median(), floor.median(), floor.over(took).median());
     let figures = json!({

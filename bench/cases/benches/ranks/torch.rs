@@ -1,4 +1,4 @@
-//! PyTorch with gloo beside us, in turns: an update, an all-reduce and its kin, a step.
+//! Comparison with PyTorch and gloo, in turns: an update, all collectives, a step.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -21,10 +21,10 @@ use serde_json::{Value, json};
 use crate::rows::{PARAMS, shown};
 use crate::settings::Settings;
 
-/// The longest that PyTorch may take for one round: a case that hangs is a row with an error, and the rest goes on.
+/// Time limit of PyTorch for one round: a case that hangs is a row with an error, and the remaining cases still run.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// A row of the record: the script's case, and the work of ours.
+/// A row of the record: the script's case, and the work of this library.
 pub(crate) struct Row {
     pub(crate) name: String,
     ranks: usize,
@@ -38,7 +38,7 @@ enum Work {
     Step { len: usize },
 }
 
-/// All rows, those of few ranks first.
+/// Returns all rows, in the order of the numbers of ranks.
 pub(crate) fn rows(settings: &Settings) -> Vec<Row> {
     settings.ranks.iter().flat_map(|&ranks| of(ranks, settings)).collect()
 }
@@ -60,7 +60,7 @@ fn of(ranks: usize, settings: &Settings) -> Vec<Row> {
     rows
 }
 
-/// Whether an interpreter has PyTorch.
+/// Returns true if an interpreter has PyTorch.
 pub(crate) fn is_there(python: &Path) -> bool {
     let mut import = Command::new(python);
     import.args(["-c", "import torch"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -68,12 +68,12 @@ pub(crate) fn is_there(python: &Path) -> bool {
 }
 
 impl Row {
-    /// What names it in the record.
+    /// Returns the identification of the row in the record.
     pub(crate) fn head(&self) -> Value {
         json!({ "name": self.name, "ranks": self.ranks })
     }
 
-    /// Its figures, beside those of ours. `torch` is started where it is not there, as after an error.
+    /// Measures the row next to this library. Starts `torch` unless it is running, for example after an error.
     pub(crate) fn measure(
         &self,
         torch: &mut Option<Torch>,

@@ -1,19 +1,20 @@
-//! Memory and time of the sharded optimizer on one GPU: AdamW on bf16 parameters with f32 masters and the shapes of GPT-2 XL, at
-//! stages 0 to 3, by one process and by two that share the GPU.
+//! Memory and time of the sharded optimizer on one GPU: AdamW on bf16 parameters with f32 masters and the shapes of GPT-2
+//! XL, at stages 0 to 3, in one process and in two processes that share the GPU.
 //!
-//! Each case runs in processes of its own. Its row has the bytes of each rank before and after construction, with gradients, and
-//! after the step: by the optimizer's meter, and what the driver has free on the device. `ms` is the median of a whole step: units
-//! gathered twice, gradients copied, reduced and clipped, the update, and parameters gathered. A row whose optimizer, once made, holds
-//! other bytes than its plan is an error, with its figures.
+//! Each case runs in separate processes. Its row has the bytes of each rank before and after construction, with gradients,
+//! and after the step: as counted by the optimizer's meter, and as free memory reported by the driver. `ms` is the median
+//! of a whole step: units are gathered twice, gradients copied, reduced and clipped, then the update, then the gathering of
+//! parameters. If the bytes of an optimizer after construction differ from its plan, the row is an error with its figures.
 //!
-//! Prints a line for each case, and keeps `stages.json` in $OUT up to date after every case. A case that fails is a row with its
-//! error, as where memory does not suffice: the rest goes on, and the exit status is a failure at the end. Without NCCL no case
-//! runs.
+//! Prints a line for each case, and keeps `stages.json` in $OUT up to date after every case. A failed case, for example for
+//! lack of memory, is a row with its error: the remaining cases still run, and the final exit status is a failure. Without
+//! NCCL no case runs.
 //!
-//! `GPU_BENCH_MODEL` chooses another model (tiny, gpt2, gpt2-medium, gpt2-large), `GPU_BENCH_STEPS` the steps after the first (3),
-//! `GPU_BENCH_SECONDS` the time after which no further case begins (none), `GPU_BENCH_ONLY` a part of the cases' names. The
-//! stand-in for a driver has no speed: on it `GPU_BENCH_STANDIN=1` tries the program, and marks what it writes.
-#![allow(clippy::print_stdout, reason = "a program that measures and prints")]
+//! `GPU_BENCH_MODEL` selects another model (tiny, gpt2, gpt2-medium, gpt2-large), `GPU_BENCH_STEPS` the steps after the
+//! first (3), `GPU_BENCH_SECONDS` the time budget (none), `GPU_BENCH_ONLY` a substring of the cases' names. With
+//! `GPU_BENCH_STANDIN=1` the program also runs on the stand-in for a driver, to test the program; it marks the results
+//! accordingly.
+#![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 mod ranks;
 mod settings;
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A stage, by so many processes.
+/// A stage with a number of processes.
 struct Case {
     stage: usize,
     ranks: usize,
@@ -89,7 +90,7 @@ fn run() -> Result<()> {
     let mut record = Record::new(settings.path.clone(), &about, cases.iter().map(Case::head).collect())?;
     let missing = match nccl::probe() {
         Err(missing @ Unavailable::NoLibrary { .. }) => Some(missing.to_string()),
-        // A library that cannot be used is each case's error.
+        // An unusable library is an error of each case.
         _ => None,
     };
     let mut budget = Budget::new(settings.seconds);
@@ -112,7 +113,7 @@ fn run() -> Result<()> {
     }
 }
 
-/// The record's head. Its device is closed before a case begins, so that this process holds no memory there.
+/// Returns the record's head. Closes the device before a case begins, so that this process holds no device memory.
 fn about(settings: &Settings, driver: &Driver) -> Result<Value> {
     let device = Device::open(0)?;
     let mut about = machine::about(&device, driver)?;
@@ -133,7 +134,7 @@ fn print(row: &Value) {
         };
         let [made, handed, stepped] = points.map(mib);
         println!(
-            "{name:22} {ms:10.3} ms a step; MiB of rank 0: {made:.1}, with gradients {handed:.1}, after the step {stepped:.1}"
+            "{name:22} {ms:10.3} ms per step; rank 0 in MiB: {made:.1}, with gradients {handed:.1}, after the step {stepped:.1}"
         );
     }
     for (key, said) in [("error", "error"), ("not_run", "not run")] {

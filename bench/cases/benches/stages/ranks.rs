@@ -8,16 +8,16 @@ use serde_json::{Value, json};
 use std::process::Command;
 use std::time::Duration;
 
-/// The argument of a rank.
+/// Command-line argument of a rank's process.
 pub(crate) const RANK: &str = "--rank";
 
-/// The longest that a rank may take: a case of two ranks exchanges gigabytes over sockets.
+/// Time limit of a rank: a case of two ranks exchanges gigabytes over sockets.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// A rank's figures, or its error.
+/// Figures of a rank, or its error.
 type Answer = std::result::Result<Measured, String>;
 
-/// The work of a rank's process.
+/// Main function of a rank's process.
 pub(crate) fn rank() -> Result<()> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
@@ -31,14 +31,14 @@ pub(crate) fn rank() -> Result<()> {
     Ok(())
 }
 
-/// The figures of a case, of which each rank has a job.
+/// Runs a case, with a job for each rank, and returns its figures.
 pub(crate) fn measure(jobs: &[Job]) -> Result<Value> {
     let mut programs = jobs.iter().map(start).collect::<Result<Vec<_>>>()?;
     let answers: Vec<Answer> = std::thread::scope(|scope| {
         let ask = |(program, job)| scope.spawn(move || ask(program, job));
         let asked: Vec<_> = programs.iter_mut().zip(jobs).map(ask).collect();
         let answer = |asked: std::thread::ScopedJoinHandle<'_, _>| {
-            asked.join().unwrap_or_else(|_| Err("asking it has panicked".to_owned()))
+            asked.join().unwrap_or_else(|_| Err("the thread that queried the rank panicked".to_owned()))
         };
         asked.into_iter().map(answer).collect()
     });
@@ -55,11 +55,11 @@ pub(crate) fn measure(jobs: &[Job]) -> Result<Value> {
     Ok(figures)
 }
 
-/// A rank's process. NCCL lets ranks share a GPU that name different hosts.
+/// Starts a rank's process. NCCL allows ranks to share a GPU only if they name different hosts.
 fn start(job: &Job) -> Result<Program> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg(RANK).env("NCCL_HOSTID", job.rank.to_string()).env("NCCL_SOCKET_IFNAME", "lo");
-    // What NCCL says goes to the standard output, where the answer is expected.
+    // NCCL would print its messages on the standard output, which carries the answer.
     command.env_remove("NCCL_DEBUG");
     let mut program = Program::start(&format!("rank {}", job.rank), &mut command)?;
     program.patience = PATIENCE;
@@ -69,8 +69,8 @@ fn start(job: &Job) -> Result<Program> {
 fn ask(program: &mut Program, job: &Job) -> Answer {
     let job = serde_json::to_string(job).map_err(|error| error.to_string())?;
     let answer =
-        program.ask(&job).map_err(|_| format!("its process has ended, or took more than {PATIENCE:?}"))?;
-    let unreadable = |error| format!("the answer {answer:?} is none: {error}");
+        program.ask(&job).map_err(|_| format!("its process ended, or took more than {PATIENCE:?}"))?;
+    let unreadable = |error| format!("the answer {answer:?} is not valid: {error}");
     let told: Value = serde_json::from_str(&answer).map_err(unreadable)?;
     match told["error"].as_str() {
         Some(error) => Err(error.to_owned()),
@@ -78,7 +78,7 @@ fn ask(program: &mut Program, job: &Job) -> Answer {
     }
 }
 
-/// The times of the slowest rank, and each rank's memory.
+/// Returns the times of the slowest rank, and each rank's memory.
 fn figures(ranks: &[Measured]) -> Value {
     let slowest = |of: fn(&Measured) -> f64| ranks.iter().map(of).fold(0.0, f64::max);
     json!({
@@ -89,7 +89,7 @@ fn figures(ranks: &[Measured]) -> Value {
     })
 }
 
-/// The first bytes of an optimizer, just made, that are not the plan's.
+/// Describes the first difference between an optimizer's memory after construction and its plan.
 fn unplanned(jobs: &[Job], ranks: &[Measured]) -> Result<Option<String>> {
     for (job, measured) in jobs.iter().zip(ranks) {
         for (category, planned) in job.planned()? {

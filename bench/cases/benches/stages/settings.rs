@@ -1,4 +1,4 @@
-//! The program's environment.
+//! Environment of the program.
 
 use meshstep_bench_cases::gpu::{Result, stages};
 use std::path::PathBuf;
@@ -7,11 +7,11 @@ pub(crate) struct Settings {
     pub(crate) model: String,
     /// Steps of each case after the first.
     pub(crate) rounds: usize,
-    /// No case begins later.
+    /// Time budget in seconds.
     pub(crate) seconds: Option<f64>,
-    /// A part of the cases' names.
+    /// A substring of the cases' names.
     only: Option<String>,
-    /// The file that is written.
+    /// Output file.
     pub(crate) path: Option<PathBuf>,
 }
 
@@ -28,7 +28,7 @@ impl Settings {
         })
     }
 
-    /// Whether a case of this name is asked for.
+    /// Returns true if a case with this name is selected.
     pub(crate) fn wants(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|part| name.contains(part))
     }
@@ -38,9 +38,9 @@ fn text(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }
 
-/// A number from the environment.
+/// Reads a number from the environment.
 fn number<T: std::str::FromStr>(name: &str, expected: &str) -> Result<Option<T>> {
     let Some(text) = std::env::var_os(name) else { return Ok(None) };
     let number = text.to_str().and_then(|text| text.parse().ok());
-    number.map(Some).ok_or_else(|| format!("{name} is {text:?}; it is {expected}").into())
+    number.map(Some).ok_or_else(|| format!("{name} is {text:?}; set it to {expected}").into())
 }

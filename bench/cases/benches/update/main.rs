@@ -1,10 +1,10 @@
-//! How close every rule, under every recipe, is to memory speed: against a loop that only moves the same bytes, in the same
-//! run; and exact norms against a plain sum.
+//! Compares the speed of every rule with every recipe with memory speed: a loop that only moves the same bytes, in the same
+//! run; and exact norms with a plain sum.
 //!
-//! The machine's speed wanders, so what is compared is interleaved: round by round both contestants in turn, the median
-//! of each. `UPDATE_BENCH_LOG2` sets the number of parameters (25: 32 Mi), `UPDATE_BENCH_ROUNDS` the rounds,
-//! `UPDATE_BENCH_ONLY` a part of the rows' names.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program that measures and prints")]
+//! The machine's speed varies, so the compared contestants take turns in each round, and the median of each counts.
+//! `UPDATE_BENCH_LOG2` sets the exponent of the number of parameters (25: 32 Mi), `UPDATE_BENCH_ROUNDS` the rounds,
+//! `UPDATE_BENCH_ONLY` a substring of the rows' names.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints its results")]
 
 mod norms;
 mod race;
@@ -43,7 +43,7 @@ fn updates(len: usize, rounds: usize) {
     println!("{missed} of the rows missed their bar");
 }
 
-/// Small work, inline on one thread: what a step costs per call.
+/// Small updates on one thread: the cost per call.
 fn small(c: &mut Criterion) {
     let row = rows().swap_remove(0);
     for len in [1 << 10, 32 << 10] {
@@ -53,7 +53,7 @@ fn small(c: &mut Criterion) {
 }
 
 fn main() {
-    // `cargo test --benches` only wants to know that it runs.
+    // `cargo test --benches` only checks that the program works.
     let trial = !std::env::args().any(|arg| arg == "--bench");
     let log2 = if trial { 12 } else { setting("UPDATE_BENCH_LOG2", 25) };
     let rounds = if trial { 1 } else { setting("UPDATE_BENCH_ROUNDS", 21) };

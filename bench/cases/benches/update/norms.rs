@@ -1,4 +1,4 @@
-//! Exact norms against a plain sum of the same values.
+//! Exact norms compared with a plain sum of the same values.
 
 use crate::race::race;
 use meshstep_optim::{Norm, NormAccumulator};
@@ -25,7 +25,7 @@ pub(crate) fn races(len: usize, rounds: usize) {
     }
 }
 
-/// Sixty-four partial sums of f32, halved like a norm.
+/// Sums into 64 f32 lanes, with the same halving as a norm.
 fn sum(x: &[f32]) -> f32 {
     if x.len() > 128 << 10 {
         let (left, right) = x.split_at(x.len() / 2);

@@ -1,8 +1,8 @@
-//! Contestants in turn, and the median of each.
+//! Runs contestants in turns, and returns the median of each.
 
 use std::time::Instant;
 
-/// Medians in seconds of `rounds` rounds, in each of which all contestants run once.
+/// Returns medians in seconds over `rounds` rounds; each round runs all contestants once.
 pub(crate) fn race<X, const N: usize>(
     on: &mut X,
     rounds: usize,

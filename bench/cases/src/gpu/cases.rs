@@ -1,23 +1,24 @@
-//! What is measured: a new case is a new row. Those that PyTorch has too are named alike in bench/python/gpu_torch.py.
+//! Cases of the GPU benchmark: a new case is a new row. Cases that PyTorch also has use the same names in
+//! bench/python/gpu_torch.py.
 
 use meshstep_optim::{
     Adagrad, AdamW, Adopt, Lion, QhAdamW, QhAdopt, RmsProp, Rounding, Rule, Sgd, UncorrectedAdam,
 };
 use meshstep_tensor::DType::{self, BF16, F16, F32};
 
-/// Work on every parameter: a norm of the gradients, an update, or both with the decision between them.
+/// Work on every parameter: a norm of the gradients, an update, or both with the clipping decision in between.
 pub struct Case {
     pub name: &'static str,
-    /// None: no update.
+    /// Update rule; `None` for a case without an update.
     pub rule: Option<Box<dyn Rule>>,
-    /// Whether the gradients' exact norm is taken; with a rule too, it is clipped.
+    /// True if the case takes the gradients' exact norm; together with a rule, the step is clipped.
     pub norm: bool,
     pub recipe: Recipe,
-    /// Segments of the update: as many tensors, in one table.
+    /// Number of segments of the update, as for so many tensors in one table.
     pub segments: usize,
 }
 
-/// The types of everything an update touches, and how it rounds.
+/// Types of all vectors of an update, and its rounding.
 #[derive(Clone, Copy)]
 pub struct Recipe {
     pub params: DType,
@@ -52,7 +53,7 @@ fn update(name: &'static str, rule: Option<Box<dyn Rule>>, recipe: Recipe) -> Ca
     Case { name, rule, norm: false, recipe, segments: 1 }
 }
 
-/// The most telling first.
+/// Returns the cases, most informative first.
 pub fn cases() -> Vec<Case> {
     let norm = |name, recipe| Case { norm: true, ..update(name, None, recipe) };
     let step = |name, recipe| Case { norm: true, ..update(name, adamw(), recipe) };
@@ -90,19 +91,19 @@ pub fn cases() -> Vec<Case> {
     ]
 }
 
-/// The first case with the tensors of a model of billions of parameters, and with many more.
+/// Returns the first case with as many tensors as a model of billions of parameters, and with many more.
 pub fn segmented() -> Vec<Case> {
     let of = |name, segments| Case { segments, ..update(name, adamw(), ALL_F32) };
     vec![of("adamw f32, 300 segments", 300), of("adamw f32, 10000 segments", 10_000)]
 }
 
 impl Case {
-    /// State vectors.
+    /// Returns the number of state vectors.
     pub fn states(&self) -> usize {
         self.rule.as_ref().map_or(0, |rule| rule.state().len())
     }
 
-    /// Bytes that must be read and written for each parameter.
+    /// Returns the bytes that must be read and written for each parameter.
     pub fn bytes(&self) -> usize {
         let Recipe { params, remainder, grads, state, copy, .. } = self.recipe;
         let norm = if self.norm { grads.size() } else { 0 };
@@ -113,7 +114,7 @@ impl Case {
         norm + grads.size() + 2 * kept + copy.map_or(0, DType::size)
     }
 
-    /// Bytes of memory for each parameter.
+    /// Returns the bytes of memory for each parameter.
     pub fn resident(&self) -> usize {
         let Recipe { params, remainder, grads, state, copy, .. } = self.recipe;
         let updated = params.size() + self.states() * state.size() + copy.map_or(0, DType::size);

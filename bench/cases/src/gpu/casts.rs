@@ -1,4 +1,4 @@
-//! Casts of whole vectors, as gradients and gathered parameters are cast.
+//! Casts of whole vectors, as for gradients and gathered parameters.
 
 use super::Result;
 use super::check::{downloaded, parts};
@@ -16,7 +16,7 @@ pub struct Cast {
     to: DType,
 }
 
-/// Every cast that a GPU has.
+/// Returns every cast that a GPU supports.
 pub(super) fn casts() -> impl Iterator<Item = Cast> {
     let all = [(F32, BF16), (BF16, F32), (F32, F16), (F16, F32), (BF16, F16), (F16, BF16)];
     all.into_iter().map(|(from, to)| Cast { from, to })
@@ -27,7 +27,7 @@ impl Cast {
         format!("cast {} to {}", self.from, self.to)
     }
 
-    /// Bytes that must be read and written for each element.
+    /// Returns the bytes that must be read and written for each element.
     pub fn bytes(self) -> usize {
         self.from.size() + self.to.size()
     }
@@ -43,7 +43,7 @@ impl Cast {
         Ok(Measured { compared, ..timed(copy, (len, rounds), &kernels, (1, &mut go), queue)? })
     }
 
-    /// Parts of the result with the CPU's: how many elements.
+    /// Compares parts of the result with the CPU's. Returns the number of compared elements.
     fn compare(self, dst: &Buffer, queue: &Queue) -> Result<usize> {
         let parts = parts(dst.len());
         for range in &parts {
@@ -51,7 +51,7 @@ impl Cast {
             let mut expected = Buffer::zeroed(range.len(), self.to, &Meter::new(), Category::Staging)?;
             cast(src.as_slice(), expected.as_mut(), &Queue::cpu())?;
             if downloaded(dst, range, queue)?.as_slice().bytes()? != expected.as_slice().bytes()? {
-                return Err(format!("{}: elements {range:?} are not the CPU's", self.name()).into());
+                return Err(format!("{}: elements {range:?} differ from the CPU's", self.name()).into());
             }
         }
         Ok(parts.iter().map(std::ops::Range::len).sum())

@@ -1,4 +1,4 @@
-//! The first step of a case against the CPU's: parts of every vector, bit for bit, and the whole norm.
+//! Compares the first step of a case with the CPU: parts of every vector, bit for bit, and the whole norm.
 
 use super::Result;
 use super::cases::Case;
@@ -10,10 +10,11 @@ use meshstep_tensor::{Buffer, Category, Meter, Queue};
 use std::ops::Range;
 use std::time::Instant;
 
-/// Elements of a part.
+/// Length of a compared part in elements.
 const PART: usize = 10_007;
 
-/// Takes the step: how many elements of each vector were compared, and the seconds from asking for the step to its end.
+/// Runs the first step. Returns the number of elements compared in each vector, and the seconds from the request for the
+/// step to its end.
 pub(crate) fn first_step(case: &Case, job: &mut Job, queue: &Queue) -> Result<(usize, f64)> {
     let norm = norm(case, job.len)?;
     let begun = Instant::now();
@@ -23,7 +24,7 @@ pub(crate) fn first_step(case: &Case, job: &mut Job, queue: &Queue) -> Result<(u
     if let Some(there) = &job.norm
         && there.read(queue)? != norm
     {
-        return Err(format!("{}: the norm is not the CPU's", case.name).into());
+        return Err(format!("{}: the norm differs from the CPU's", case.name).into());
     }
     let grad_scale = answer.map_or(Ok(1.0), |answer| clipped(case, &answer, norm.finish()))?;
     let Some(rule) = &case.rule else { return Ok((job.len, took)) };
@@ -38,7 +39,7 @@ pub(crate) fn first_step(case: &Case, job: &mut Job, queue: &Queue) -> Result<(u
     Ok((parts.iter().map(Range::len).sum(), took))
 }
 
-/// What is begun, what lies around the middle, and the end.
+/// Returns the compared ranges: at the beginning, around the middle, and at the end.
 pub(crate) fn parts(len: usize) -> Vec<Range<usize>> {
     let part = |start: usize| start..len.min(start + PART);
     let mut parts = vec![part(0), part(len / 2 - len.min(PART) / 2), part(len.saturating_sub(PART))];
@@ -51,20 +52,20 @@ fn compare(case: &Case, job: &Job, expected: &Vectors, range: &Range<usize>, que
         let found = downloaded(there, range, queue)?;
         if found.as_slice().bytes()? != here.as_slice().bytes()? {
             let name = format!("{}: {name} of elements {range:?}", case.name);
-            return Err(format!("{name} are not the CPU's").into());
+            return Err(format!("{name} differ from the CPU's").into());
         }
     }
     Ok(())
 }
 
-/// Elements `range` of a vector of the device.
+/// Downloads elements `range` of a device vector.
 pub(crate) fn downloaded(there: &Buffer, range: &Range<usize>, queue: &Queue) -> Result<Buffer> {
     let mut found = Buffer::zeroed(range.len(), there.dtype(), &Meter::new(), Category::Staging)?;
     queue.download(there.as_slice().slice(range.clone())?, found.as_mut())?;
     Ok(found)
 }
 
-/// The norm of the gradients: that of one period, as often as it fits, and of what is left.
+/// Returns the norm of the gradients, from the norm of one period times the number of periods, and of the rest.
 fn norm(case: &Case, len: usize) -> Result<NormAccumulator> {
     let mut whole = NormAccumulator::new(Norm::L2);
     if !case.norm {
@@ -78,7 +79,7 @@ fn norm(case: &Case, len: usize) -> Result<NormAccumulator> {
     Ok(whole)
 }
 
-/// The factor on the gradients, if what the device has decided is what the CPU would have.
+/// Returns the clipping factor after checking that the device decided as the CPU would.
 fn clipped(case: &Case, answer: &Answer, norm: f64) -> Result<f64> {
     let (decided, coef) = (answer.read()?, clip_coef(norm, MAX_NORM)?);
     let right = decided.verdict == Verdict::Applied as u32 && decided.norm == norm && decided.coef == coef;

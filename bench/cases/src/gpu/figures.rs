@@ -1,10 +1,10 @@
-//! What the benchmark's file tells of a case that was measured.
+//! Figures of a measured case in the benchmark's file.
 
 use super::race::Measured;
 use super::rows::{Row, Work};
 use serde_json::{Value, json};
 
-/// What is told of a case. One for which the host waited more often than it needs is an error, with its figures.
+/// Returns the figures of a case. If the host waited more often than the case needs, the figures contain an error.
 pub fn figures(row: &Row, Measured { compared, first_step, waits, times, issue }: &Measured) -> Value {
     let (took, copy) = (median(&times.case), median(&times.copy));
     let bytes = row.bytes_each() as f64 * row.params as f64;
@@ -32,13 +32,13 @@ pub fn figures(row: &Row, Measured { compared, first_step, waits, times, issue }
         figures["time_of_base"] = (took / base).into();
     }
     if waits.per_step > row.waits() {
-        let error = format!("the host waited {} times in a step that needs {}", waits.per_step, row.waits());
+        let error = format!("the host waited {} times per step instead of {}", waits.per_step, row.waits());
         figures["error"] = error.into();
     }
     figures
 }
 
-/// The middle one, or the mean of the two in the middle; NaN of none.
+/// Returns the median; NaN without values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -91,7 +91,7 @@ mod tests {
         let direction = all.iter().position(|row| row.waits() > 0.0).unwrap();
         assert_eq!(figures(&all[direction], &measured(1.0)).get("error"), None);
         let row = figures(&all[0], &measured(1.0));
-        assert_eq!(row["error"], "the host waited 1 times in a step that needs 0");
+        assert_eq!(row["error"], "the host waited 1 times per step instead of 0");
         assert_eq!(row["ms"], 8.0);
     }
 

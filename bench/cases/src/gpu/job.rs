@@ -1,4 +1,4 @@
-//! A case on the device, ready to be done again and again.
+//! A case on the device, ready for repeated steps.
 
 use super::Result;
 use super::cases::{Case, Recipe};
@@ -13,7 +13,7 @@ use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 use std::ops::Range;
 use std::time::Instant;
 
-/// The norm that gradients are clipped to; that of all of them is above.
+/// Norm to which gradients are clipped; the norm of the gradients is larger.
 pub(crate) const MAX_NORM: f64 = 0.125;
 pub(crate) const LR: f64 = 1e-3;
 /// Key of the random numbers.
@@ -23,17 +23,17 @@ pub(crate) struct Job {
     pub(crate) len: usize,
     pub(crate) vectors: Vectors,
     pub(crate) norm: Option<NormSum>,
-    /// The kernels that touch every element.
+    /// Elementwise kernels.
     pub(crate) kernels: Counted,
     update: Option<Update>,
     deciding: Option<Deciding>,
-    /// What an update without a norm goes by.
+    /// Step parameters of an update without a norm.
     block: StepBlock,
-    /// Seconds in which kernels were loaded and tables made.
+    /// Seconds spent on loading kernels and creating tables.
     pub(crate) loading: f64,
 }
 
-/// The exchange of one rank with itself, and what follows from it.
+/// Exchange of one rank with itself, and the clipping decision based on it.
 struct Deciding {
     decision: Decision,
     settings: Settings,
@@ -65,7 +65,7 @@ impl Job {
         Ok(Job { len, vectors, norm, kernels, update, deciding, block, loading })
     }
 
-    /// Asks for the case's work once. The answer is what a whole step decides.
+    /// Enqueues the case's work once. Returns the decision of a whole step.
     pub(crate) fn go(&mut self, queue: &Queue) -> Result<Option<Answer>> {
         if let Some(norm) = &mut self.norm {
             norm.reset(queue)?;
@@ -112,8 +112,8 @@ impl Deciding {
     }
 }
 
-/// Segment `i` of `count` of nearly one length; none where it is empty. All are parts of one tensor, so that random numbers are
-/// those of one segment.
+/// Returns segment `i` of `count` segments of nearly equal length, or `None` if it is empty. All segments are parts of one
+/// tensor, so that they use the same random numbers as a single segment.
 fn segment(i: usize, count: usize, len: usize) -> Option<Segment> {
     let bound = |i: usize| (i as u128 * len as u128 / count as u128) as usize;
     let range: Range<usize> = bound(i)..bound(i + 1);
@@ -121,7 +121,7 @@ fn segment(i: usize, count: usize, len: usize) -> Option<Segment> {
     (!range.is_empty()).then(|| Segment { key: KEY, first, ..Segment::new(range, 1) })
 }
 
-/// One rank, one micro-batch, clipped.
+/// Returns the settings of a clipped step of one rank and one micro-batch.
 fn settings() -> Settings {
     Settings {
         lr: LR,

@@ -1,4 +1,4 @@
-//! Kernels that the benchmark launches itself, from embedded PTX.
+//! Kernels that the benchmark launches directly, from embedded PTX.
 
 use super::Result;
 use super::race::stream;
@@ -7,34 +7,34 @@ use meshstep_tensor::cuda::{Function, Module};
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
-/// Files of PTX that are loaded: several rows use one.
+/// Loaded PTX modules, shared by the rows that use the same PTX.
 static LOADED: Mutex<Vec<(&'static str, Module)>> = Mutex::new(Vec::new());
 
 pub(crate) struct Kernel {
     function: Function,
     threads: u32,
-    /// Blocks that fit on the device at once.
+    /// Number of blocks that fit on the device at the same time.
     pub(crate) resident: u32,
 }
 
 impl Kernel {
-    /// The kernel of this name in `ptx`, for blocks of so many threads.
+    /// Loads the kernel `name` of `ptx`, for blocks of `threads` threads.
     pub(crate) fn load(ptx: &'static str, name: &str, threads: u32, queue: &Queue) -> Result<Self> {
         let function = module(ptx, queue)?.function(name)?;
         Ok(Kernel { resident: function.resident_blocks(threads)?, function, threads })
     }
 
-    /// Runs so many blocks.
+    /// Launches `blocks` blocks.
     ///
     /// # Safety
-    /// As [`Stream::launch`](meshstep_tensor::cuda::Stream::launch)'s.
+    /// As for [`Stream::launch`](meshstep_tensor::cuda::Stream::launch).
     pub(crate) unsafe fn launch(
         &self,
         blocks: u64,
         arguments: &mut [*mut c_void],
         queue: &Queue,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the requirements of `Stream::launch`.
         unsafe { stream(queue)?.launch(&self.function, (u32::try_from(blocks)?, self.threads), arguments)? };
         Ok(())
     }
@@ -54,7 +54,7 @@ fn module(ptx: &'static str, queue: &Queue) -> Result<Module> {
     Ok(module)
 }
 
-/// A place to point at for a kernel's parameter.
+/// Returns a pointer to a kernel argument.
 pub(crate) fn argument<T>(value: &mut T) -> *mut c_void {
     (&raw mut *value).cast()
 }

@@ -1,4 +1,4 @@
-//! L-BFGS with a full history: all that lies between one evaluation and the next, most of it products and the direction.
+//! L-BFGS with a full history: the work between two evaluations, mostly products and the direction.
 
 use super::Result;
 use super::race::{Copy, Measured, Times, Waits, stream};
@@ -10,37 +10,38 @@ use meshstep_tensor::{DType, Meter, Queue, Slice, SliceMut};
 pub const NAME: &str = "lbfgs direction, history of 10";
 
 pub(crate) const HISTORY: usize = 10;
-/// Iterations until the history is full, and one more.
+/// Iterations before measuring: until the history is full, and one more.
 const WARM: u64 = HISTORY as u64 + 2;
 
-/// The direction, the gradient and the one before are read, their difference is written, the pairs but the oldest, which the new one
-/// pushes out, are read for products with the gradient; gradient and pairs are read for the direction, which is written; parameters
-/// are moved along it, and kept.
+/// Bytes that one iteration reads and writes per parameter. Reads the direction, the gradient and the previous gradient,
+/// and writes their difference; reads the pairs, except the oldest, which the new pair replaces, for products with the
+/// gradient; reads the gradient and the pairs for the direction and writes the direction; moves the parameters along it and
+/// saves them.
 pub const BYTES: usize = 4 * (3 + 1 + 2 * (HISTORY - 1) + 1 + 2 * HISTORY + 1 + 4);
 
-/// Bytes of memory for each parameter of the other cases.
+/// Bytes of memory, per parameter of the other cases.
 pub const RESIDENT: usize = 4 * (2 * (HISTORY + 1) + 4) / PART;
 
-/// Elements that are compared with the CPU's, at most.
+/// Maximum number of elements that are compared with the CPU.
 const MOST_COMPARED: usize = 10_007;
 
-/// Which part of the parameters it has, as its vectors are many.
+/// Divisor of the number of parameters, because L-BFGS needs many vectors.
 const PART: usize = 4;
 
 pub fn params(len: usize) -> usize {
     len.div_ceil(PART)
 }
 
-/// In turns with a copy, by the device's clock, after a few elements are compared with the CPU.
+/// Measures in turns with a copy, by the device's clock, after comparing a few elements with the CPU.
 pub fn measure(copy: &mut Copy, len: usize, rounds: usize, queue: &Queue) -> Result<Measured> {
     let compared = compare(len.min(MOST_COMPARED), queue)?;
     let mut times = Times { copy: Vec::new(), case: Vec::new(), base: Vec::new(), copied: copy.bytes() };
-    // Where an evaluation begins, where its copy has ended, where it ends; and the host's waits so far at both ends.
+    // Start of an evaluation, end of its copy, end of the evaluation; and the host's wait count at both ends.
     let mut marks: Vec<([Moment; 3], [u64; 2])> = Vec::new();
     let closure = |x: Slice<'_>, g: SliceMut<'_>| -> Result<Loss> {
         let (stream, waits) = (stream(queue)?, cuda::waits());
         let begins = stream.moment()?;
-        // Work is asked for during the copy, so that few launches are waited for while the clock runs.
+        // Work is enqueued during the copy, so that launch latency rarely affects the timing.
         copy.go(queue)?;
         let copied = stream.moment()?;
         gradient(x, g, queue)?;
@@ -59,7 +60,7 @@ pub fn measure(copy: &mut Copy, len: usize, rounds: usize, queue: &Queue) -> Res
     Ok(Measured { compared, first_step: None, waits: Waits { per_step, ahead: false }, times, issue: None })
 }
 
-/// A run on `len` elements; what it leaves of them.
+/// Runs L-BFGS on `len` elements and returns the first resulting parameters.
 fn run(
     len: usize,
     iterations: u64,
@@ -83,7 +84,7 @@ fn run(
     Ok(end)
 }
 
-/// That of c x^2 / 2, with another c in the second half.
+/// Writes the gradient of c x^2 / 2, with a different c in the second half.
 fn gradient(x: Slice<'_>, g: SliceMut<'_>, queue: &Queue) -> Result<()> {
     let half = x.len() / 2;
     let (low, high) = g.split_at(half)?;
@@ -91,10 +92,10 @@ fn gradient(x: Slice<'_>, g: SliceMut<'_>, queue: &Queue) -> Result<()> {
     Ok(accumulate(high, x.slice(half..x.len())?, 3.0, true, queue)?)
 }
 
-/// A run until the history is full, here and there.
+/// Compares runs until the history is full on the CPU and on the device.
 fn compare(len: usize, queue: &Queue) -> Result<usize> {
     let end =
         |queue: &Queue| run(len, WARM + 3, queue, |x, g| gradient(x, g, queue).map(|()| Loss::Whole(1.0)));
     let (here, there) = (end(&Queue::cpu())?, end(queue)?);
-    if here == there { Ok(len) } else { Err(format!("{NAME}: parameters are not the CPU's").into()) }
+    if here == there { Ok(len) } else { Err(format!("{NAME}: parameters differ from the CPU's").into()) }
 }

@@ -1,4 +1,4 @@
-//! The GPU that is measured on, beside the figures: its driver, its clocks, power and temperature, and the date.
+//! Description of the GPU in a record: its driver, clocks, power and temperature, and the date.
 
 use super::Result;
 use meshstep_tensor::cuda::{self, Device, Driver, Unavailable};
@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The driver, or why there is none where none is required. The stand-in is an error unless it is asked for.
+/// Returns the driver, or the reason for its absence if none is required. The stand-in is an error unless
+/// GPU_BENCH_STANDIN=1.
 pub fn driver() -> Result<std::result::Result<&'static Driver, Unavailable>> {
     let driver = match cuda::probe() {
         Ok(driver) => driver,
@@ -17,13 +18,13 @@ pub fn driver() -> Result<std::result::Result<&'static Driver, Unavailable>> {
     };
     if driver.stand_in && std::env::var("GPU_BENCH_STANDIN").as_deref() != Ok("1") {
         return Err(
-            "the stand-in for a driver has no speed; GPU_BENCH_STANDIN=1 tries this program on it".into()
+            "the stand-in for a driver cannot be benchmarked; set GPU_BENCH_STANDIN=1 to test this program with it".into()
         );
     }
     Ok(Ok(driver))
 }
 
-/// The head of a record: an object.
+/// Returns the head of a record, a JSON object.
 pub fn about(device: &Device, driver: &Driver) -> Result<Value> {
     let (major, minor) = (driver.version / 1000, driver.version % 1000 / 10);
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
@@ -40,14 +41,14 @@ pub fn about(device: &Device, driver: &Driver) -> Result<Value> {
     }))
 }
 
-/// What nvidia-smi is asked for, of the machine's first GPU.
+/// Fields to query from nvidia-smi, for the machine's first GPU.
 const FIELDS: &str =
     "pstate,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.draw,power.limit,temperature.gpu";
 
-/// The longest that nvidia-smi may take.
+/// Time limit of nvidia-smi.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// What nvidia-smi tells now, by field; null where it tells nothing.
+/// Returns the current values of the fields from nvidia-smi; null if nvidia-smi fails.
 pub fn clocks() -> Value {
     let args = [&format!("--query-gpu={FIELDS}"), "--format=csv,noheader", "--id=0"];
     let Some(answer) = answer(Command::new("nvidia-smi").args(args)) else { return Value::Null };
@@ -56,7 +57,7 @@ pub fn clocks() -> Value {
     Value::Object(fields.map(|(name, value)| (name.to_owned(), value.trim().into())).collect::<Map<_, _>>())
 }
 
-/// The standard output of a command that succeeds in time.
+/// Returns the standard output of a command that succeeds in time.
 fn answer(command: &mut Command) -> Option<String> {
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().ok()?;
@@ -66,7 +67,7 @@ fn answer(command: &mut Command) -> Option<String> {
             Ok(Some(status)) => break status,
             Ok(None) if begun.elapsed() < LIMIT => sleep(Duration::from_millis(10)),
             _ => {
-                // One that hangs in the driver may never be waited for.
+                // Do not wait for the process: it may hang in the driver for ever.
                 let _ = child.kill();
                 return None;
             }
@@ -77,12 +78,12 @@ fn answer(command: &mut Command) -> Option<String> {
     status.success().then_some(text)
 }
 
-/// The version of the driver's part in the kernel, as Linux tells it.
+/// Returns the version of the driver's kernel module, as reported by Linux.
 fn kernel_module() -> Option<String> {
     Some(std::fs::read_to_string("/sys/module/nvidia/version").ok()?.trim().to_owned())
 }
 
-/// Year-month-day of a day since 1970-01-01.
+/// Formats days since 1970-01-01 as year-month-day.
 fn date(mut days: u64) -> String {
     let mut year = 1970;
     loop {

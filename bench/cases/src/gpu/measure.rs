@@ -1,4 +1,4 @@
-//! One case from its first step to its times, and how many parameters there is room for.
+//! Measures one case from its first step on, and finds the number of parameters that fit on the device.
 
 use super::Result;
 use super::cases::{self, Case};
@@ -27,7 +27,7 @@ pub fn measure(
     Ok(Measured { compared, first_step, ..measured })
 }
 
-/// Times work that was checked: the last, after the one that it is a variant of.
+/// Times checked work. The last work is the case; if there are several, the first is its base.
 pub(crate) fn timed(
     copy: &mut Copy,
     (len, rounds): (usize, usize),
@@ -41,12 +41,12 @@ pub(crate) fn timed(
     Ok(Measured { compared: 0, first_step: None, waits, times, issue })
 }
 
-/// The most parameters, a power of two up to `2^log2`, that the device has room for.
+/// Returns the largest number of parameters, a power of two up to `2^log2`, that fits into the device's memory.
 pub fn fitting(log2: usize, queue: &Queue) -> Result<usize> {
     let resident = cases::cases().iter().map(Case::resident).max().unwrap_or(0);
     let each = resident.max(lbfgs::RESIDENT) + Copy::RESIDENT;
     for log2 in (0..=log2.min(40)).rev() {
-        // A little more, for tables and the driver's own.
+        // Reserve for tables and the driver.
         let bytes = (each << log2) + (64 << 20).min(each << log2);
         match Buffer::zeroed_on(queue, bytes / 8, DType::U64, &Meter::new(), Category::Staging) {
             Ok(_) => return Ok(1 << log2),

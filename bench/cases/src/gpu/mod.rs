@@ -1,5 +1,5 @@
-//! The GPU's cases: the first step of each is compared with the CPU's, bit for bit; then the case and the device's copy of
-//! memory take turns.
+//! Cases on a GPU. The first step of each case is compared with the CPU, bit for bit; then the case and the device's own
+//! memory copy take turns.
 
 mod cases;
 mod casts;
@@ -25,5 +25,5 @@ pub use race::{Copy, Launch, Measured, Times, Waits, launch};
 pub use rows::{Row, SMOKE, Work, rows, smoke};
 pub use variants::{Variant, variants};
 
-/// Any failure ends the case.
+/// Result of a case; any failure ends the case.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -1,4 +1,5 @@
-//! The two passes of L-BFGS over a full history, each by itself: products of all rows with a vector, and the direction.
+//! The two passes of L-BFGS over a full history, measured separately: products of all rows with a vector, and the
+//! direction.
 
 use super::Result;
 use super::check::{downloaded, parts};
@@ -15,11 +16,11 @@ use std::ops::Range;
 
 const PTX: &str = include_str!("../../../../optim/src/lbfgs/lbfgs.ptx");
 
-/// Steps and differences.
+/// Number of rows: steps and gradient differences.
 const ROWS: usize = 2 * HISTORY;
-/// Rows that a block takes at a time, as `lbfgs/launches.rs` says.
+/// Rows that a block processes at a time, as in `lbfgs/launches.rs`.
 const TOGETHER: usize = 2;
-/// Elements of a thread's loads.
+/// Elements per load of a thread.
 const RUN: usize = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,7 +39,7 @@ impl Pass {
         }
     }
 
-    /// Bytes that must be read and written for each element: the rows and the vector, and the direction.
+    /// Returns the bytes that must be read and written for each element: the rows and the vector, and the direction.
     pub fn bytes(self) -> usize {
         4 * (ROWS + 1 + usize::from(self == Pass::Combination))
     }
@@ -51,17 +52,17 @@ impl Pass {
             Pass::Combination => passes.compare_direction(queue)?,
         };
         let go = &mut |_| passes.go(self, queue);
-        // The budget's turn is of one row or of four: none of all.
+        // No instruction count: the budget's turns are of one row or of four rows.
         Ok(Measured { compared, ..timed(copy, (len, rounds), &Vec::new(), (1, go), queue)? })
     }
 }
 
 struct Passes {
     len: usize,
-    /// The vector, then the rows.
+    /// The vector, followed by the rows.
     vectors: Vec<Buffer>,
     d: Buffer,
-    /// Addresses of the rows, then their coefficients.
+    /// Addresses of the rows, followed by their coefficients.
     table: Buffer,
     span: Buffer,
     tiles: u64,
@@ -70,7 +71,7 @@ struct Passes {
     combine: Kernel,
 }
 
-/// Vector `i`'s elements.
+/// Returns elements `range` of vector `i`.
 fn vector(i: usize, range: &Range<usize>, queue: &Queue) -> Result<Buffer> {
     made(F32, (i as u64 + 1, 1e-2), range, queue)
 }
@@ -116,18 +117,19 @@ impl Passes {
             let mut given = Products { x, rows, count, spans, span_count: 1, tiles: self.tiles, sums };
             let blocks = self.tiles * ROWS.div_ceil(TOGETHER) as u64;
             let blocks = blocks.min(self.products.resident.into());
-            // SAFETY: the table has the addresses of as many rows as the sums have room for, each as long as the span says;
-            // everything is of the queue's device and lives as long as `self`, whose owner waits for the queue.
+            // SAFETY: the table has the addresses of `count` rows, the sums have room for as many, and each row is as long
+            // as the span; all memory belongs to the queue's device and lives as long as `self`, and the owner of `self`
+            // waits for the queue.
             return unsafe { self.products.launch(blocks, &mut [argument(&mut given)], queue) };
         }
         let (d, coefs, count) = (address(&self.d), rows + 8 * ROWS as u64, ROWS as u64);
         let mut given = Combination { d, g: x, rows, coefs, count, len: self.len as u64, coef: -1.0 };
         let blocks = self.len.div_ceil(THREADS as usize * RUN).min(self.combine.resident as usize);
-        // SAFETY: as above; coefficients follow the addresses, and `d` is as long as the rows.
+        // SAFETY: as above; the coefficients follow the addresses, and `d` is as long as the rows.
         unsafe { self.combine.launch(blocks as u64, &mut [argument(&mut given)], queue) }
     }
 
-    /// Every product with the CPU's, of one period as often as it fits and of what is left.
+    /// Compares every product with the CPU's, computed from one period times the number of periods, and from the rest.
     fn compare_products(&self, queue: &Queue) -> Result<usize> {
         let found = downloaded(&self.sums, &(0..self.sums.len()), queue)?;
         let dot = |row: usize, len: usize| -> Result<ExactSum> {
@@ -140,13 +142,17 @@ impl Passes {
             let (period, mut expected) = (dot(row, PERIOD)?, dot(row, self.len % PERIOD)?);
             (0..self.len / PERIOD).for_each(|_| expected.merge(&period));
             if ExactSum::from_words(found).words() != expected.words() {
-                return Err(format!("{}: that of row {row} is not the CPU's", Pass::Products.name()).into());
+                return Err(format!(
+                    "{}: the product of row {row} differs from the CPU's",
+                    Pass::Products.name()
+                )
+                .into());
             }
         }
         Ok(self.len)
     }
 
-    /// Parts of the direction with the definition.
+    /// Compares parts of the direction with its definition.
     fn compare_direction(&self, queue: &Queue) -> Result<usize> {
         let parts = parts(self.len);
         for range in &parts {
@@ -161,7 +167,9 @@ impl Passes {
                 }
                 if of(&found, i)?.to_bits() != (sum as f32).to_bits() {
                     let at = range.start + i;
-                    return Err(format!("{}: element {at} is not the CPU's", Pass::Combination.name()).into());
+                    return Err(
+                        format!("{}: element {at} differs from the CPU's", Pass::Combination.name()).into()
+                    );
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Copy and case in turns, timed by the device; and whether the host ever waits.
+//! Runs copy and case in turns, timed by the device, and counts the waits of the host.
 
 use super::Result;
 use super::figures::median;
@@ -8,46 +8,46 @@ use meshstep_tensor::cuda::{self, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 use std::time::Instant;
 
-/// Steps asked for in a row, to count the host's waits.
+/// Steps enqueued in a row for counting the host's waits.
 const AHEAD: u64 = 8;
 
-/// Seed and size of the numbers that are copied.
+/// Seed and size of the copied numbers.
 const SOURCE: (u64, f32) = (2, 1.0);
 
-/// The floor: the device's own copy of memory.
+/// The floor: the device's own memory copy.
 pub struct Copy {
     from: Buffer,
     to: Buffer,
 }
 
-/// Seconds, one for each round.
+/// Times in seconds, one for each round.
 pub struct Times {
     pub copy: Vec<f64>,
     pub case: Vec<f64>,
-    /// Of the kernel that the case is a variant of; empty where it is none.
+    /// Times of the kernel that the case is a variant of; empty if the case is not a variant.
     pub base: Vec<f64>,
     /// Bytes that the copy reads and writes.
     pub copied: usize,
 }
 
-/// What the host did while it asked for steps.
+/// Behaviour of the host while it enqueued steps.
 #[derive(Clone, Copy)]
 pub struct Waits {
-    /// Its waits for the device, for each step.
+    /// Number of waits for the device per step.
     pub per_step: f64,
-    /// Whether it had asked for the last step before the first was done.
+    /// True if the host enqueued the last step before the first one was done.
     pub ahead: bool,
 }
 
 pub struct Measured {
-    /// Elements that were compared with the CPU.
+    /// Number of elements compared with the CPU.
     pub compared: usize,
-    /// Seconds that the first step takes more than a later one, by the host's clock: the kernels are loaded and compiled for
-    /// the device, if no earlier case has had them.
+    /// Additional seconds of the first step compared with a later one, by the host's clock: the time to load the kernels
+    /// and compile them for the device, unless an earlier case did so.
     pub first_step: Option<f64>,
     pub waits: Waits,
     pub times: Times,
-    /// Seconds in which the device issues the case's instructions; none where they are not counted.
+    /// Seconds that the device needs to issue the case's instructions; `None` if they were not counted.
     pub issue: Option<f64>,
 }
 
@@ -56,17 +56,17 @@ impl Copy {
     pub const RESIDENT: usize = 8;
 
     pub fn new(len: usize, queue: &Queue) -> Result<Self> {
-        // Random bits: a device may move zeros with less power, and so faster.
+        // Random bits, because a device may move zeros with less power and therefore faster.
         let from = made(DType::F32, SOURCE, &(0..len), queue)?;
         Ok(Copy { from, to: Buffer::zeroed_on(queue, len, DType::F32, &Meter::new(), Category::Staging)? })
     }
 
-    /// Parameters whose f32 numbers it copies.
+    /// Returns the number of f32 parameters that the copy moves.
     pub fn params(&self) -> usize {
         self.from.len()
     }
 
-    /// Bytes that it reads and writes.
+    /// Returns the bytes that the copy reads and writes.
     pub fn bytes(&self) -> usize {
         self.from.bytes() + self.to.bytes()
     }
@@ -76,7 +76,7 @@ impl Copy {
     }
 }
 
-/// Work that is asked for by its number: the case's comes last, its base's before it.
+/// Runs a work by its number: the case is the last, its base an earlier one.
 pub(crate) type Go<'a> = &'a mut dyn FnMut(usize) -> Result<()>;
 
 pub(crate) fn race(
@@ -89,7 +89,7 @@ pub(crate) fn race(
     let stream = stream(queue)?;
     let mut times = Times { copy: Vec::new(), case: Vec::new(), base: Vec::new(), copied: copy.bytes() };
     for round in 0..WARM + rounds {
-        // Work is asked for during the first copy, so that no launch is waited for while the clock runs.
+        // Work is enqueued during the first copy, so that launch latency does not affect the timing.
         copy.go(queue)?;
         let mut moments = vec![stream.moment()?];
         copy.go(queue)?;
@@ -110,16 +110,16 @@ pub(crate) fn race(
     Ok(times)
 }
 
-/// Microseconds by the host's clock, medians.
+/// Launch times in microseconds by the host's clock, medians.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
-    /// To ask for the smallest launch.
+    /// Time to enqueue the smallest launch.
     pub ask: f64,
-    /// To ask for it, and to wait for its end.
+    /// Time to enqueue the launch and wait for its end.
     pub ask_and_wait: f64,
 }
 
-/// Asks for launches of one element, first in a row, then one by one.
+/// Times launches of one element, first without waiting in between, then one by one.
 pub fn launch(queue: &Queue) -> Result<Launch> {
     const WARM: usize = 20;
     const COUNTED: usize = 200;
@@ -143,7 +143,7 @@ pub fn launch(queue: &Queue) -> Result<Launch> {
     Ok(Launch { ask: micros(false)?, ask_and_wait: micros(true)? })
 }
 
-/// Asks for some steps in a row, behind a copy, once to have all memory there and once to count.
+/// Enqueues several steps after a copy and counts waits; a first pass allocates all memory, a second pass counts.
 pub(crate) fn waits(go: &mut dyn FnMut() -> Result<()>, queue: &Queue) -> Result<Waits> {
     let mut counted = Waits { per_step: 0.0, ahead: false };
     for _ in 0..2 {

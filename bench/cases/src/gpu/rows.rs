@@ -1,4 +1,4 @@
-//! What the benchmark measures: each case at one size or at several, in order of importance.
+//! Rows of the benchmark: each case at one size or several sizes, in order of importance.
 
 use super::cases::{Case, cases, segmented};
 use super::casts::{Cast, casts};
@@ -26,20 +26,20 @@ pub enum Work {
     Variant(Variant),
 }
 
-/// The norm that is measured at smaller sizes too, as every update is: there launches count.
+/// The norm that is also measured at smaller sizes, as all updates are, because there launches dominate.
 const SIZED_NORM: &str = "exact norm bf16";
 
-/// Cases that come before variants.
+/// Number of cases before the variants.
 const FIRST: usize = 4;
 
-/// Powers of two of the smaller sizes, and the most rounds there.
+/// Exponents of the smaller sizes, and the maximum number of rounds at these sizes.
 const SIZES: [u32; 3] = [16, 20, 24];
 const ROUNDS: usize = 21;
 
-/// Parameters of the smoke test.
+/// Number of parameters of the smoke test.
 pub const SMOKE: usize = 1 << 16;
 
-/// All rows, for at most `len` parameters, the most telling first.
+/// Returns all rows for at most `len` parameters, most informative first.
 pub fn rows(len: usize, rounds: usize) -> Vec<Row> {
     let row = |name: String, work: Work| Row { params: work.params(len), name, work, rounds };
     let whole = |case: Case| row(case.name.to_owned(), Work::Case(case));
@@ -58,7 +58,7 @@ pub fn rows(len: usize, rounds: usize) -> Vec<Row> {
     rows
 }
 
-/// The cases that are measured with `2^log2` parameters.
+/// Returns the cases that are measured with `2^log2` parameters.
 fn sized(log2: u32, rounds: usize) -> impl Iterator<Item = Row> {
     let chosen = cases().into_iter().filter(|case| !case.norm || case.name == SIZED_NORM);
     chosen.map(move |case| Row {
@@ -69,7 +69,7 @@ fn sized(log2: u32, rounds: usize) -> impl Iterator<Item = Row> {
     })
 }
 
-/// The first case at a small size, for a few rounds.
+/// Returns the first case at a small size, with a few rounds.
 pub fn smoke() -> Vec<Row> {
     let first = cases().into_iter().take(1);
     let row =
@@ -78,12 +78,12 @@ pub fn smoke() -> Vec<Row> {
 }
 
 impl Row {
-    /// What names it in the record.
+    /// Returns the identification of the row in the record.
     pub fn head(&self) -> Value {
         json!({ "name": self.name, "params": self.params })
     }
 
-    /// Bytes that must be read and written for each parameter.
+    /// Returns the bytes that must be read and written for each parameter.
     pub fn bytes_each(&self) -> usize {
         match &self.work {
             Work::Case(case) => case.bytes(),
@@ -94,7 +94,7 @@ impl Row {
         }
     }
 
-    /// Measures it beside a copy of its size.
+    /// Measures the row in turns with a copy of its size.
     pub fn measure(&self, copy: &mut Copy, queue: &Queue) -> Result<Measured> {
         let size = (self.params, self.rounds);
         match &self.work {
@@ -106,7 +106,7 @@ impl Row {
         }
     }
 
-    /// Why a device of this compute capability cannot run it.
+    /// Returns the reason if a device of this compute capability cannot run the row.
     pub fn unfit(&self, capability: (u32, u32)) -> Option<String> {
         match &self.work {
             Work::Variant(variant) => variant.unfit(capability),
@@ -114,7 +114,7 @@ impl Row {
         }
     }
 
-    /// Waits of the host that one step needs.
+    /// Returns the number of host waits that one step needs.
     pub fn waits(&self) -> f64 {
         match self.work {
             Work::Lbfgs => 1.0,
@@ -122,19 +122,19 @@ impl Row {
         }
     }
 
-    /// Parameters of the copy that the row is measured beside.
+    /// Returns the number of parameters of the copy in the row's measurement.
     pub fn copied(&self, len: usize) -> usize {
         if self.work.has_history() { len } else { self.params }
     }
 }
 
 impl Work {
-    /// Whether it needs many vectors.
+    /// Returns true if the work needs many vectors.
     fn has_history(&self) -> bool {
         matches!(self, Work::Lbfgs | Work::Pass(_))
     }
 
-    /// Its parameters where others have `len`.
+    /// Returns the work's number of parameters if other works have `len`.
     fn params(&self, len: usize) -> usize {
         if self.has_history() { lbfgs::params(len) } else { len }
     }

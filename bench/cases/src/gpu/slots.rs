@@ -1,31 +1,31 @@
-//! Issue slots: how long a device takes at least to issue a row's instructions, from the counts of `optim/kernels.budget`.
+//! Issue slots: minimum time that a device needs to issue a row's instructions, from the counts of `optim/kernels.budget`.
 
 use super::Result;
 use meshstep_tensor::cuda::Device;
 
-/// The budget of every kernel; its last column is the instructions of a thread's turn.
+/// Budget of every kernel; the last column has the instructions of a thread's turn.
 const BUDGET: &str = include_str!("../../../../optim/kernels.budget");
 
-/// Threads of a multiprocessor whose instructions are issued in one clock: four schedulers, each a warp's.
+/// Threads of a multiprocessor that issue an instruction per clock: four schedulers, each for a warp.
 const THREADS_A_CLOCK: f64 = 4.0 * 32.0;
 
-/// Kernels of a row, each with the elements of a thread's turn. Empty: no count holds for the row.
+/// Kernels of a row, each with the elements of a thread's turn. Empty if no count applies to the row.
 pub(crate) type Counted = Vec<(String, u64)>;
 
-/// The instructions of a turn of this kernel; none where none were counted.
+/// Returns the instructions of a kernel's turn, or `None` without a count.
 fn turn(kernel: &str) -> Option<f64> {
     let row = BUDGET.lines().find(|line| line.split_whitespace().next() == Some(kernel))?;
     row.split_whitespace().last()?.parse().ok()
 }
 
-/// Instructions of a thread for each element of a row.
+/// Returns the instructions of a thread per element of a row.
 fn instructions(kernels: &Counted) -> Option<f64> {
     let each = kernels.iter().map(|(kernel, elements)| Some(turn(kernel)? / *elements as f64));
     each.sum::<Option<f64>>().filter(|&all| all > 0.0)
 }
 
-/// Seconds in which the device issues the instructions for `params` elements at its highest clock; none where a kernel has no
-/// count or the driver tells no clock.
+/// Returns the seconds in which the device issues the instructions for `params` elements at its highest clock; `None` if a
+/// kernel has no count or the driver reports no clock.
 pub(crate) fn issue_seconds(kernels: &Counted, params: usize, device: &Device) -> Result<Option<f64>> {
     Ok(seconds(kernels, params, device.multiprocessors()?, device.clock_rate()?))
 }
@@ -49,7 +49,7 @@ mod tests {
         assert_eq!(each * 32.0, turn("norm_l2_bf16").unwrap());
         let both = vec![norm.clone(), ("adam_f32".to_owned(), 8)];
         assert_eq!(instructions(&both), Some(each + turn("adam_f32").unwrap() / 8.0));
-        // One without a turn, and one that is not there.
+        // A kernel without a count, and an unknown kernel.
         for other in ["norm_write", "norm_l2"] {
             assert_eq!(instructions(&vec![norm.clone(), (other.to_owned(), 1)]), None, "{other}");
         }
@@ -60,7 +60,7 @@ mod tests {
     fn seconds_are_instructions_over_slots() {
         let adam = vec![("adam_f32".to_owned(), 8)];
         let turn = turn("adam_f32").unwrap();
-        // One multiprocessor issues for 128 threads in a clock.
+        // One multiprocessor issues instructions for 128 threads per clock.
         assert_eq!(seconds(&adam, 8 * 128, 1, 1), Some(turn));
         assert_eq!(seconds(&adam, 8 * 128, 2, 10), Some(turn / 20.0));
         assert_eq!(seconds(&adam, 8, 1, 0), None, "no clock");

@@ -1,5 +1,5 @@
-//! Steps of one rank of a whole model at a stage, in a process of its own: its memory at each point of the first step, and the
-//! time of each step.
+//! Steps of one rank of a whole model at a stage, in a separate process: the rank's memory at each point of the first step,
+//! and the time of each step.
 
 use super::Result;
 use super::vectors::made;
@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Models by the names that GPU_BENCH_MODEL takes. The first is for stand-ins.
+/// Models by their names in GPU_BENCH_MODEL. The first is for stand-ins.
 pub const MODELS: [(&str, Gpt2); 5] = [
     ("tiny", Gpt2 { vocab: 101, context: 16, hidden: 16, layers: 2 }),
     ("gpt2", Gpt2::SMALL),
@@ -24,55 +24,57 @@ pub const MODELS: [(&str, Gpt2); 5] = [
     ("gpt2-xl", Gpt2::XL),
 ];
 
-/// Stages 0 to 3, by their numbers.
+/// Stages 0 to 3, in the order of their numbers.
 pub const STAGES: [Stage; 4] = [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3];
 
-/// How long a rank waits in a collective for the others.
+/// Time that a rank waits in a collective for the other ranks.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// The work of a rank: what its process is told.
+/// Job of a rank, sent to the rank's process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// The bytes of NCCL's id, which all ranks have alike.
+    /// Bytes of NCCL's id, equal on all ranks.
     pub id: Vec<u8>,
     pub rank: usize,
     pub ranks: usize,
-    /// An index of [`STAGES`].
+    /// Index into [`STAGES`].
     pub stage: usize,
-    /// Steps after the first.
+    /// Number of steps after the first.
     pub rounds: usize,
-    /// A name in [`MODELS`].
+    /// Name in [`MODELS`].
     pub model: String,
 }
 
-/// A rank's figures: its process tells them.
+/// Figures that a rank's process returns.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Seconds.
+    /// Seconds of the first step.
     pub first: f64,
     /// Seconds of each later step.
     pub steps: Vec<f64>,
-    /// Bytes at each point.
+    /// Bytes at each measuring point.
     pub memory: Value,
 }
 
-/// All parameters of a model, in bf16.
+/// Returns the layout of all parameters of a model, in bf16.
 pub fn layout(model: &str) -> Result<Layout> {
     let named = MODELS.into_iter().find(|(name, _)| *name == model);
     let names = || MODELS.map(|(name, _)| name).join(", ");
-    let (_, gpt2) = named.ok_or_else(|| format!("GPU_BENCH_MODEL is {model:?}; it is one of {}", names()))?;
+    let (_, gpt2) =
+        named.ok_or_else(|| format!("GPU_BENCH_MODEL is {model:?}; set it to one of {}", names()))?;
     Ok(shapes::layout(&gpt2.model(DType::BF16).build()?)?)
 }
 
 impl Job {
-    /// What the optimizer is made with, on the CPU.
+    /// Returns the optimizer's options, for the CPU.
     fn options(&self) -> Result<Options> {
         let stage = *STAGES.get(self.stage).ok_or_else(|| format!("there is no stage {}", self.stage))?;
         let precision = Precision { master: Master::F32, ..Precision::default() };
         Ok(Options { stage, precision, meter: Meter::new(), ..Options::default() })
     }
 
-    /// The bytes that the rank's optimizer is planned to hold once it is made; those of the exchange are others on a GPU.
+    /// Returns the planned bytes of the rank's optimizer after construction, without staging memory, which differs on a
+    /// GPU.
     pub fn planned(&self) -> Result<impl Iterator<Item = (Category, u64)> + use<>> {
         let plan = Plan::new(&layout(&self.model)?, self.ranks, &self.options()?)?;
         let planned = plan.memory(self.rank, &AdamW::default()).by_category();
@@ -80,7 +82,7 @@ impl Job {
     }
 }
 
-/// Takes the steps of a job on the first GPU. Collective.
+/// Runs the steps of a job on the first GPU. Collective.
 pub fn run(job: &Job) -> Result<Measured> {
     let (layout, options) = (layout(&job.model)?, job.options()?);
     let id = job.id.as_slice().try_into().map_err(|_| format!("an id has {} bytes", nccl::UniqueId::LEN))?;
@@ -112,7 +114,7 @@ pub fn run(job: &Job) -> Result<Measured> {
     Ok(Measured { first, steps: steps.collect::<Result<_>>()?, memory: memory.points.into() })
 }
 
-/// Bytes of a rank, point by point.
+/// Recorder of a rank's memory.
 struct Memory {
     meter: Meter,
     device: Device,
@@ -121,7 +123,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// Notes what is held now, once the device has come so far, and the most that was held since the point before.
+    /// Records the memory that is held now, after synchronizing the device, and the peak since the previous point.
     fn note(&mut self, point: &str) -> Result<()> {
         self.queue.synchronize()?;
         let live = |category: Category| (category.to_string(), Value::from(self.meter.live(category)));
@@ -141,9 +143,9 @@ impl Memory {
 /// An optimizer of a model, and gradients for it.
 struct Model {
     opt: Optimizer,
-    /// Units in backward order, each with its parameters and their elements.
+    /// Units in backward order, each with its parameters and their lengths.
     units: Vec<(String, Vec<(String, usize)>)>,
-    /// As many as the longest parameter has: each gradient is the beginning of these.
+    /// Gradients of the length of the longest parameter; each parameter's gradient is a prefix.
     grads: Buffer,
 }
 
@@ -162,7 +164,7 @@ impl Model {
         Ok(Model { opt, units, grads })
     }
 
-    /// Gathers each unit as a forward and a backward pass do, and hands over its gradients.
+    /// Gathers each unit as in a forward and a backward pass, and hands over its gradients.
     fn hand_over(&mut self) -> Result<()> {
         let batch = self.opt.micro_batch(1)?;
         for (unit, _) in self.units.iter().rev() {
@@ -181,7 +183,7 @@ impl Model {
     fn step(&mut self) -> Result<()> {
         match self.opt.step(StepArgs { max_norm: Some(1.0), ..StepArgs::default() })?.outcome()? {
             Outcome::Applied { .. } => Ok(()),
-            skipped => Err(format!("a step was not taken: {skipped:?}").into()),
+            skipped => Err(format!("a step was skipped: {skipped:?}").into()),
         }
     }
 }
@@ -212,7 +214,7 @@ mod tests {
         let error = layout("gpt3").unwrap_err().to_string();
         assert_eq!(
             error,
-            "GPU_BENCH_MODEL is \"gpt3\"; it is one of tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl"
+            "GPU_BENCH_MODEL is \"gpt3\"; set it to one of tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! The vectors of a case, on the device or a part of them on the CPU: both hold one pattern that repeats.
+//! Vectors of a case, whole on the device or a part of them on the CPU; both contain the same periodic pattern.
 
 use super::Result;
 use super::cases::Case;
@@ -6,11 +6,11 @@ use meshstep_optim::Flat;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut};
 use std::ops::Range;
 
-/// Elements after which the pattern begins again: a prime, so that no tile begins alike.
+/// Period of the pattern in elements: a prime, so that tiles begin at different phases.
 pub(crate) const PERIOD: usize = 65_521;
 
 pub(crate) struct Vectors {
-    /// None where there is only a norm.
+    /// `None` if the case is only a norm.
     params: Option<Buffer>,
     pub(crate) grads: Buffer,
     state: Vec<Buffer>,
@@ -19,7 +19,7 @@ pub(crate) struct Vectors {
 }
 
 impl Vectors {
-    /// Elements `range` of the case's vectors, at the queue's place.
+    /// Creates elements `range` of the case's vectors in the memory of the queue.
     pub(crate) fn new(case: &Case, range: &Range<usize>, queue: &Queue) -> Result<Self> {
         let mut seed = 0;
         let mut vector = |dtype, size: f32| {
@@ -27,7 +27,7 @@ impl Vectors {
             made(dtype, (seed, size), range, queue)
         };
         let (recipe, updates, states) = (case.recipe, case.rule.is_some(), case.states());
-        // The last state is the mean of squares, where there is one.
+        // The last state vector is the mean of squares, if there is one.
         let size = |slot: usize| if slot + 1 == states { 1e-4 } else { 1e-2 };
         Ok(Vectors {
             grads: vector(recipe.grads, 1e-2)?,
@@ -38,7 +38,7 @@ impl Vectors {
         })
     }
 
-    /// What an update takes; none where there is only a norm.
+    /// Calls `with` on the arguments of an update; returns `None` if the case is only a norm.
     pub(crate) fn flat<R>(&mut self, with: impl FnOnce(Flat<'_, '_>) -> R) -> Option<R> {
         let mut state: Vec<SliceMut<'_>> = self.state.iter_mut().map(Buffer::as_mut).collect();
         Some(with(Flat {
@@ -50,7 +50,7 @@ impl Vectors {
         }))
     }
 
-    /// Each vector with its name.
+    /// Returns each vector with its name.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &Buffer)> {
         let params = self.params.iter().map(|buffer| ("params", buffer));
         let state = self.state.iter().map(|buffer| ("state", buffer));
@@ -60,7 +60,7 @@ impl Vectors {
     }
 }
 
-/// Elements `range` of an endless vector.
+/// Creates elements `range` of an endless periodic vector.
 pub(crate) fn made(
     dtype: DType,
     (seed, size): (u64, f32),
@@ -73,7 +73,7 @@ pub(crate) fn made(
     let mut done = len.min(PERIOD);
     queue.upload(pattern.as_slice().slice(0..done)?, buffer.as_mut().slice(0..done)?)?;
     while done < len {
-        // What is done is whole periods, so that a copy of it goes on where it ends.
+        // The finished part is a number of whole periods, so a copy of it continues the pattern.
         let more = done.min(len - done);
         let (from, into) = buffer.as_mut().split_at(done)?;
         queue.copy(from.as_slice().slice(0..more)?, into.slice(0..more)?)?;
@@ -82,12 +82,12 @@ pub(crate) fn made(
     Ok(buffer)
 }
 
-/// One period from element `start` on: state above zero, all else between -size and size.
+/// Returns one period from element `start` on: state is positive, other values lie between -size and size.
 fn pattern(dtype: DType, seed: u64, size: f32, start: usize) -> Result<Buffer> {
     let mut buffer = Buffer::zeroed(PERIOD, dtype, &Meter::new(), Category::Staging)?;
     let words = (0..PERIOD).map(|i| word(seed, (start + i) % PERIOD));
     if dtype == DType::U16 {
-        // A remainder is at most half of what its bf16 number leaves out.
+        // A remainder is at most half of the lost part of its bf16 number.
         for (x, word) in buffer.typed_mut::<u16>()?.iter_mut().zip(words) {
             *x = ((word >> 48) as u16 >> 1).wrapping_sub(1 << 14);
         }
@@ -101,7 +101,7 @@ fn pattern(dtype: DType, seed: u64, size: f32, start: usize) -> Result<Buffer> {
     Ok(buffer)
 }
 
-/// Bits without a pattern of their own (splitmix64).
+/// Returns pseudo-random bits (splitmix64).
 fn word(seed: u64, i: usize) -> u64 {
     let mut x = (seed << 32 | i as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! Programs that do what they are told, line by line: other systems, and ranks as processes.
+//! Programs that execute commands line by line: other systems, and ranks as processes.
 
 mod torch;
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-/// The longest that a program may take to prepare a case, or for one round, where nothing else is said.
+/// Default time limit of a program for preparing a case or for one round.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A program that answers each line with a line.
@@ -25,16 +25,16 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts it; its errors go where the command says.
+    /// Starts the program; its standard error goes where the command directs it.
     pub fn start(name: &str, command: &mut Command) -> Result<Self> {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("starting {name}"))?;
         let (Some(asked), Some(out)) = (child.stdin.take(), child.stdout.take()) else {
-            bail!("{name} has no pipes");
+            bail!("{name} was started without pipes");
         };
         let (lines, answers) = channel();
         std::thread::spawn(move || {
-            // It ends when the program does, or when nobody listens any more.
+            // The thread ends when the program does, or when the receiver is dropped.
             BufReader::new(out).lines().map_while(Result::ok).all(|line| lines.send(line).is_ok())
         });
         Ok(Program { child, asked, answers, name: name.to_owned(), patience: PATIENCE })
@@ -42,16 +42,15 @@ impl Program {
 
     pub fn ask(&mut self, line: &str) -> Result<String> {
         let Program { name, patience, .. } = self;
-        writeln!(self.asked, "{line}")
-            .with_context(|| format!("{name} has ended before it was asked: {line}"))?;
+        writeln!(self.asked, "{line}").with_context(|| format!("{name} ended before it received: {line}"))?;
         let answer = self.answers.recv_timeout(*patience);
-        answer.with_context(|| format!("{name} has ended, or takes more than {patience:?}, with: {line}"))
+        answer.with_context(|| format!("{name} ended, or took more than {patience:?}, with: {line}"))
     }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // The program may have ended itself.
+        // The program may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -72,6 +71,6 @@ mod tests {
         let mut mute = Program::start("mute", Command::new("sleep").arg("60")).unwrap();
         mute.patience = Duration::from_millis(10);
         let error = mute.ask("a").unwrap_err().to_string();
-        assert!(error.contains("mute has ended, or takes more than 10ms"), "{error}");
+        assert!(error.contains("mute ended, or took more than 10ms"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! PyTorch's optimizers and gloo's collectives: `bench/python/peers.py`, told what to run.
+//! PyTorch's optimizers and gloo's collectives, run by `bench/python/peers.py`.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 
 use super::Program;
 
-/// Before and after a turn. PyTorch's threads (OpenMP) go on looking for work for some milliseconds after they have done it, on cores
-/// that the next one would have.
+/// Pause before and after a turn. PyTorch's threads (OpenMP) spin for some milliseconds after their work, on cores that the
+/// next contestant needs.
 const REST: Duration = Duration::from_millis(20);
 
-/// PyTorch, waiting to be told.
+/// PyTorch in a separate process that waits for commands.
 #[derive(Debug)]
 pub struct Torch {
     program: Program,
-    /// As it says itself.
+    /// Version that PyTorch reports.
     pub version: String,
 }
 
@@ -32,7 +32,7 @@ impl Torch {
         Ok(torch)
     }
 
-    /// The longest that it may take to prepare a case, or for one round.
+    /// Sets the time limit for preparing a case or for one round.
     pub fn set_patience(&mut self, patience: Duration) {
         self.program.patience = patience;
     }
@@ -40,22 +40,22 @@ impl Torch {
     /// Prepares a case of the script.
     pub fn case(&mut self, case: Value) -> Result<Value> {
         let answer = self.ask(&case)?;
-        ensure!(answer["ready"] == true, "PyTorch has answered {answer} to {case}");
+        ensure!(answer["ready"] == true, "PyTorch answered {answer} to {case}");
         Ok(answer)
     }
 
-    /// Runs it once, while no thread of the turn before is awake; seconds.
+    /// Runs the case once, after the threads of the previous turn have gone to sleep. Returns the seconds.
     pub fn run(&mut self) -> Result<f64> {
         sleep(REST);
         let answer = self.ask(&json!({ "run": true }))?;
         sleep(REST);
-        answer["seconds"].as_f64().ok_or_else(|| anyhow!("PyTorch has answered {answer}"))
+        answer["seconds"].as_f64().ok_or_else(|| anyhow!("PyTorch answered {answer} without `seconds`"))
     }
 
     fn ask(&mut self, what: &Value) -> Result<Value> {
         let answer = self.program.ask(&what.to_string())?;
-        let answer: Value =
-            serde_json::from_str(&answer).with_context(|| format!("PyTorch has answered {answer}"))?;
+        let answer: Value = serde_json::from_str(&answer)
+            .with_context(|| format!("PyTorch answered {answer}, which is not JSON"))?;
         match answer.get("error") {
             Some(error) => bail!("PyTorch, with {what}: {error}"),
             None => Ok(answer),
@@ -69,7 +69,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
 
-    /// What the script uses of torch, without any arithmetic. Reduce-scatter fails.
+    /// The part of torch that the script uses, without any arithmetic. Reduce-scatter fails.
     const MODULES: [(&str, &str); 4] = [
         (
             "__init__.py",

@@ -1,4 +1,4 @@
-//! Ranks of ours in turns with another system.
+//! Ranks of this library in turns with another system.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ use super::{Player, together};
 use crate::race::{Contestant, race};
 use crate::samples::Samples;
 
-/// What took turns.
+/// Samples of the systems that took turns: this library, the other system, and the copy.
 #[derive(Debug)]
 pub struct Race {
     pub ours: Samples,
@@ -18,7 +18,7 @@ pub struct Race {
 }
 
 impl Race {
-    /// Ours, theirs and the floor, in turns.
+    /// Races this library, the other system and the floor in turns.
     pub fn run<X>(on: &mut X, rounds: usize, turns: [Contestant<'_, X>; 3]) -> Result<Self> {
         let mut samples = race(on, rounds, turns.into())?.into_iter();
         let mut next = || samples.next().unwrap_or_default();
@@ -26,9 +26,9 @@ impl Race {
     }
 }
 
-/// A rank, and the other system, which rank 0 waits for and the others for rank 0.
+/// A rank, and the other system. Rank 0 runs the other system, and the other ranks wait for rank 0.
 struct Beside<'p, P> {
-    /// Its turns: [`OURS`] and [`FLOOR`].
+    /// Player of the turns [`OURS`] and [`FLOOR`].
     own: P,
     rank: usize,
     theirs: &'p Mutex<&'p mut (dyn FnMut() -> Result<()> + Send)>,
@@ -51,7 +51,7 @@ impl<P: Player> Player for Beside<'_, P> {
     }
 }
 
-/// Ours and the floor on `ranks` ranks, in turns with theirs, by their own clock.
+/// Runs this library and the floor on `ranks` ranks, in turns with the other system, which measures its own time.
 pub fn in_turns<P: Player>(
     (ranks, rounds): (usize, usize),
     own: impl Fn(Arc<dyn Communicator>) -> Result<P> + Sync,
@@ -67,8 +67,8 @@ pub fn in_turns<P: Player>(
         let rank = comm.rank();
         Ok(Beside { own: own(comm)?, rank, theirs: &shared })
     })?;
-    let [ours, _, floor] =
-        <[Samples; FLOOR + 1]>::try_from(samples).map_err(|_| anyhow!("a turn is missing"))?;
+    let [ours, _, floor] = <[Samples; FLOOR + 1]>::try_from(samples)
+        .map_err(|_| anyhow!("the samples of a turn are missing"))?;
     // The first round does not count on either side.
     Ok(Race { ours, theirs: seconds.into_iter().skip(1).collect(), floor })
 }

@@ -1,4 +1,4 @@
-//! Work that ranks do together, in turns with other work of theirs.
+//! Work that ranks do together, in turns with other work.
 
 mod beside;
 
@@ -13,13 +13,14 @@ use meshstep_comm::{Communicator, loopback};
 use crate::race::turns;
 use crate::samples::Samples;
 
-/// What one rank does: it runs turn `turn`, as each rank does at the same time.
+/// Work of one rank: runs turn `turn` at the same time as the other ranks.
 pub trait Player {
     fn play(&mut self, turn: usize) -> Result<()>;
 }
 
-/// Seconds of each turn in each of `rounds` rounds, by the rank that sees the most: from when all are ready to when the last is done. A round before them
-/// does not count, and in every other one turns run in reverse.
+/// Returns the seconds of each turn in each of `rounds` rounds, from the time at which all ranks are ready until the last
+/// one is done; the maximum over the ranks' clocks. An additional first round does not count; every other round runs the
+/// turns in reverse order.
 pub fn together<P: Player>(
     ranks: usize,
     (turns_a_round, rounds): (usize, usize),
@@ -36,7 +37,7 @@ pub fn together<P: Player>(
         for round in 0..=rounds {
             for turn in turns(turns_a_round, round) {
                 edge.wait();
-                // Between two barriers nobody writes it, so all ranks see the same.
+                // No rank writes it between these two barriers, so all ranks read the same value.
                 let over = has_failed();
                 edge.wait();
                 if over {
@@ -73,7 +74,7 @@ mod tests {
 
     impl Player for Sleeper {
         fn play(&mut self, turn: usize) -> Result<()> {
-            // Rank 1 alone is slow, in turn 1 alone.
+            // Only rank 1 is slow, and only in turn 1.
             if self.0 == 1 && turn == 1 {
                 std::thread::sleep(Duration::from_millis(5));
             }

@@ -1,4 +1,4 @@
-//! One row on a vector, beside its copy.
+//! One row on a vector, with the copy of its bytes.
 
 use anyhow::{Context as _, Result};
 
@@ -6,7 +6,7 @@ use super::{Memory, Row, rows};
 use crate::race::{race, timed};
 use crate::samples::Samples;
 
-/// A row, and what its update touches.
+/// A row, and the memory of its update.
 pub struct Case {
     pub row: Row,
     memory: Memory,
@@ -17,7 +17,7 @@ impl Case {
         Ok(Case { memory: Memory::new(&row, len)?, row })
     }
 
-    /// Bytes an update must read and write for each element.
+    /// Returns the bytes that an update must read and write for each element.
     pub fn bytes(&self) -> usize {
         self.memory.bytes()
     }
@@ -26,12 +26,12 @@ impl Case {
         self.memory.update(&self.row);
     }
 
-    /// Moves as many bytes.
+    /// Moves as many bytes as an update.
     pub fn copy(&mut self) {
         self.memory.copy();
     }
 
-    /// Seconds of the copy and of the update, in turns.
+    /// Returns the seconds of the copy and of the update, in turns.
     pub fn times(&mut self, rounds: usize) -> Result<[Samples; 2]> {
         let contestants = vec![timed(Case::copy), timed(Case::update)];
         let mut samples = race(self, rounds, contestants)?.into_iter();
@@ -39,7 +39,7 @@ impl Case {
     }
 }
 
-/// The row of this name on `len` parameters.
+/// Returns the row of this name on `len` parameters.
 pub fn case(name: &str, len: usize) -> Result<Case> {
     let row = rows().into_iter().find(|row| row.name == name);
     Case::new(row.with_context(|| format!("no row of the table is called {name:?}"))?, len)

@@ -1,4 +1,4 @@
-//! What one update touches, and a loop that moves the same bytes.
+//! Memory of one update, and a loop that moves the same bytes.
 
 use super::rows::Row;
 use meshstep_optim::{Flat, Isa, Scalars, Sees, Segment, TensorSums};
@@ -6,14 +6,14 @@ use meshstep_tensor::simd::Body;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut};
 use std::hint::black_box;
 
-/// Vectors of one length, apart modulo a page as the optimizer keeps them.
+/// Vectors of one length; their addresses differ modulo a page, as in the optimizer.
 pub struct Memory {
     params: Buffer,
     grads: Buffer,
     state: Vec<Buffer>,
     copy: Option<Buffer>,
     remainder: Option<Buffer>,
-    /// Whether the rule measures before it updates, and its state too.
+    /// True if the rule measures sums before the update, and if it also reads its state for them.
     measured: bool,
     state_too: bool,
 }
@@ -27,7 +27,7 @@ impl Memory {
             fill(buffer.as_mut(), apart.len() as u32, size);
             Ok(buffer)
         };
-        // Moments of ordinary size, the last one's values those of squares.
+        // Moments of ordinary size; the last vector has the size of squares.
         let states = row.rule.state().len();
         let size = |slot: usize| if slot + 1 == states { 1e-4 } else { 1e-2 };
         Ok(Memory {
@@ -43,7 +43,7 @@ impl Memory {
         })
     }
 
-    /// Bytes an update must read and write for each element.
+    /// Returns the bytes that an update must read and write for each element.
     pub fn bytes(&self) -> usize {
         let size = |b: &Buffer| b.dtype().size();
         let state: usize = self.state.iter().chain(&self.remainder).map(size).sum();
@@ -77,8 +77,8 @@ impl Memory {
         row.rule.update(flat, &segment, &scalars, &Queue::cpu()).unwrap();
     }
 
-    /// Reads what an update reads and writes in place what it writes, changing nothing: the mask is zero, which the
-    /// compiler does not know.
+    /// Reads the inputs of an update and writes its outputs in place, without a change: the mask is zero, but the compiler
+    /// does not know that.
     pub fn copy(&mut self) {
         let (mask, part) = (black_box(0), part(self.params.len()));
         if self.measured {
@@ -108,7 +108,7 @@ fn fill(mut values: SliceMut<'_>, seed: u32, size: f32) {
         (seed >> 8) as f32 / (1 << 24) as f32 * size
     };
     if !values.dtype().is_float() {
-        return; // remainders begin as zeros
+        return; // remainders start as zeros
     }
     let (len, mut block) = (values.len(), [0f32; 1024]);
     for start in (0..len).step_by(block.len()) {
@@ -119,12 +119,12 @@ fn fill(mut values: SliceMut<'_>, seed: u32, size: f32) {
     }
 }
 
-/// Elements up to which work is not split, as in an update.
+/// Returns the number of elements up to which work is not split, as in an update.
 fn part(len: usize) -> usize {
     (64 << 10).max(len / (8 * rayon::current_num_threads()))
 }
 
-/// Elements moved stream by stream.
+/// Elements processed stream by stream.
 const BLOCK: usize = 1 << 10;
 
 fn read_all(streams: Vec<Slice<'_>>, part: usize) -> u64 {
@@ -202,7 +202,7 @@ impl Body for Move<'_> {
     }
 }
 
-/// Every bit of `bytes`, whose length is a multiple of 8 but at the very end.
+/// Combines all bits of `bytes`. The length is a multiple of 8, except at the very end.
 #[inline(always)]
 fn seen(bytes: &[u8]) -> u64 {
     bytes.as_chunks().0.iter().fold(0, |all, &word| all ^ u64::from_ne_bytes(word))

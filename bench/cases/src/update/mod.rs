@@ -1,4 +1,4 @@
-//! Every rule and recipe, and the memory that one update of it touches.
+//! Every rule and recipe, and the memory of one update.
 
 mod case;
 mod memory;

@@ -1,4 +1,4 @@
-//! The table: every rule in f32, and AdamW under every recipe. A new rule or recipe is a new row.
+//! Table of updates: every rule in f32, and AdamW with every recipe. A new rule or recipe is a new row.
 
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adopt, Lamb, Lars, Lion, Moments, Momentum, QhAdamW, QhAdopt, RmsProp, Rounding,
@@ -6,20 +6,20 @@ use meshstep_optim::{
 };
 use meshstep_tensor::DType;
 
-/// A rule under a recipe, and how fast it has to be.
+/// A rule with a recipe, and its required speed.
 pub struct Row {
     pub name: &'static str,
     pub rule: Box<dyn Rule>,
     pub recipe: Recipe,
-    /// The least share of the copy's speed, in percent.
+    /// Minimum speed in percent of the copy's speed.
     pub bar: f64,
-    /// Whether the rule reads its state when it measures, where it does.
+    /// True if the rule also reads its state when it measures sums.
     pub measures_state: bool,
-    /// Why the bar is not higher, where that is not obvious.
+    /// Reason for a low bar, if it is not obvious.
     pub reason: Option<&'static str>,
 }
 
-/// Types of everything an update touches.
+/// Types of all vectors of an update.
 #[derive(Clone, Copy)]
 pub struct Recipe {
     pub params: DType,
@@ -43,7 +43,7 @@ const SPLIT: Recipe = Recipe { params: DType::BF16, grads: DType::BF16, remainde
 const MOMENTS: Recipe = Recipe { state: DType::BF16, rounding: Rounding::Stochastic, ..F32 };
 
 const RANDOM: Option<&str> = Some(
-    "compute-bound: ten rounds of Philox make 16 random bits for each number rounded, and bf16 halves the bytes to hide them",
+    "compute-bound: ten rounds of Philox produce 16 random bits per rounded number, and bf16 halves the bytes that could hide them",
 );
 
 pub fn rows() -> Vec<Row> {

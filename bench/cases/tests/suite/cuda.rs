@@ -4,7 +4,7 @@ use meshstep_bench_cases::gpu::variants;
 use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::{self, Device, Stream};
 
-/// Within a tile, at the ends of tiles, and more tiles than a grid of the stand-in has blocks.
+/// Within a tile, at tile boundaries, and more tiles than a grid of the stand-in has blocks.
 const LENS: [usize; 6] = [1, 1023, 1024, 8192, 8195, 50_001];
 
 #[test]

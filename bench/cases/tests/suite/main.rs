@@ -2,7 +2,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "tests fail by panicking and say what they skip"
+    reason = "tests fail by panicking and print why they skip"
 )]
 
 #[cfg(feature = "cuda")]

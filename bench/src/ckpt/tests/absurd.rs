@@ -1,4 +1,4 @@
-//! Manifests that say more than 64 bits count.
+//! Manifests with numbers that overflow 64 bits.
 
 use super::{ckpt, saved, text};
 use meshstep_shard::checkpoint::{FileEntry, Manifest, SlotEntry, TensorEntry, Type};
@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A step whose manifest says something else; no LATEST has its hash.
+/// Saves a checkpoint and edits the manifest of a step; removes LATEST, which has the old hash.
 fn edited(edit: impl FnOnce(&mut Manifest)) -> (TempDir, PathBuf) {
     let (dir, step) = saved();
     let path = step.join("manifest.json");
@@ -40,7 +40,7 @@ fn a_shape_that_is_none_is_not_exported() {
         manifest.tensors.insert("none".to_owned(), TensorEntry { shape, t: 0, slots });
     });
     let to = dir.path().join("all.safetensors");
-    // The program that writes headers counts in order.
+    // Writing a header sums the lengths in order, so the product overflows before the zero.
     let error = ckpt(&["export", text(&step), "--to", text(&to)]).unwrap_err();
     assert!(error.to_string().contains("overflow"), "{error}");
     assert!(!to.exists());

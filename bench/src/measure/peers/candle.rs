@@ -1,4 +1,4 @@
-//! candle's AdamW.
+//! AdamW of candle.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor, Var};
 use candle_nn::{AdamW, Optimizer as _, ParamsAdamW};
 
-/// An optimizer of one tensor, with a gradient that is there.
+/// An optimizer of one tensor with a fixed gradient.
 pub(crate) struct Candle {
     optimizer: AdamW,
     grads: GradStore,
@@ -23,7 +23,7 @@ impl Candle {
         Ok(Candle { optimizer, grads })
     }
 
-    /// One update; seconds.
+    /// Runs one update and returns its seconds.
     pub(crate) fn run(&mut self) -> Result<f64> {
         let start = Instant::now();
         self.optimizer.step(&self.grads)?;
@@ -35,7 +35,7 @@ impl Candle {
 mod tests {
     use super::*;
 
-    /// Else what is timed would be nothing.
+    /// The timed update must change the parameters.
     #[test]
     fn an_update_moves_what_has_a_gradient() {
         let device = Device::Cpu;

@@ -1,4 +1,4 @@
-//! Other systems, that run one round when they are told to: candle in this process, the others as programs.
+//! Other systems that run one round per command: candle in this process, the others as separate programs.
 
 mod candle;
 mod mpi;

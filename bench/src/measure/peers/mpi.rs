@@ -1,4 +1,4 @@
-//! OpenMPI's collectives, where it is installed.
+//! Collectives of OpenMPI, if it is installed.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use meshstep_bench_cases::peers::Program;
 
-/// Processes of OpenMPI, waiting to be told.
+/// Processes of OpenMPI that wait for commands.
 #[derive(Debug)]
 pub(crate) struct Mpi(Program);
 
@@ -18,29 +18,29 @@ impl Mpi {
             (Path::new(crate::FOLDER).join("peers/collectives.c"), folder.join("collectives"));
         let mut compile = Command::new("mpicc");
         let output = compile.arg("-O2").arg("-o").arg(&program).arg(source).output();
-        let output = output.context("there is no mpicc; install openmpi-bin and libopenmpi-dev")?;
+        let output = output.context("cannot start mpicc; install openmpi-bin and libopenmpi-dev")?;
         ensure!(output.status.success(), "mpicc: {}", String::from_utf8_lossy(&output.stderr));
         let mut start = Command::new("mpirun");
         let ranks = ranks.to_string();
         start.args(["--oversubscribe", "-n", ranks.as_str()]).arg(&program);
-        // In a container everything may run as root, which OpenMPI asks to be told twice.
+        // In a container all processes may run as root, which OpenMPI allows only with both variables.
         start.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
         Ok(Mpi(Program::start("OpenMPI", start.stderr(Stdio::null()))?))
     }
 
-    /// Prepares an operation on so many bytes on each rank.
+    /// Prepares an operation on `bytes` bytes on each rank.
     pub(crate) fn case(&mut self, operation: &str, bytes: usize) -> Result<()> {
         let answer = self.0.ask(&format!("case {operation} {bytes}"))?;
-        ensure!(answer == "ready", "OpenMPI has answered {answer}");
+        ensure!(answer == "ready", "OpenMPI answered {answer} instead of `ready`");
         Ok(())
     }
 
-    /// Runs it once; seconds.
+    /// Runs the operation once and returns its seconds.
     pub(crate) fn run(&mut self) -> Result<f64> {
         let answer = self.0.ask("run")?;
         match answer.strip_prefix("seconds ").map(str::parse) {
             Some(Ok(seconds)) => Ok(seconds),
-            _ => bail!("OpenMPI has answered {answer}"),
+            _ => bail!("OpenMPI answered {answer} instead of `seconds`"),
         }
     }
 }

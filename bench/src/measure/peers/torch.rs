@@ -1,4 +1,4 @@
-//! PyTorch in a virtual environment of the target folder.
+//! PyTorch in a virtual environment in the target folder.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,15 +6,15 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use meshstep_bench_cases::peers::Torch;
 
-/// What it is measured against.
+/// Version of PyTorch to compare with.
 const VERSION: &str = "2.11.0";
 
-/// Starts it, after it was installed into `folder` where it is not there yet: 5 GB from PyPI.
+/// Starts PyTorch, and installs it into `folder` if necessary: 5 GB from PyPI.
 pub(crate) fn start(folder: &Path) -> Result<Torch> {
     Torch::start(&environment(folder)?, &Path::new(crate::FOLDER).join("python/peers.py"))
 }
 
-/// The interpreter of an environment with PyTorch.
+/// Returns the interpreter of an environment with PyTorch.
 pub(super) fn environment(folder: &Path) -> Result<PathBuf> {
     let python = folder.join("bin").join("python");
     let has_torch = |python: &Path| {
@@ -29,7 +29,7 @@ pub(super) fn environment(folder: &Path) -> Result<PathBuf> {
     run("installing PyTorch", Command::new(&python).args(pip))?;
     ensure!(
         has_torch(&python),
-        "PyTorch {VERSION} was installed into {}, and is not there",
+        "PyTorch {VERSION} was installed into {}, but cannot be imported",
         folder.display()
     );
     Ok(python)
@@ -38,6 +38,6 @@ pub(super) fn environment(folder: &Path) -> Result<PathBuf> {
 fn run(what: &str, command: &mut Command) -> Result<()> {
     let output = command.output().with_context(|| format!("{what}: {command:?}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{what}: {}", said.lines().last().unwrap_or("it says nothing"));
+    ensure!(output.status.success(), "{what}: {}", said.lines().last().unwrap_or("no error message"));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! PyTorch's fused optimizers on a GPU: runs of `bench/python/gpu_torch.py`, each of which adds its medians to a file.
+//! PyTorch's fused optimizers on a GPU: runs of `bench/python/gpu_torch.py`, each of which appends its medians to a file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,26 +14,26 @@ use super::torch::environment;
 pub(crate) struct TorchOnGpu {
     python: PathBuf,
     folder: PathBuf,
-    /// Parameters and rounds.
+    /// Number of parameters and of rounds.
     size: [usize; 2],
-    /// What the runs have written so far.
+    /// Content of the file after the last run.
     report: Value,
 }
 
 impl TorchOnGpu {
-    /// Installs PyTorch into `folder` where it is not there yet. `len` is a power of two.
+    /// Installs PyTorch into `folder` if necessary. `len` is a power of two.
     pub(crate) fn prepare(folder: &Path, len: usize, rounds: usize) -> Result<Self> {
         let python = environment(&folder.join("venv"))?;
         let folder = folder.to_owned();
         let before = folder.join(FILE);
-        // Runs of another time are not this one's.
+        // Remove the results of earlier programs.
         if before.exists() {
             fs::remove_file(&before).with_context(|| format!("removing {}", before.display()))?;
         }
         Ok(TorchOnGpu { python, folder, size: [len, rounds], report: Value::Null })
     }
 
-    /// One run.
+    /// Runs the script once.
     pub(crate) fn run(&mut self) -> Result<()> {
         let [len, rounds] = self.size;
         let script = Path::new(crate::FOLDER).join("python/gpu_torch.py");
@@ -47,13 +47,13 @@ impl TorchOnGpu {
         let said =
             |bytes: &[u8]| String::from_utf8_lossy(bytes).lines().last().unwrap_or("nothing").to_owned();
         let path = self.folder.join(FILE);
-        // It writes none where it finds no GPU.
-        let text = fs::read(&path).with_context(|| format!("PyTorch says: {}", said(&output.stdout)))?;
+        // The script writes no file if it finds no GPU.
+        let text = fs::read(&path).with_context(|| format!("PyTorch reports: {}", said(&output.stdout)))?;
         let report: Value = serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
-        // A run with cases that failed has the figures of the others.
+        // A run with failed cases has the figures of the other cases.
         let added = runs(&report) > runs(&self.report);
-        ensure!(output.status.success() || added, "PyTorch says: {}", said(&output.stderr));
-        ensure!(report["params"] == len, "PyTorch has room for {} parameters, not {len}", report["params"]);
+        ensure!(output.status.success() || added, "PyTorch reports: {}", said(&output.stderr));
+        ensure!(report["params"] == len, "PyTorch has memory for {} parameters, not {len}", report["params"]);
         self.report = report;
         Ok(())
     }
@@ -62,7 +62,7 @@ impl TorchOnGpu {
         self.report["torch"].as_str().unwrap_or("of unknown version")
     }
 
-    /// The faster of the runs' medians, if PyTorch has such a case.
+    /// Returns the faster of the runs' medians, or `None` if PyTorch has no such case.
     pub(crate) fn seconds(&self, case: &str) -> Option<f64> {
         let runs = self.report["runs"].as_array()?.iter();
         runs.filter_map(|run| run["ms"][case].as_f64()).reduce(f64::min).map(|ms| ms / 1e3)
@@ -73,7 +73,7 @@ fn runs(report: &Value) -> usize {
     report["runs"].as_array().map_or(0, Vec::len)
 }
 
-/// What the script writes.
+/// File that the script writes.
 const FILE: &str = "torch-bench.json";
 
 #[cfg(test)]
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A python that writes this report and fails, as the script does when a case has failed.
+    /// Returns a python that writes this report and fails, as the script does after a failed case.
     #[cfg(unix)]
     fn failing(report: &Value) -> (tempfile::TempDir, TorchOnGpu) {
         use std::os::unix::fs::PermissionsExt;
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(torch.seconds("step f32"), Some(4e-3));
         // The second call adds no run.
         let error = torch.run().unwrap_err().to_string();
-        assert!(error.contains("PyTorch says: no room"), "{error}");
+        assert!(error.contains("PyTorch reports: no room"), "{error}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The report as one page that needs no network: tables, and pictures as SVG within it.
+//! The report as one HTML page without external resources: tables, and embedded SVG plots.
 
 use std::fmt::Write as _;
 
@@ -82,7 +82,7 @@ mod tests {
             assert!(page.contains(&open), "{tag}");
         }
         let links = ["src=", "href=", "@import", "url("];
-        assert!(links.iter().all(|link| !page.contains(link)), "the page needs other files");
+        assert!(links.iter().all(|link| !page.contains(link)), "the page must not need other files");
         assert!(page.contains("a &lt; b"));
     }
 }

@@ -1,4 +1,4 @@
-//! The report for people: on a terminal, in Markdown, and as one page with pictures.
+//! Formats of the report: on a terminal, in Markdown, and as an HTML page with plots.
 
 pub(crate) mod html;
 pub(crate) mod markdown;
@@ -8,7 +8,7 @@ pub(crate) mod terminal;
 use crate::measure::record::{Bar, Cell, Wanted};
 use meshstep_bench_cases::samples::Median;
 
-/// A figure in words.
+/// Formats a figure.
 pub(crate) fn cell(cell: &Cell) -> String {
     match cell {
         Cell::None => String::new(),
@@ -28,7 +28,7 @@ pub(crate) fn cell(cell: &Cell) -> String {
     }
 }
 
-/// A bar in words: what was found, and what was wanted.
+/// Formats a bar: the figure and its limit.
 pub(crate) fn bar(Bar { found, wanted, .. }: &Bar) -> String {
     match wanted {
         Wanted::AtLeast(least) => format!("{}, at least {}", short(*found), short(*least)),
@@ -36,7 +36,7 @@ pub(crate) fn bar(Bar { found, wanted, .. }: &Bar) -> String {
     }
 }
 
-/// How far a time's median may be off, as a part of it.
+/// Formats the relative half-width of a time's interval.
 fn spread(time: &Median) -> String {
     let off = (time.high - time.median).max(time.median - time.low) / time.median;
     format!("±{:.0}%", 100.0 * off)
@@ -51,7 +51,7 @@ fn seconds(time: f64) -> String {
     }
 }
 
-/// Bytes in powers of 1000.
+/// Formats bytes in powers of 1000.
 pub(crate) fn size(bytes: f64) -> String {
     match bytes {
         b if b >= 1e9 => format!("{:.2} GB", b / 1e9),
@@ -61,7 +61,7 @@ pub(crate) fn size(bytes: f64) -> String {
     }
 }
 
-/// Four digits of it.
+/// Formats a number with four digits.
 fn short(number: f64) -> String {
     match number.abs() {
         n if n >= 1000.0 || n == n.trunc() => format!("{number:.0}"),

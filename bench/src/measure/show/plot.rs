@@ -1,4 +1,4 @@
-//! Pictures: columns made of parts, and curves.
+//! Plots: stacked columns, and curves.
 
 use anyhow::{Result, anyhow};
 use plotters::coord::ranged1d::{AsRangedCoord, KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
@@ -8,13 +8,13 @@ use std::ops::Range;
 use crate::measure::record::{Plot, Scale};
 
 const SIZE: (u32, u32) = (1240, 420);
-/// Of the width, what legends have beside the picture.
+/// Width of the legend, taken from the plot's width.
 const LEGEND: u32 = 300;
 const INK: RGBColor = RGBColor(60, 60, 60);
 const GRID: RGBColor = RGBColor(228, 228, 228);
 const FONT: &str = "sans-serif";
 
-// Told apart by the colour-blind, too (Okabe and Ito 2008).
+// Colours for colour-blind readers (Okabe and Ito 2008).
 const COLORS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -26,7 +26,7 @@ const COLORS: [RGBColor; 8] = [
     RGBColor(200, 185, 50),
 ];
 
-/// A picture as text.
+/// Draws a plot as SVG text.
 pub(super) fn svg(plot: &Plot) -> Result<String> {
     let mut text = String::new();
     let root = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
@@ -45,7 +45,7 @@ fn color(i: usize) -> RGBColor {
     COLORS[i % COLORS.len()]
 }
 
-/// Beside each other, with room for the names of the parts behind the last.
+/// Draws stacked columns, with a legend of the parts on the right.
 fn stacked(
     root: &Root<'_>,
     title: &str,
@@ -93,7 +93,7 @@ fn stacked(
     legend(&right, parts.iter().map(|(name, _)| name.as_str()))
 }
 
-/// Names beside their colours, from top to bottom.
+/// Draws names next to their colours, from top to bottom.
 fn legend<'n>(area: &Root<'_>, names: impl Iterator<Item = &'n str>) -> Result<()> {
     for (i, name) in names.enumerate() {
         let y = 48 + 20 * i as i32;
@@ -119,7 +119,7 @@ fn lines(
     }
 }
 
-/// From a little below the smallest to a little above the largest; or from 0.
+/// Returns a range from a little below the smallest value to a little above the largest, or from 0.
 fn span(values: impl Iterator<Item = f64>, scale: &Scale) -> Range<f64> {
     let range = values.filter(|value| value.is_finite() && (*value > 0.0 || !scale.log));
     let range = range.fold(f64::MAX..f64::MIN, |range, value| range.start.min(value)..range.end.max(value));
@@ -132,7 +132,7 @@ fn span(values: impl Iterator<Item = f64>, scale: &Scale) -> Range<f64> {
     }
 }
 
-/// A logarithmic axis, labelled at 1, 2 and 5 of each decade; at whole decades where those are too many.
+/// A logarithmic axis with labels at 1, 2 and 5 of each decade, or only at whole decades if these are too many.
 struct Log(Range<f64>);
 
 impl Ranged for Log {
@@ -206,7 +206,7 @@ where
     legend(&right, curves.iter().map(|(name, _)| name.as_str()))
 }
 
-/// A number on an axis.
+/// Formats a number on an axis.
 fn tick(value: f64) -> String {
     match value.abs() {
         v if v >= 1e4 || (v > 0.0 && v < 1e-2) => format!("{value:.0e}"),

@@ -1,9 +1,9 @@
-//! Tables of aligned text.
+//! The report as tables of aligned text.
 
 use crate::measure::record::{Report, Section, Table};
 use crate::measure::show::{bar, cell};
 
-/// A section as it is printed when its suite has ended.
+/// Formats a section, which is printed when its suite has ended.
 pub(crate) fn section(section: &Section) -> String {
     let mut text = format!("\n== {} ==\n{}\n", section.name, section.about);
     for table in &section.tables {
@@ -18,7 +18,7 @@ pub(crate) fn section(section: &Section) -> String {
     text
 }
 
-/// The last lines: what was left out, and how many bars hold.
+/// Returns the last lines: missing parts, and the number of bars that hold.
 pub(crate) fn summary(report: &Report) -> String {
     let bars = || report.sections.iter().flat_map(|section| &section.bars);
     let held = bars().filter(|bar| bar.holds()).count();
@@ -51,7 +51,7 @@ fn table(table: &Table) -> String {
     text
 }
 
-/// The name to the left, figures to the right.
+/// Aligns the name to the left and the figures to the right.
 fn aligned(line: &[String], widths: &[usize]) -> String {
     let mut text = String::new();
     for (i, (field, width)) in line.iter().zip(widths).enumerate() {

@@ -1,4 +1,4 @@
-//! Collectives on loopback ranks beside threads that copy.
+//! Collectives on loopback ranks compared with threads that copy.
 
 use anyhow::Result;
 use meshstep_bench_cases::collectives::{COPY, Rank, operations, share_of_copy};
@@ -10,24 +10,24 @@ use crate::measure::Effort;
 use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
 use crate::measure::show::size;
 
-const ABOUT: &str = "Ranks are threads of this process. The reference copy is the time that the bytes take which all ranks together must \
-                     read and write at least, at the speed at which as many threads copy, in turns with the collectives.";
+const ABOUT: &str = "Ranks are threads of this process. The reference copy is the time for the minimum number of bytes that all ranks \
+                     together must read and write, at the speed of as many copying threads, in turns with the collectives.";
 
-/// What is allowed over the reference copy.
+/// Maximum ratio to the reference copy.
 const OVER_FLOOR: f64 = 1.3;
 
-/// Times of all three operations on `ranks` ranks with `bytes` each, and of their copies.
+/// Returns the times of all three operations on `ranks` ranks with `bytes` bytes each, and of the copy.
 pub(super) fn measure(ranks: usize, bytes: usize, rounds: usize) -> Result<Vec<Samples>> {
     together(ranks, (COPY + 1, rounds), |comm| Rank::new(comm, bytes / DType::F32.size()))
 }
 
-/// Bytes of the longest vectors of a quick run.
+/// Returns the bytes of the longest vectors of a quick run.
 #[cfg(not(test))]
 fn longest_of_quick() -> usize {
     4 << 20
 }
 
-/// Those of tests are shorter but in long runs.
+/// In tests the vectors are shorter, except in long runs.
 #[cfg(test)]
 fn longest_of_quick() -> usize {
     match meshstep_cases::effort() {
@@ -66,7 +66,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
                     ],
                 );
                 if bytes == largest && !effort.quick {
-                    let what = format!("{name}, {ranks} ranks, {}: times the copy", size(bytes as f64));
+                    let what = format!("{name}, {ranks} ranks, {}: ratio to the copy", size(bytes as f64));
                     section.bar(what, over.median, Wanted::AtMost(OVER_FLOOR));
                 }
                 point(&mut curves, name, (bytes as f64, time.median));
@@ -85,7 +85,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     Ok(section)
 }
 
-/// Adds a point to the curve of this name.
+/// Adds a point to the curve with this name.
 pub(super) fn point(curves: &mut Vec<(String, Vec<(f64, f64)>)>, name: &str, point: (f64, f64)) {
     match curves.iter_mut().find(|(own, _)| own == name) {
         Some((_, points)) => points.push(point),

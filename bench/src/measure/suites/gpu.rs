@@ -1,5 +1,5 @@
-//! The cases of `cargo bench -p meshstep-bench-cases --features cuda --bench gpu` on this machine's first GPU: beside the device's own
-//! copy of memory, and beside PyTorch.
+//! Cases of `cargo bench -p meshstep-bench-cases --features cuda --bench gpu` on this machine's first GPU, compared with
+//! the device's own memory copy and with PyTorch.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use crate::measure::Effort;
 use crate::measure::peers::TorchOnGpu;
 use crate::measure::record::{Cell, Section, Table, Wanted};
 
-/// What the shared cases fail with.
+/// Result type of the shared cases.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-const ABOUT: &str = "Every case's first step is compared with the CPU's, bit for bit; then the device's copy of memory and the case take \
+const ABOUT: &str = "Every case's first step is compared with the CPU's, bit for bit; then the device's memory copy and the case take \
                      turns, timed by the device's clock. A step is an exact norm, the decision and the clipped update.";
 
 const COLUMNS: [&str; 8] =
@@ -25,13 +25,13 @@ const COLUMNS: [&str; 8] =
 /// A GPU to measure on.
 pub(crate) struct Gpu {
     queue: Queue,
-    /// Its name, and the driver's CUDA.
+    /// Name of the GPU, and the driver's CUDA version.
     pub(crate) name: String,
     stand_in: bool,
 }
 
 impl Gpu {
-    /// The first of this machine.
+    /// Opens the first GPU of this machine.
     pub(crate) fn open() -> Anyhow<Self> {
         let driver = cuda::probe().context("--device cuda")?;
         let device = Device::open(0)?;
@@ -40,7 +40,7 @@ impl Gpu {
         Ok(Gpu { queue: Queue::cuda(Stream::new(&device)?), name, stand_in: driver.stand_in })
     }
 
-    /// All cases, beside PyTorch's run where `peers` names a folder for it.
+    /// Measures all cases; also runs PyTorch if `peers` is the folder for it.
     pub(crate) fn run(
         &self,
         effort: Effort,
@@ -69,18 +69,18 @@ impl Gpu {
         let measured = lbfgs::measure(&mut copy, params, rounds, &self.queue);
         found.push((row, fallible(measured).context(lbfgs::NAME)?));
         drop(copy);
-        // Again, so that a device that was slow before is not taken for a slow PyTorch.
+        // PyTorch runs again, so that a slow device in the first run does not make PyTorch look slow.
         if let Some(torch) = &mut theirs
             && let Err(why) = torch.run()
         {
-            left_out.push(format!("PyTorch's run after ours: {why:#}"));
+            left_out.push(format!("PyTorch's second run: {why:#}"));
         }
         Ok(self.section(&found, theirs.as_ref()))
     }
 
     fn torch(&self, folder: &Path, len: usize, rounds: usize) -> Anyhow<TorchOnGpu> {
         if self.stand_in {
-            return Err(anyhow!("the stand-in for a driver is no GPU for it"));
+            return Err(anyhow!("PyTorch cannot run on the stand-in for a driver"));
         }
         let mut torch = TorchOnGpu::prepare(folder, len, rounds)?;
         torch.run()?;
@@ -116,32 +116,38 @@ impl Gpu {
                     ratio.map_or(Cell::None, Cell::Number),
                 ],
             );
-            let what = format!("{}: times the host waits within a step", row.name);
+            let what = format!("{}: host waits within a step", row.name);
             section.bar(what, waits.per_step, Wanted::AtMost(row.waits));
             if row.waits == 0.0 && !waits.ahead {
-                table.note(format!("{}: the device was done before the host had asked for more", row.name));
+                table.note(format!(
+                    "{}: the device had finished before the host enqueued more work",
+                    row.name
+                ));
             }
         }
         table.note("copy: the time in which the device copies as many bytes, in turns with the case");
-        table.note("compared: elements whose bits the CPU has too after a first step");
-        table.note(format!("{}: a quarter of the parameters, as its vectors are many", lbfgs::NAME));
+        table.note("compared: elements with equal bits on the CPU after the first step");
+        table.note(format!(
+            "{}: with a quarter of the parameters, because it needs many vectors",
+            lbfgs::NAME
+        ));
         if let Some(torch) = theirs {
             table.note(format!("PyTorch {}: the faster of its runs before and after ours", torch.version()));
         }
         if self.stand_in {
-            table.note("on the stand-in for a driver: no time here says anything about a GPU");
+            table.note("on the stand-in for a driver: no time applies to a GPU");
         }
         section.tables.push(table);
         section
     }
 }
 
-/// What the table says of a case besides what was measured.
+/// Properties of a case in the table.
 struct Row {
     name: &'static str,
     bytes_each: usize,
     params: usize,
-    /// Waits of the host that one step needs.
+    /// Host waits that one step needs.
     waits: f64,
 }
 

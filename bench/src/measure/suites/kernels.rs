@@ -1,4 +1,4 @@
-//! Every update rule and recipe beside a loop that moves the same bytes.
+//! Every update rule and recipe compared with a loop that moves the same bytes.
 
 use anyhow::Result;
 use meshstep_bench_cases::update::{Case, rows};
@@ -6,8 +6,8 @@ use meshstep_bench_cases::update::{Case, rows};
 use crate::measure::Effort;
 use crate::measure::record::{Cell, Section, Table, Wanted};
 
-const ABOUT: &str = "One update of a flat vector, beside a loop on as many threads that reads and writes the same bytes in \
-                     place, in turns. Rows are every rule in f32, and AdamW under every recipe.";
+const ABOUT: &str = "One update of a flat vector, in turns with a loop on as many threads that reads and writes the same bytes in \
+                     place. Rows are every rule in f32, and AdamW with every recipe.";
 
 pub(crate) fn run(effort: Effort) -> Result<Section> {
     let mut section = Section::new("kernels", ABOUT);
@@ -37,7 +37,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
         if let Some(reason) = row.reason {
             table.note(format!("{}: {reason}", row.name));
         }
-        // Small vectors stay in the cache, where a copy is no measure.
+        // Small vectors stay in the cache, where the copy is no reference.
         if !effort.quick {
             let what = format!("{}: percent of the copy's speed", row.name);
             section.bar(what, 100.0 * share, Wanted::AtLeast(row.bar));

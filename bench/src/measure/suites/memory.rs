@@ -1,4 +1,4 @@
-//! Bytes a rank holds, by purpose, at each moment of a step: planned, counted by the meter, and seen by the system.
+//! Bytes that a rank holds, by purpose, at each point of a step: planned, counted by the meter, and reported by the system.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use crate::measure::Effort;
 use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
 use crate::memory::Process;
 
-const ABOUT: &str = "Peak bytes of one of 2 ranks with AdamW in f32: after it is made, with all gradients in, after the step; counted by \
-                     the meter, and planned. The system's figure is how much larger this process became, divided by the ranks. What \
-                     this machine is too small for is planned, and says so.";
+const ABOUT: &str = "Peak bytes of one of 2 ranks with AdamW in f32: after construction, with all gradients, and after the step; \
+                     counted by the meter, and planned. The system's figure is the growth of this process, divided by the number of \
+                     ranks. Models that are too large for this machine are only planned, and marked.";
 
 const RANKS: usize = 2;
 
-/// What is in a plan and at a moment, in the order of the report.
+/// Categories of a plan and of a measurement, in the order of the report.
 const PARTS: [Category; 7] = [
     Category::Params,
     Category::Gathered,
@@ -31,16 +31,16 @@ const PARTS: [Category; 7] = [
     Category::Staging,
 ];
 
-/// A rank's bytes as they were counted.
+/// Measured bytes of a rank.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     made: u64,
     before: u64,
     after: u64,
-    /// Peaks by purpose.
+    /// Peak bytes by category.
     peaks: [u64; PARTS.len()],
     peak: u64,
-    /// What the process has more than before, of all ranks.
+    /// Growth of the process, for all ranks.
     process: Option<u64>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
         });
     }
     section.bar(
-        "stages whose counted peaks are not the plan's, by purpose",
+        "stages with counted peaks that differ from the plan's, by purpose",
         wrong as f64,
         Wanted::AtMost(0.0),
     );
@@ -126,7 +126,7 @@ fn by_part(planned: &Memory) -> [u64; PARTS.len()] {
     PARTS.map(|part| planned.iter().find(|(category, _)| *category == part).map_or(0, |(_, bytes)| *bytes))
 }
 
-/// Two steps of `layout` under a stage on all ranks; what rank 0's meter counted.
+/// Runs two steps of `layout` with a stage on all ranks; returns the counts of rank 0's meter.
 fn measure(layout: &Layout, stage: Stage) -> Result<Counted> {
     let process = Process::watch();
     let counted = loopback::spawn(RANKS, |comm| of_rank(comm, layout, stage, &process))?;
@@ -145,7 +145,7 @@ fn of_rank(comm: Arc<dyn Communicator>, layout: &Layout, stage: Stage, process: 
     let mut counted = Counted { made: meter.peak_total(), ..Counted::default() };
     let names: Vec<(String, Option<String>)> =
         opt.params().map(|p| (p.name().to_owned(), p.unit().map(str::to_owned))).collect();
-    // The second step finds all that the first has made.
+    // The second step uses the memory that the first has allocated.
     for _ in 0..2 {
         forward(&opt)?;
         let batch = opt.micro_batch(1)?;
@@ -154,7 +154,7 @@ fn of_rank(comm: Arc<dyn Communicator>, layout: &Layout, stage: Stage, process: 
         for (name, unit) in names.iter().rev() {
             if last != unit.as_deref() {
                 last = unit.as_deref();
-                // Each unit when the one behind it has been read, which is when it is freed.
+                // Gather each unit after the unit behind it was read and freed.
                 gathered = last.map(|unit| batch.gather(unit)).transpose()?;
             }
             hand_over(&batch, name, |values| values.fill(1.0))?;
@@ -175,7 +175,7 @@ fn of_rank(comm: Arc<dyn Communicator>, layout: &Layout, stage: Stage, process: 
     Ok(counted)
 }
 
-/// Gathers every unit, in the order of a forward pass.
+/// Gathers every unit in the order of a forward pass.
 fn forward(opt: &Optimizer) -> Result<()> {
     let mut held = None;
     let mut last = None;
@@ -189,7 +189,7 @@ fn forward(opt: &Optimizer) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that this machine could give.
+/// Returns the bytes of memory that this machine has available.
 fn available() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     crate::memory::field(&text, "MemAvailable:").unwrap_or(0)

@@ -1,4 +1,4 @@
-//! The suites: each measures one thing and tells it as a section.
+//! Suites: each measures one topic and returns a section of the report.
 
 mod comm;
 #[cfg(feature = "cuda")]

@@ -1,4 +1,4 @@
-//! What stands for a GPU in a program that was built without the feature `cuda`: nothing that could be opened.
+//! Replacement of the GPU suite in a program without the feature `cuda`: opening a GPU always fails.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::measure::Effort;
 use crate::measure::record::Section;
 
-/// There is none.
+/// A type without values.
 pub(crate) struct Gpu {
     pub(crate) name: String,
     never: std::convert::Infallible,
@@ -16,7 +16,7 @@ pub(crate) struct Gpu {
 impl Gpu {
     pub(crate) fn open() -> Result<Self> {
         bail!(
-            "--device cuda: this program was built without the feature cuda; `cargo xtask bench --device cuda` builds it with it"
+            "--device cuda: this program was built without the feature cuda; run `cargo xtask bench --device cuda`, which enables it"
         )
     }
 

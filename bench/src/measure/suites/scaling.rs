@@ -1,4 +1,4 @@
-//! Cost against parameters and against ranks, of nothing at all, of plans; and predicted steps of clusters.
+//! Cost against parameters and against ranks, of an empty step and of plans; and predicted steps of clusters.
 
 use std::time::Instant;
 
@@ -19,10 +19,10 @@ use crate::measure::Effort;
 use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
 use crate::measure::show::size;
 
-const ABOUT: &str = "Updates by size beside a copy of the same bytes; steps by ranks, which share this machine's cores; a step that has \
-                     next to nothing to do; plans of clusters; and what a fitted model of collectives predicts for clusters.";
+const ABOUT: &str = "Updates by size in turns with a copy of the same bytes; steps by ranks, which share this machine's cores; a step with \
+                     almost no data; plans of clusters; and predictions for clusters from a fitted model of collectives.";
 
-/// From this many parameters on the cost is to be flat, within this much.
+/// From this number of parameters on the cost per parameter must be constant, within this margin.
 const FLAT_FROM: usize = 10_000_000;
 const FLAT: f64 = 0.15;
 
@@ -91,14 +91,14 @@ fn by_ranks(section: &mut Section, effort: Effort) -> Result<()> {
         }
         table.row(format!("{ranks} ranks"), samples.iter().map(|samples| Cell::Time(samples.median())));
     }
-    table.note("each rank has its own gradients and parameters, so the bytes grow with the ranks, and the cores do not");
+    table.note("each rank has its own gradients and parameters, so the bytes grow with the ranks, while the number of cores is constant");
     section.tables.push(table);
     let (x, y) = (Scale::log("ranks"), Scale::log("ms"));
     section.plots.push(Plot::Curves { title: "A step by ranks".to_owned(), x, y, curves });
     Ok(())
 }
 
-/// A step of one parameter of one element: what a step costs besides its bytes.
+/// Measures a step of one parameter with one element: the cost of a step without its bytes.
 fn empty(section: &mut Section, effort: Effort) -> Result<()> {
     let layout = even(1, 1)?;
     let names: Vec<&str> = STAGES.iter().map(|(name, _)| *name).collect();
@@ -115,7 +115,7 @@ fn empty(section: &mut Section, effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// Cluster sizes as meshes of 8 tensor-parallel ranks, and the time to plan for all of their ranks.
+/// Plans clusters as meshes of 8 tensor-parallel ranks, and measures the time to plan for all of their ranks.
 fn plans(section: &mut Section, clusters: &[usize]) -> Result<()> {
     let model = Llama3::B405.model(DType::BF16, 1).build()?;
     let mut table = Table::new("plan of Llama 3 405B", &["time", "most on a rank", "sent by all in a step"]);
@@ -131,7 +131,7 @@ fn plans(section: &mut Section, clusters: &[usize]) -> Result<()> {
         table.row(format!("{ranks} ranks"), [Cell::Seconds(seconds), most, Cell::Bytes(totals.wire.total())]);
     }
     section.tables.push(table);
-    section.bar("the slowest plan, seconds", slowest, Wanted::AtMost(1.0));
+    section.bar("slowest plan, in seconds", slowest, Wanted::AtMost(1.0));
     Ok(())
 }
 
@@ -140,7 +140,7 @@ fn mixed(stage: Stage) -> Options {
     Options { stage, precision, ..Options::default() }
 }
 
-/// Seconds that a collective takes: a start, and so many per byte.
+/// Time model of a collective: a start-up time and a time per byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct AlphaBeta {
     alpha: f64,
@@ -148,9 +148,9 @@ struct AlphaBeta {
 }
 
 impl AlphaBeta {
-    /// The line through points (bytes, seconds) whose relative errors have the least squares.
+    /// Fits the line through points (bytes, seconds) by least squares of the relative errors.
     fn fit(points: &[(f64, f64)]) -> AlphaBeta {
-        // Weighted by 1/seconds^2, the normal equations of alpha + beta x = y.
+        // Normal equations of alpha + beta x = y, weighted by 1/seconds^2.
         let sum = |of: &dyn Fn(f64, f64) -> f64| points.iter().map(|&(x, y)| of(x, y) / (y * y)).sum::<f64>();
         let (w, x, xx) = (sum(&|_, _| 1.0), sum(&|x, _| x), sum(&|x, _| x * x));
         let (y, xy) = (sum(&|_, y| y), sum(&|x, y| x * y));
@@ -163,8 +163,9 @@ impl AlphaBeta {
     }
 }
 
-/// Links by what is published of them, each way: NVLink 4 of an H100 has 450 GB/s (NVIDIA H100 datasheet), NDR InfiniBand 400 Gb/s
-/// a port. Starts are a guess of the order that NCCL's authors publish for a ring's step.
+/// Links with their published speeds in each direction: NVLink 4 of an H100 has 450 GB/s (NVIDIA H100 datasheet), NDR
+/// InfiniBand 400 Gb/s per port. Start-up times are estimates, of the order that NCCL's authors publish for a step of a
+/// ring.
 const LINKS: [(&str, AlphaBeta); 2] = [
     ("NVLink 4, 8 ranks", AlphaBeta { alpha: 3e-6, beta: 1.0 / 450e9 }),
     ("InfiniBand NDR, 64 ranks", AlphaBeta { alpha: 8e-6, beta: 1.0 / 50e9 }),
@@ -209,7 +210,7 @@ fn predictions(section: &mut Section, effort: Effort) -> Result<()> {
     for (name, AlphaBeta { alpha, beta }) in LINKS {
         let speed = size(1.0 / beta);
         table.note(format!(
-            "{name}: assumed {:.0} us a ring's step and {speed}/s, nothing overlapped",
+            "{name}: assumes {:.0} us per step of a ring and {speed}/s, and no overlap",
             alpha * 1e6
         ));
     }
@@ -232,7 +233,7 @@ mod tests {
     #[test]
     fn plans_of_clusters_are_made_in_time() {
         let mut section = Section::new("", "");
-        // One of them is larger in long runs.
+        // In long runs one of them is larger.
         plans(&mut section, if meshstep_cases::long() { &[1024, 100_000] } else { &[64, 1024] }).unwrap();
         assert_eq!(section.tables[0].rows.len(), 2);
     }

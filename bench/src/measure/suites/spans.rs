@@ -1,4 +1,4 @@
-//! How long this thread is inside the spans of a step.
+//! Measures the time that this thread spends in the spans of a step.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Seconds by span, and in all.
+/// Seconds by span, and in total.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Spans {
     named: [f64; Spans::NAMES.len()],
@@ -18,10 +18,10 @@ pub(super) struct Spans {
 }
 
 impl Spans {
-    /// The spans that are looked for; none is inside another.
+    /// Names of the measured spans; they are not nested.
     pub(super) const NAMES: [&str; 5] = ["reduce", "norm", "exchange", "update", "gather"];
 
-    /// Seconds of each, and of what is none of them.
+    /// Returns the seconds of each span, and of the remaining time.
     pub(super) fn parts(&self) -> Vec<f64> {
         let rest = self.all - self.named.iter().sum::<f64>();
         self.named.iter().copied().chain([rest.max(0.0)]).collect()
@@ -32,10 +32,10 @@ thread_local! {
     static SEEN: RefCell<Spans> = RefCell::default();
 }
 
-/// What each span carries.
+/// Data of a span: its index, and its time of entry.
 struct Entered(usize, RefCell<Option<Instant>>);
 
-// A span is entered by one thread at a time, which the registry's extensions cannot know.
+// One thread at a time enters a span, but the registry's extensions require `Sync`.
 struct Mark(std::sync::Mutex<Entered>);
 
 struct Watch;
@@ -69,7 +69,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Watch {
     }
 }
 
-/// What `work` spends in spans, on this thread.
+/// Runs `work`, and returns the time that this thread spends in spans.
 pub(super) fn watch(work: impl FnOnce() -> Result<()>) -> Result<Spans> {
     SEEN.take();
     let subscriber = tracing_subscriber::registry().with(Watch);
@@ -78,7 +78,7 @@ pub(super) fn watch(work: impl FnOnce() -> Result<()>) -> Result<Spans> {
     Ok(Spans { all: start.elapsed().as_secs_f64(), ..SEEN.take() })
 }
 
-/// What rank 0 of these saw.
+/// Returns the spans of rank 0.
 pub(super) fn of_rank_zero(
     ranks: usize,
     work: impl Fn(Arc<dyn Communicator>) -> Result<Vec<Spans>> + Sync,

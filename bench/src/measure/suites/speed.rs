@@ -1,4 +1,4 @@
-//! Whole steps, unsharded and under every stage, on the same gradients.
+//! Whole steps, unsharded and with every stage, on the same gradients.
 
 use anyhow::Result;
 use meshstep_bench_cases::copies;
@@ -13,12 +13,13 @@ use crate::measure::Effort;
 use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
 use crate::measure::suites::spans::{self, Spans};
 
-const ABOUT: &str = "A step is: gradients in on 4 ranks, reduced, clipped by their norm, AdamW, parameters out. Ranks are threads of \
-                     this process. Overhead is against the unsharded step, round by round, with its 95% interval.";
+const ABOUT: &str = "A step on 4 ranks: gradients are handed over, reduced and clipped by their norm, then AdamW, then parameters are \
+                     gathered. Ranks are threads of this process. Overhead is relative to the unsharded step, round by round, with its \
+                     95% interval.";
 
 const RANKS: usize = 4;
 
-/// What a step may take beyond that, and stages 1 and 2 beyond stage 0.
+/// Maximum ratio of a step to the copy of its bytes, and of stages 1 and 2 to stage 0.
 const OVER_COPY: f64 = 1.5;
 const OVER_UNSHARDED: f64 = 1.02;
 
@@ -43,7 +44,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     Ok(section)
 }
 
-/// Seconds that a byte takes, read or written, as samples.
+/// Returns the seconds per byte of a copy, as samples.
 fn copy(effort: Effort) -> Result<Samples> {
     let mut values = vec![1u64; effort.pick(copies::FLOOR_BYTES / 8, copies::FLOOR_BYTES) / 8];
     let moved = copies::moved(&values);
@@ -66,21 +67,22 @@ fn tell(section: &mut Section, title: &str, samples: &[Samples], least: Option<f
     }
     if let Some(least) = least {
         table.note(format!(
-            "copy: {} bytes a parameter at the speed of a copy in place in this run",
+            "copy: {} bytes per parameter at the speed of a copy in place in this run",
             bytes_a_param(RANKS)
         ));
         let found = samples[2].median().median / least;
-        section.bar(format!("stage 1, {title}: times the copy"), found, Wanted::AtMost(OVER_COPY));
+        section.bar(format!("stage 1, {title}: ratio to the copy"), found, Wanted::AtMost(OVER_COPY));
     } else {
         for (i, stage) in [(2, "stage 1"), (3, "stage 2")] {
             let found = samples[i].over(&samples[0]).median().median;
-            section.bar(format!("{stage}, {title}: times stage 0"), found, Wanted::AtMost(OVER_UNSHARDED));
+            section.bar(format!("{stage}, {title}: ratio to stage 0"), found, Wanted::AtMost(OVER_UNSHARDED));
         }
     }
     section.tables.push(table);
 }
 
-/// Where rank 0's time goes, by the spans of a step; these are steps of their own, so that nobody pays for watching.
+/// Measures rank 0's time by the spans of a step, in separate steps, so that the measurement does not slow down the timed
+/// steps.
 fn where_it_goes(layout: &Layout, effort: Effort) -> Result<(Table, Plot)> {
     let stages = STAGES.map(|(_, stage)| stage);
     let steps = effort.pick(3, 10);
@@ -99,7 +101,7 @@ fn where_it_goes(layout: &Layout, effort: Effort) -> Result<(Table, Plot)> {
         parts.iter_mut().zip(&each).for_each(|((_, values), seconds)| values.push(seconds * 1e3));
         table.row(*name, each.iter().copied().chain([each.iter().sum()]).map(Cell::Seconds));
     }
-    table.note("reduce, exchange and gather are what the rank waits for the others and their data; norm is taken while it reduces");
+    table.note("reduce, exchange and gather include the waits for the other ranks and their data; the norm is taken during reduce");
     let columns = STAGES.iter().map(|(name, _)| (*name).to_owned()).collect();
     let plot = Plot::Columns { title: "Where a step's time goes".into(), unit: "ms".into(), columns, parts };
     Ok((table, plot))

@@ -1,4 +1,5 @@
-//! What each stage holds and sends, by the papers' formulas, by the plan, and counted; and how evenly state is divided.
+//! Bytes that each stage holds and sends, by the papers' formulas, by the plan, and counted; and the balance of state
+//! between ranks.
 
 use anyhow::{Result, anyhow, ensure};
 use meshstep_bench_cases::shapes::{STAGES, even, hand_over, layout};
@@ -14,12 +15,12 @@ use crate::measure::suites::comm::point;
 
 const ABOUT: &str = "AdamW in f32: 4 bytes of parameters, 4 of gradients and 8 of state for each of P parameters, on n ranks. The \
                      formulas are those of Rajbhandari et al., ZeRO (2020): state / n at stage 1, gradients too at stage 2, \
-                     parameters too at stage 3. What some texts call stage 1's saving of 37.5% on 2 ranks is stage 2's.";
+                     parameters too at stage 3. The saving of 37.5% on 2 ranks, which some texts attribute to stage 1, is that of stage 2.";
 
-/// How far a plan may be from its formula: pads.
+/// Maximum relative difference of a plan from its formula, caused by padding.
 const NEAR: f64 = 1e-3;
 
-/// Bytes of parameters, gradients and state that a rank of `n` holds for each parameter.
+/// Returns the bytes of parameters, gradients and state that a rank of `n` holds for each parameter.
 fn held(stage: Stage, n: f64) -> f64 {
     let divided = |divides: bool| if divides { n } else { 1.0 };
     let params = 4.0 / divided(stage == Stage::Zero3);
@@ -28,8 +29,9 @@ fn held(stage: Stage, n: f64) -> f64 {
     params + grads + state
 }
 
-/// Bytes that a rank of `n` sends in a step for each parameter, by ring algorithms: reduced once and gathered once; where whole
-/// parameters are owned reduced to everyone and then sent once, by whoever owns them; at stage 3 gathered for both passes.
+/// Returns the bytes that a rank of `n` sends in a step for each parameter, by ring algorithms: one reduction and one
+/// gathering; for whole parameters an all-reduce and one broadcast from the owner; at stage 3 one gathering for each of
+/// both passes.
 fn sent(stage: Stage, n: f64) -> f64 {
     let part = (n - 1.0) / n;
     match stage {
@@ -46,7 +48,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     Ok(section)
 }
 
-/// The example that texts on sharded optimizers use: 1.7 billion parameters on 2 ranks.
+/// The standard example of texts on sharded optimizers: 1.7 billion parameters on 2 ranks.
 fn classic(section: &mut Section) -> Result<()> {
     let (count, len, ranks) = (1700, 1_000_000, 2);
     let layout = even(count, len)?;
@@ -58,7 +60,7 @@ fn classic(section: &mut Section) -> Result<()> {
     let mut off = 0f64;
     for (name, stage) in STAGES {
         let planned = Plan::new(&layout, ranks, &Options { stage, ..Options::default() })?;
-        // Whoever holds most: whole parameters do not divide evenly.
+        // The fullest rank counts, because whole parameters do not divide evenly.
         let memory = (0..ranks).map(|rank| planned.memory(rank, &AdamW::default()));
         let memory = memory.max_by_key(meshstep_shard::Memory::total).ok_or_else(|| anyhow!("no ranks"))?;
         let own = memory.params + memory.grads + memory.state;
@@ -75,13 +77,13 @@ fn classic(section: &mut Section) -> Result<()> {
             ],
         );
     }
-    table.note("gradients on their way: pooled buckets at stages 2 and 3, with units on their way at stage 3; no formula counts them");
+    table.note("gradients on their way: pooled buckets at stages 2 and 3, and gathered units at stage 3; the formulas do not count them");
     section.tables.push(table);
-    section.bar("largest difference of a plan from its formula", off, Wanted::AtMost(NEAR));
+    section.bar("largest relative difference of a plan from its formula", off, Wanted::AtMost(NEAR));
     Ok(())
 }
 
-/// Bytes on the wire: by formula, by the plan, and counted in a step.
+/// Compares the bytes sent by formula, by the plan, and counted in a step.
 fn traffic(section: &mut Section, effort: Effort) -> Result<()> {
     let (ranks, count, len) = (4, 8, effort.pick(1 << 12, 1 << 17));
     let layout = even(count, len)?;
@@ -112,16 +114,15 @@ fn traffic(section: &mut Section, effort: Effort) -> Result<()> {
             ],
         );
     }
-    table.note(
-        "the mean of all ranks; stage 3's units are gathered for the forward and for the backward pass",
-    );
+    table
+        .note("means over all ranks; stage 3's units are gathered for the forward and for the backward pass");
     section.tables.push(table);
-    section.bar("ranks and stages that sent other than planned", wrong as f64, Wanted::AtMost(0.0));
-    section.bar("largest difference of what is sent from its formula", off, Wanted::AtMost(NEAR));
+    section.bar("ranks and stages with other bytes sent than planned", wrong as f64, Wanted::AtMost(0.0));
+    section.bar("largest relative difference of sent bytes from their formula", off, Wanted::AtMost(NEAR));
     Ok(())
 }
 
-/// What each rank sends in its second step.
+/// Returns the bytes that each rank sends in its second step.
 fn counted(layout: &Layout, ranks: usize, stage: Stage) -> Result<Vec<u64>> {
     let of_rank = |comm| -> Result<u64> {
         let options = Options { stage, ..Options::default() };
@@ -152,7 +153,7 @@ fn counted(layout: &Layout, ranks: usize, stage: Stage) -> Result<Vec<u64>> {
     loopback::spawn(ranks, of_rank)?.into_iter().collect()
 }
 
-/// How much more state the fullest rank has than an even part: whole parameters against flat chunks.
+/// Compares the fullest rank's state with an even part: whole parameters against flat chunks.
 fn balance(section: &mut Section, effort: Effort) -> Result<()> {
     let ways = [
         ("round robin", Stage::WholeParams(Owners::RoundRobin)),
@@ -177,7 +178,7 @@ fn balance(section: &mut Section, effort: Effort) -> Result<()> {
                 if stage == Stage::Zero1 {
                     worst = worst.max(most);
                 }
-                // Flat chunks are one line: no model's differs from another's as far as one sees.
+                // Flat chunks share one curve, because the models do not differ visibly.
                 if stage != Stage::Zero1 {
                     point(&mut curves, &format!("{model}, {way}"), (ranks as f64, most));
                 } else if *model == "GPT-2 small" {
@@ -191,12 +192,12 @@ fn balance(section: &mut Section, effort: Effort) -> Result<()> {
     section.tables.push(table);
     let (x, y) = (Scale::log("ranks"), Scale::log("most / even"));
     section.plots.push(Plot::Curves { title: "Balance".to_owned(), x, y, curves });
-    // What whole parameters cannot do at all.
+    // A limit that whole parameters cannot meet.
     section.bar("flat chunks: most / even, at worst", worst, Wanted::AtMost(1.05));
     Ok(())
 }
 
-/// Elements that the fullest rank updates, over those of an even part.
+/// Returns the elements that the fullest rank updates, relative to an even part.
 fn fullest(layout: &Layout, ranks: usize, stage: Stage) -> Result<f64> {
     let plan = Plan::new(layout, ranks, &Options { stage, ..Options::default() })?;
     let all: usize = layout.params().iter().map(|param| param.len()).sum();

@@ -1,4 +1,4 @@
-//! The traces in bench/traces: every one replayed in every setting, and the table of their differences kept fresh.
+//! Replays every trace in bench/traces in every setting, and checks the table of differences.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ fn traces() -> Vec<PathBuf> {
     traces
 }
 
-/// Every setting of a trace by its number of ranks.
+/// Returns every setting of a trace, grouped by the number of ranks.
 fn all(trace: &Trace) -> Vec<(usize, Vec<Asked>)> {
     let given = trace.spec.ranks > 1 && trace.spec.problem.is_none();
     let ranks = if given { trace.spec.ranks..=trace.spec.ranks } else { 1..=4 };
@@ -37,7 +37,7 @@ fn all(trace: &Trace) -> Vec<(usize, Vec<Asked>)> {
 
 #[test]
 fn every_trace_is_replayed_in_every_setting() {
-    // Every second trace, but in long runs all. The table's test has the others.
+    // Short runs test every second trace. The test of the table has the others.
     let skipped = usize::from(!long());
     for (n, path) in traces().into_iter().skip(skipped).step_by(stride(2)).enumerate() {
         let bytes = std::fs::read(&path).unwrap();
@@ -45,7 +45,7 @@ fn every_trace_is_replayed_in_every_setting() {
         let matrices = trace.spec.optimizer["name"] == "muon";
         let mut all = all(&trace);
         if !long() {
-            // One number of ranks and two settings, which are compared; others for each trace.
+            // Short runs use one number of ranks and compare two settings; they vary with the trace.
             let (ranks, settings) = all.swap_remove(n % all.len());
             let other = if matrices { settings.len() - 1 } else { 1 + n % (settings.len() - 1) };
             all = vec![(ranks, vec![settings[0], settings[other]])];
@@ -64,7 +64,7 @@ fn every_trace_is_replayed_in_every_setting() {
                     Err(why) => panic!("{what}: {why}"),
                 };
                 assert_eq!(difference.worst, None, "{what}");
-                // How memory is divided among as many ranks changes no bit.
+                // The division of memory among the same number of ranks does not change a bit.
                 assert_eq!(first.get_or_insert(difference.clone()), &difference, "{what}, {ranks} ranks");
             }
             assert!(first.is_some(), "{} on {ranks} ranks was not replayed", path.display());
@@ -72,7 +72,7 @@ fn every_trace_is_replayed_in_every_setting() {
     }
 }
 
-/// Also where it is nearly 0.
+/// The norm is compared even if it is nearly 0.
 #[test]
 fn the_last_gradient_norm_of_lbfgs_is_compared() {
     let is_lbfgs =
@@ -98,7 +98,7 @@ fn the_table_of_differences_is_fresh() {
         "write it with `cargo xtask parity bench/traces/*.safetensors --table bench/traces/DIFFERENCES.md`";
     let committed =
         std::fs::read_to_string(&path).unwrap_or_else(|why| panic!("{}: {why}; {hint}", path.display()));
-    // Every second trace, so that each rule is met, but in long runs all.
+    // Short runs test every second trace, which covers each rule.
     let (own, traces, stride) = ((None, None), traces(), stride(2));
     let line = |path: &PathBuf| Line::new(path, super::super::file(path, Asked::default(), own));
     let fresh = Report { files: traces.iter().step_by(stride).map(line).collect() }.table();
@@ -115,7 +115,8 @@ fn rows(table: &str) -> Vec<Vec<&str>> {
     rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-/// Rows of the same run whose differences are of the same order of magnitude: last bits may differ between machines.
+/// Returns true for rows of the same run with differences of the same order of magnitude; last bits may differ between
+/// machines.
 fn alike(old: &[&str], new: &[&str]) -> bool {
     let ([name, rule, dtype, steps, values, old @ .., tolerance], [n, r, d, s, v, new @ .., t]) = (old, new)
     else {

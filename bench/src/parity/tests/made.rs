@@ -1,11 +1,11 @@
-//! Traces made here: what plain loops over f64 say that a step does.
+//! Traces that tests generate, with results of plain f64 loops.
 
 use std::collections::{BTreeMap, HashMap};
 
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
-/// A trace before it is a file.
+/// A trace before it is encoded.
 #[derive(Clone, Debug)]
 pub(crate) struct Made {
     pub(crate) spec: Value,
@@ -14,7 +14,7 @@ pub(crate) struct Made {
 }
 
 impl Made {
-    /// A trace of no steps, which a test fills.
+    /// Creates a trace without steps, which a test fills.
     pub(crate) fn new(optimizer: Value) -> Made {
         let metadata = [("format", "meshstep-trace"), ("version", "1")];
         Made {
@@ -24,7 +24,7 @@ impl Made {
         }
     }
 
-    /// `steps` steps of `rule(t, g, p, state)` on two parameters, whose gradients are a fixed function of step and index.
+    /// Creates `steps` steps of `rule(t, g, p, state)` on two parameters; gradients are a fixed function of step and index.
     pub(crate) fn elementwise(
         optimizer: Value,
         dtype: Dtype,
@@ -54,7 +54,7 @@ impl Made {
         made
     }
 
-    /// AdamW at 0.01 with a decay of 0.1.
+    /// Creates a trace of AdamW with learning rate 0.01 and weight decay 0.1.
     pub(crate) fn adamw(dtype: Dtype) -> Made {
         let optimizer = json!({"name": "adamw", "lr": 0.01, "weight_decay": 0.1});
         Made::elementwise(optimizer, dtype, &["m", "v"], |t, g, p, [m, v, _]| {
@@ -69,7 +69,7 @@ impl Made {
         self.tensors.insert(name.to_owned(), (dtype, shape.to_vec(), values.to_vec()));
     }
 
-    /// The file.
+    /// Encodes the file.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let data: Vec<Vec<u8>> =
             self.tensors.values().map(|(dtype, _, values)| encode(*dtype, values)).collect();
@@ -83,10 +83,10 @@ impl Made {
     }
 }
 
-/// Steps of a trace made here.
+/// Number of steps of generated traces.
 pub(crate) const STEPS: usize = 6;
 
-/// Something between -1 and 1, away from 0.
+/// Returns a value between -1 and 1 that is not close to 0.
 fn wave(t: usize, i: usize, name: &str) -> f64 {
     let x = (t * 37 + i * 11 + name.len() * 5) as f64;
     let y = (x * 0.7311).sin();

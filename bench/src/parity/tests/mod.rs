@@ -1,4 +1,4 @@
-//! Replays of traces made here and of those that are committed.
+//! Tests with generated and with committed traces.
 
 mod committed;
 mod made;
@@ -31,7 +31,7 @@ fn replay_trace(trace: &Trace, asked: Asked) -> Result<Difference, Reason> {
     Difference::new(trace, &got, trace.spec.tolerance)
 }
 
-/// Every stage and partition, as the command line has them.
+/// Returns every stage and partition that the command line accepts.
 fn settings() -> impl Iterator<Item = Asked> {
     let stages = [
         (Some(0), None),
@@ -65,5 +65,5 @@ fn ranks_must_agree_where_they_overlap_and_have_everything_together() {
     let differ = joined(&[(0..7, values), (2..4, other), (4..5, other)]).unwrap_err();
     assert!(matches!(differ, Reason::RanksDiffer { rank: 2, index: 4, .. }), "{differ}");
     let hole = joined(&[(0..3, values), (4..7, values)]).unwrap_err();
-    assert_eq!(hole.to_string(), "expect_state/6/bias/m: no rank has all of it");
+    assert_eq!(hole.to_string(), "expect_state/6/bias/m: no rank has some of its elements");
 }

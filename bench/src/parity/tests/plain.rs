@@ -1,4 +1,4 @@
-//! Rules against plain loops over f64, in every setting.
+//! Compares rules with plain f64 loops, in every setting.
 
 use meshstep_cases::tried;
 use safetensors::tensor::Dtype;
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::made::Made;
 use super::*;
 
-/// In every stage, on one to four ranks, with small and large buckets.
+/// Checks every stage, on one to four ranks, with small and large buckets.
 fn agrees_everywhere(what: &str, made: &Made) {
     let trace = Trace::parse(&made.bytes()).unwrap_or_else(|why| panic!("{what}: {why}"));
     for ranks in 1..=4 {

@@ -1,4 +1,4 @@
-//! The built-in problems: gradients against differences of losses, shares against the whole.
+//! Tests of the built-in problems: gradients against finite differences, and shares against the whole.
 
 use safetensors::tensor::Dtype::F64;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use super::super::problems::Rows;
 use super::made::Made;
 use super::*;
 
-/// A problem on four parameters, with seven rows of data where it has any.
+/// Creates a problem on four parameters, with seven rows of data unless it has none.
 fn made(problem: Value, label: Option<&str>) -> Made {
     let mut made = Made::new(json!({"name": "lbfgs"}));
     made.spec["steps"] = json!(1);
@@ -101,11 +101,11 @@ fn what_does_not_belong_to_a_problem_is_refused() {
         (&rosenbrock, "one parameter, x", &|made| made.put("param/y", F64, &[1], &[1.0])),
         (&rosenbrock, "no such data", &|made| made.put("data/A", F64, &[1], &[1.0])),
         (&squares, "\"data/A\" is missing", &|made| drop(made.tensors.remove("data/A"))),
-        (&squares, "data/A has the shape [4, 7] and not [7, 4]", &|made| {
+        (&squares, "data/A has the shape [4, 7] instead of [7, 4]", &|made| {
             made.tensors.get_mut("data/A").unwrap().1 = vec![4, 7];
         }),
         (&squares, "data/b has the shape", &|made| made.put("data/b", F64, &[0], &[])),
-        (&logistic, "labels are -1 and 1", &|made| made.tensors.get_mut("data/y").unwrap().2[4] = 0.5),
+        (&logistic, "labels must be -1 and 1", &|made| made.tensors.get_mut("data/y").unwrap().2[4] = 0.5),
         (&squares, "a reduce that is not mean", &|made| made.spec["reduce"] = json!("sum")),
         (&squares, "clip and the rule lbfgs", &|made| made.spec["clip"] = json!({"max_norm": 1.0})),
         (&squares, "lrs and the rule lbfgs", &|made| made.spec["lrs"] = json!([1.0])),

@@ -1,4 +1,4 @@
-//! What a trace says beside its rule: ranks, weights, missing gradients, clipping, groups, schedules, problems.
+//! Tests of the other fields of a trace: ranks, weights, missing gradients, clipping, groups, schedules, problems.
 
 use safetensors::tensor::Dtype::{BF16, F32, F64};
 use serde_json::{Value, json};
@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use super::made::Made;
 use super::*;
 
-/// Gradients of rank 0, 1, ... of one step; `None` where a rank has none.
+/// Gradients of rank 0, 1, ... in one step; `None` for a rank without one.
 type Step<'g> = &'g [Option<[f64; 2]>];
 
-/// SGD with momentum 0.5 at 0.1 on two parameters, `w` as `steps` say and `v` with the gradient (1, -1) everywhere but in
-/// step 2, where no rank has one.
+/// Creates a trace of SGD with momentum 0.5 and learning rate 0.1 on two parameters: `w` with the gradients of `steps`, and
+/// `v` with the gradient (1, -1) except in step 2, in which no rank has one.
 fn made(steps: &[Step<'_>], spec: &[(&str, Value)], combine: impl Fn(usize, Step<'_>) -> [f64; 2]) -> Made {
     let mut made = Made::new(json!({"name": "sgd", "lr": 0.1, "momentum": 0.5}));
     made.spec["tolerance"] = json!({"rtol": 1e-14, "atol": 1e-15});
@@ -82,7 +82,7 @@ fn ranks_are_combined_as_the_trace_says_and_missing_gradients_are_zeros_or_left_
     assert!(matches!(replay(&made.bytes(), Asked::default()), Err(Reason::Weight { rank: 0, .. })));
 }
 
-/// Also where it spells out the only rank's gradients and weights.
+/// Also if the trace has the only rank's gradients and weights explicitly.
 #[test]
 fn a_trace_of_one_rank_is_every_ranks() {
     let steps: &[Step<'_>] = &[&[Some([1.0, 2.0])], &[Some([3.0, 1.0])], &[Some([-8.0, 1.0])]];
@@ -169,7 +169,7 @@ fn sixteen_bits_have_a_master_and_take_gradients_of_either_type() {
         made.spec["steps"] = json!(4);
         made.spec["tolerance"] = json!({"rtol": 0.0, "atol": 1e-6});
         made.put("param/w", BF16, &[2], &[1.0, -2.0]);
-        // Each step alone would vanish in bf16.
+        // Each step alone would be lost in bf16.
         (1..=4).for_each(|t| made.put(&format!("grad/{t}/w"), grads, &[2], &[1.0, -1.0]));
         made.put("expect_state/4/w/master", F32, &[2], &[0.996, -1.996]);
         made.put("expect/4/w", BF16, &[2], &[0.99609375, -1.9921875]);
@@ -205,7 +205,11 @@ fn a_problem_is_evaluated_by_any_rule_and_any_number_of_ranks() {
         }
     }
     made.put("expect_evals/5", F64, &[], &[6.0]);
-    assert_eq!(replay(&made.bytes(), Asked::default()).unwrap().outside, 1, "evaluations are exact");
+    assert_eq!(
+        replay(&made.bytes(), Asked::default()).unwrap().outside,
+        1,
+        "evaluations must be compared exactly"
+    );
     made.tensors.remove("data/b");
     assert!(matches!(replay(&made.bytes(), Asked::default()), Err(Reason::MissingTensor { .. })));
 }

@@ -1,4 +1,4 @@
-//! Files that are broken, and options that contradict each other: every one refused, with the reason.
+//! Tests of rejected files and contradictory options, with the reasons.
 
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 use super::made::Made;
 use super::*;
 
-/// Why a trace, spoiled, cannot be replayed.
+/// Returns the reason for which a modified trace cannot be replayed.
 fn refusal(spoil: impl FnOnce(&mut Made)) -> String {
     let mut made = Made::adamw(Dtype::F32);
     spoil(&mut made);
     match replay(&made.bytes(), Asked::default()) {
-        Ok(difference) => panic!("it was replayed: {difference:?}"),
+        Ok(difference) => panic!("the trace was replayed: {difference:?}"),
         Err(reason) => reason.to_string(),
     }
 }
 
-/// Changes to the file, and a part of the reason that each is refused with.
+/// Modifications of the file, and a part of the expected reason.
 type Cases = [(&'static str, fn(&mut Made))];
 
 fn all_refused(cases: &Cases) {
@@ -46,34 +46,38 @@ fn tensors() {
         }),
         ("no such parameter", |made| drop(made.tensors.remove("param/w"))),
         ("\"grad/2/<name>\" is missing", |made| made.tensors.retain(|name, _| !name.starts_with("grad/2"))),
-        ("nothing is expected", |made| made.tensors.retain(|name, _| !name.starts_with("expect"))),
+        ("nothing to compare", |made| made.tensors.retain(|name, _| !name.starts_with("expect"))),
         ("\"moment/w\"", |made| rename(made, "expect/1/w", "moment/w")),
-        ("step 7 is none of 1 to 6", |made| rename(made, "expect/1/w", "expect/7/w")),
-        ("step 0 is none of 1 to 6", |made| rename(made, "grad/1/w", "grad/0/w")),
-        ("rank 1 is none of 0 to 0", |made| rename(made, "grad/1/w", "grad/1/1/w")),
-        ("grad/1/w is there too", |made| {
+        ("step 7 is not between 1 and 6", |made| rename(made, "expect/1/w", "expect/7/w")),
+        ("step 0 is not between 1 and 6", |made| rename(made, "grad/1/w", "grad/0/w")),
+        ("rank 1 is not between 0 and 0", |made| rename(made, "grad/1/w", "grad/1/1/w")),
+        ("grad/1/w exists too", |made| {
             let tensor = made.tensors["grad/1/w"].clone();
             made.tensors.insert("grad/1/0/w".to_owned(), tensor);
         }),
-        ("grad/1/w has the shape [5, 3] and not [3, 5]", |made| {
+        ("grad/1/w has the shape [5, 3] instead of [3, 5]", |made| {
             made.tensors.get_mut("grad/1/w").unwrap().1 = vec![5, 3];
         }),
-        ("expect/1/w is f64 and not f32", |made| made.tensors.get_mut("expect/1/w").unwrap().0 = Dtype::F64),
+        ("expect/1/w has the type f64 instead of f32", |made| {
+            made.tensors.get_mut("expect/1/w").unwrap().0 = Dtype::F64
+        }),
         ("has the type I64", |made| made.tensors.get_mut("grad/1/w").unwrap().0 = Dtype::I64),
-        ("numbers are written plainly: grad/1/w", |made| {
+        ("without leading zeros or signs: grad/1/w", |made| {
             let tensor = made.tensors["grad/2/w"].clone();
             made.tensors.insert("grad/01/w".to_owned(), tensor);
         }),
         ("it keeps m, v", |made| rename(made, "expect_state/6/w/m", "expect_state/6/w/momentum")),
-        ("expect_norm/1 is f32 and not f64", |made| made.put("expect_norm/1", Dtype::F32, &[], &[1.0])),
-        ("expect_norm/1 has the shape [1] and not []", |made| {
+        ("expect_norm/1 has the type f32 instead of f64", |made| {
+            made.put("expect_norm/1", Dtype::F32, &[], &[1.0])
+        }),
+        ("expect_norm/1 has the shape [1] instead of []", |made| {
             made.put("expect_norm/1", Dtype::F64, &[1], &[1.0]);
         }),
-        ("expect_loss/1: this replay has no such thing", |made| {
+        ("expect_loss/1: this replay does not produce it", |made| {
             made.put("expect_loss/1", Dtype::F64, &[], &[1.0]);
         }),
-        ("weight/1\" is not one", |made| made.put("weight/1", Dtype::F64, &[1], &[1.0])),
-        ("data/A\" is not one", |made| made.put("data/A", Dtype::F64, &[1], &[1.0])),
+        ("weight/1\" does not belong", |made| made.put("weight/1", Dtype::F64, &[1], &[1.0])),
+        ("data/A\" does not belong", |made| made.put("data/A", Dtype::F64, &[1], &[1.0])),
     ]);
 }
 
@@ -116,8 +120,8 @@ fn specs() {
             set(made, "ranks", json!(2));
             set(made, "reduce", json!("weighted"));
         }),
-        ("none of adam, adamw,", |made| optimizer(made, json!({"name": "adamx"}))),
-        ("none of adam, adamw,", |made| optimizer(made, json!({}))),
+        ("the known rules are adam, adamw,", |made| optimizer(made, json!({"name": "adamx"}))),
+        ("the known rules are adam, adamw,", |made| optimizer(made, json!({}))),
         ("adamw has no field \"beta3\"; it takes lr, beta1,", |made| {
             optimizer(made, json!({"name": "adamw", "beta3": 1}))
         }),
@@ -141,11 +145,11 @@ fn specs() {
         }),
         ("no parameter \"v\"", |made| set(made, "groups", json!([{"params": ["v"], "eps": 1e-3}]))),
         ("in two groups", |made| set(made, "groups", json!([{"params": ["w"]}, {"params": ["w"]}]))),
-        ("one layout has one rule", |made| {
+        ("one rule for all groups", |made| {
             set(made, "groups", json!([{"params": ["w"], "name": "adam"}]));
         }),
         ("unknown variant `quadratic`", |made| set(made, "problem", json!({"name": "quadratic"}))),
-        ("whose gradients are computed", |made| set(made, "problem", json!({"name": "rosenbrock"}))),
+        ("for which gradients are computed", |made| set(made, "problem", json!({"name": "rosenbrock"}))),
         ("needs a problem", |made| {
             optimizer(made, json!({"name": "lbfgs"}));
             made.tensors.retain(|name, _| !name.starts_with("expect_state"));
@@ -170,11 +174,11 @@ fn options() {
     let asked = |stage, partition, ranks| Asked { stage, partition, ranks, bucket: None };
     let (flat, whole) = (Some(Partition::Flat), Some(Partition::Whole));
     for (what, made, asked, hint) in [
-        ("stage 2, whole", &adamw, asked(Some(2), whole, None), "partition of stage 1 alone"),
-        ("stage 0, whole", &adamw, asked(Some(0), whole, None), "partition of stage 1 alone"),
+        ("stage 2, whole", &adamw, asked(Some(2), whole, None), "partition of stage 1 only"),
+        ("stage 0, whole", &adamw, asked(Some(0), whole, None), "partition of stage 1 only"),
         ("muon, flat", &muon, asked(None, flat, None), "needs whole matrices: use --partition whole"),
         ("muon, stage 2", &muon, asked(Some(2), None, None), "use --stage 1 or 0"),
-        ("three ranks of two", &two, asked(None, None, Some(3)), "gradients of its own"),
+        ("three ranks of two", &two, asked(None, None, Some(3)), "its own gradients"),
     ] {
         let reason = replayed(made, asked).unwrap_err();
         assert!(reason.contains(hint), "{what}: {reason}");

@@ -1,4 +1,4 @@
-//! From the spec of a trace to a rule: every name, every field, every default.
+//! Tests of the mapping from specs to rules: every name, every field, every default.
 
 use std::fmt::Debug;
 
@@ -16,7 +16,7 @@ fn read(optimizer: Value) -> Recipe {
     recipe(&Spec::parse(&spec.to_string()).unwrap()).unwrap_or_else(|why| panic!("{optimizer}: {why}"))
 }
 
-/// `optimizer` is read as `rule`, at the learning rate `rate`.
+/// Checks that `optimizer` is read as `rule` with the learning rate `rate`.
 fn is(optimizer: Value, rule: &impl Debug, rate: f64) {
     let Recipe::Steps { groups, lr, .. } = read(optimizer.clone()) else { panic!("not steps: {optimizer}") };
     let (got, wanted) = (format!("{groups:?}"), format!("rule: {rule:?},"));

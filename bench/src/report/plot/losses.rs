@@ -1,7 +1,7 @@
-//! The left panel: training losses, and the levels they are to be compared with.
+//! Left panel: training losses, with reference levels.
 //!
-//! Stages that end with the same bits have the same curve, so each later one is drawn thinner upon the last: one
-//! line with rims means that they agree. It is the mean of the steps around; the dots behind are single steps.
+//! Stages with the same bits have the same curve, so later stages are drawn as thinner lines on top: a single line with
+//! borders shows that they agree. The curve is a moving mean; the dots behind it are single steps.
 
 use anyhow::Result;
 use plotters::prelude::*;
@@ -10,7 +10,7 @@ use plotters::series::DashedLineSeries;
 use super::{Area, Chart, FONT, GRID, INK, around, chart};
 use crate::report::{Report, StageReport};
 
-// Told apart by the colour-blind, too (Okabe and Ito 2008).
+// Colours for colour-blind readers (Okabe and Ito 2008).
 const STAGES: [RGBColor; 3] = [RGBColor(160, 210, 242), RGBColor(0, 114, 178), RGBColor(10, 10, 10)];
 const WIDTHS: [u32; 3] = [9, 5, 1];
 const ENTROPY: RGBColor = RGBColor(213, 94, 0);
@@ -56,7 +56,7 @@ fn axes(chart: &mut Chart<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// A dashed line across, with a name.
+/// Draws a dashed horizontal line with a name.
 fn level(chart: &mut Chart<'_, '_>, y: f64, color: RGBColor, name: &str) -> Result<()> {
     let ends = chart.x_range();
     let line = [(ends.start, y), (ends.end, y)];
@@ -68,7 +68,7 @@ fn level(chart: &mut Chart<'_, '_>, y: f64, color: RGBColor, name: &str) -> Resu
     Ok(())
 }
 
-/// Single steps of the first stage.
+/// Draws the single steps of the first stage.
 fn dots(chart: &mut Chart<'_, '_>, report: &Report) -> Result<()> {
     let losses = report.stages.first().map_or(&[][..], |stage| &stage.losses);
     let points = losses.iter().enumerate().map(|(t, &loss)| ((t + 1) as f64, loss));
@@ -86,7 +86,7 @@ fn curve(chart: &mut Chart<'_, '_>, stage: &StageReport) -> Result<()> {
     Ok(())
 }
 
-/// The loss on held-out text, where it was measured: after the last step.
+/// Draws the loss on held-out text, which was measured after the last step.
 fn held_out(chart: &mut Chart<'_, '_>, stage: &StageReport) -> Result<()> {
     let point = (stage.losses.len() as f64, stage.held_out);
     chart
@@ -109,8 +109,8 @@ fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> Result<()> {
     Ok(())
 }
 
-/// Each step's mean with its neighbours, a fortieth of the run on either side. At the beginning, where the loss falls
-/// steeply, only as many as there are on both sides; at the end as many as there are.
+/// Returns each step's mean with its neighbours, over a fortieth of the run on either side. At the beginning, where the
+/// loss falls steeply, the window shrinks symmetrically; at the end it is cut.
 fn smooth(losses: &[f64]) -> Vec<(f64, f64)> {
     let mean = |t: usize| {
         let reach = (losses.len() / 40).min(t);

@@ -1,4 +1,4 @@
-//! The right panel: what one rank holds at its peak, stage by stage.
+//! Right panel: peak memory of one rank, stage by stage.
 
 use anyhow::Result;
 use plotters::prelude::*;
@@ -8,13 +8,13 @@ use super::{Area, Chart, FONT, GRID, INK, chart};
 use crate::report::{Peak, Report};
 
 const MIB: f64 = (1 << 20) as f64;
-/// Half the width of a column, where columns are 1 apart.
+/// Half the width of a column; columns are 1 apart.
 const HALF: f64 = 0.34;
 
-/// A share of a rank's memory: its name, its colour, and how to find it.
+/// A part of a rank's memory: its name, its colour, and its bytes.
 type Part = (&'static str, RGBColor, fn(&Peak) -> u64);
 
-/// From the bottom up; what sharding shrinks is on top.
+/// From bottom to top, with the parts that sharding shrinks on top.
 const PARTS: [Part; 5] = [
     ("candle's parameters", RGBColor(214, 214, 214), |peak| peak.framework),
     ("parameters", RGBColor(0, 114, 178), |peak| peak.params),
@@ -25,7 +25,7 @@ const PARTS: [Part; 5] = [
 
 pub(super) fn paint(report: &Report, area: &Area<'_>) -> Result<()> {
     let highest = report.stages.iter().map(|stage| total(&stage.peak)).fold(0.0, f64::max).max(1e-3);
-    // Room above the columns for the legend.
+    // Leaves room above the columns for the legend.
     let mut chart = chart(area, "Peak memory of one rank", -0.5..columns(report) - 0.5, 0.0..highest * 1.5)?;
     axes(&mut chart, report)?;
     for (i, part) in PARTS.iter().enumerate() {
@@ -41,7 +41,7 @@ fn columns(report: &Report) -> f64 {
     report.stages.len().max(1) as f64
 }
 
-/// Everything a rank holds, in MiB.
+/// Returns the total memory of a rank in MiB.
 fn total(peak: &Peak) -> f64 {
     PARTS.iter().map(|(_, _, bytes)| bytes(peak) as f64 / MIB).sum()
 }
@@ -67,7 +67,7 @@ fn axes(chart: &mut Chart<'_, '_>, report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// The `i`-th part's box in every column.
+/// Draws the `i`-th part's box in every column.
 fn boxes(chart: &mut Chart<'_, '_>, report: &Report, i: usize, &(name, color, bytes): &Part) -> Result<()> {
     let column = |(x, stage): (u32, &crate::report::StageReport)| {
         let below: u64 = PARTS[..i].iter().map(|(_, _, bytes)| bytes(&stage.peak)).sum();
@@ -81,7 +81,7 @@ fn boxes(chart: &mut Chart<'_, '_>, report: &Report, i: usize, &(name, color, by
     Ok(())
 }
 
-/// A column's height in figures, above it.
+/// Prints a column's height above it.
 fn sum(chart: &mut Chart<'_, '_>, x: f64, mib: f64) -> Result<()> {
     let style = (FONT, 13).into_font().color(&INK).pos(Pos::new(HPos::Center, VPos::Bottom));
     let text = EmptyElement::at((x, mib)) + Text::new(format!("{mib:.1}"), (0, -4), style);

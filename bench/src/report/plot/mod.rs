@@ -1,4 +1,4 @@
-//! The picture of a run: how the loss falls on the left, what each stage costs in memory on the right.
+//! Plot of a run: the loss on the left, the memory of each stage on the right.
 
 mod losses;
 mod memory;
@@ -17,7 +17,7 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 const SIZE: (u32, u32) = (1120, 480);
-/// Pixels from the left that belong to the loss.
+/// Width of the loss panel in pixels.
 const LOSS_WIDTH: u32 = 700;
 
 const INK: RGBColor = RGBColor(60, 60, 60);
@@ -38,7 +38,7 @@ fn paint(report: &Report, path: &Path) -> Result<()> {
     Ok(root.present()?)
 }
 
-/// An empty plane with a title.
+/// Creates an empty chart with a title.
 fn chart<'a, 'b>(area: &'a Area<'b>, title: &str, x: Range<f64>, y: Range<f64>) -> Result<Chart<'a, 'b>> {
     let chart = ChartBuilder::on(area)
         .caption(title, (FONT, 17).into_font().color(&INK))
@@ -50,7 +50,7 @@ fn chart<'a, 'b>(area: &'a Area<'b>, title: &str, x: Range<f64>, y: Range<f64>) 
     Ok(chart)
 }
 
-/// The smallest and largest of `values` that are numbers, a little apart from both; 0 to 1 where there are none.
+/// Returns the range of the finite `values` with a margin; 0 to 1 if there are none.
 fn around(values: impl Iterator<Item = f64>) -> Range<f64> {
     let wider = |range: Range<f64>, x: f64| range.start.min(x)..range.end.max(x);
     let range = values.filter(|x| x.is_finite()).fold(f64::MAX..f64::MIN, wider);

@@ -1,4 +1,4 @@
-//! One program under its supervisor: its outputs go to two logs, which the runner reads as they grow.
+//! Starts one program under its supervisor. The program's outputs go to two logs, which the runner reads as they grow.
 
 use super::clock::{Clock, Stop};
 use super::supervise::{COMMAND, NOT_STARTED, SIGNALLED, TICK};
@@ -12,13 +12,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest that the runner waits for a supervisor which it has told to end its program.
+/// Longest wait for a supervisor to end after the runner has ordered it to end its program.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Bytes of a program's output that the runner reads at once.
 const PIECE: u64 = 1 << 20;
 
-/// Bytes of logs after which a program has reached its limit, whatever the time.
+/// Limit of the logs in bytes. The runner ends a program that exceeds it, as it does at the time limit.
 const MOST_LOGGED: u64 = 8 << 20;
 
 /// A command line with its environment and its logs.
@@ -31,7 +31,7 @@ pub(crate) struct Launch {
     pub(crate) stderr: PathBuf,
 }
 
-/// The end of a program.
+/// Outcome of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Exit(i32),
@@ -39,13 +39,13 @@ pub(crate) enum End {
     NotStarted,
     /// The program reached its limit of time, or filled its logs.
     Limit,
-    /// The reader of its output ended it.
+    /// The callback that reads the program's output asked for the end.
     Ended,
     /// The whole run ends.
     Stop(Stop),
 }
 
-/// A wish of the reader of an output.
+/// Answer of the callback that reads a program's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
     GoOn,
@@ -53,8 +53,8 @@ pub(crate) enum Wish {
 }
 
 impl Launch {
-    /// Runs the program for at most `limit`. `read` gets its standard output piece by piece, and an empty piece if nothing
-    /// has come for a moment.
+    /// Runs the program for at most `limit`. `read` receives the standard output piece by piece, and an empty piece at each
+    /// poll without new output.
     pub(crate) fn run(
         &self,
         limit: Duration,
@@ -65,7 +65,7 @@ impl Launch {
         let mut log = Tail::at_end(&self.stdout)?;
         let mut supervisor = self.start()?;
         loop {
-            // The status comes first: what is read after the end is all there is.
+            // Take the status before the output: output read after the exit is complete.
             let status = supervisor.try_wait().context("cannot wait for a supervisor")?;
             let wish = read(&log.more(PIECE)?);
             let over = || Instant::now() >= until || self.logs_are_full();
@@ -91,7 +91,7 @@ impl Launch {
         len(&self.stdout) + len(&self.stderr) > MOST_LOGGED
     }
 
-    /// Keeps the beginning of a log that grew faster than its program could be ended.
+    /// Truncates logs that outgrew the limit before the program ended.
     fn cut_logs(&self) -> anyhow::Result<()> {
         for path in [&self.stdout, &self.stderr] {
             let file = append(path)?;
@@ -108,13 +108,13 @@ impl Launch {
         supervisor.arg(COMMAND).arg("--").arg(&self.program).args(&self.args);
         supervisor.envs(self.env.iter().map(|(name, value)| (name, value)));
         supervisor.stdin(Stdio::piped()).stdout(append(&self.stdout)?).stderr(append(&self.stderr)?);
-        // A signal to the runner's group is the runner's to handle.
+        // A signal to the runner's process group must reach the runner only.
         supervisor.process_group(0);
         supervisor.spawn().with_context(|| format!("cannot start a supervisor of {}", self.program.display()))
     }
 }
 
-/// Orders the supervisor to end its program, by the end of its standard input, and waits for it.
+/// Orders the supervisor to end its program by closing its standard input, and waits for it.
 fn end_program(supervisor: &mut Child) {
     drop(supervisor.stdin.take());
     let until = Instant::now() + PATIENCE;
@@ -143,7 +143,7 @@ fn append(path: &Path) -> anyhow::Result<File> {
     opened.with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A file that grows, read from its end on.
+/// Reader of the bytes that are appended to a file after it was opened.
 struct Tail {
     file: File,
 }
@@ -156,7 +156,7 @@ impl Tail {
         Ok(Tail { file })
     }
 
-    /// What has come since, at most so many bytes.
+    /// Returns the new bytes, at most `most`.
     fn more(&mut self, most: u64) -> anyhow::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         (&mut self.file).take(most).read_to_end(&mut bytes).context("cannot read a log")?;

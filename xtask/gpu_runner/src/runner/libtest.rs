@@ -1,8 +1,8 @@
-//! What a test program of Rust says: its list of tests, and each test's result as it comes.
+//! Parser for the output of a Rust test program: its list of tests, and each test's result as it is printed.
 
 use std::collections::BTreeSet;
 
-/// The tests in the answer to `--list --format terse`. None: the answer is no such list.
+/// Parses the output of `--list --format terse` into test names. Returns `None` if the output is not such a list.
 pub(crate) fn listed(text: &str) -> Option<Vec<String>> {
     let mut tests = Vec::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
@@ -15,25 +15,25 @@ pub(crate) fn listed(text: &str) -> Option<Vec<String>> {
     Some(tests)
 }
 
-/// The results of one process that runs tests in order, one at a time. It prints a test's name before the test runs.
+/// Results of one process that runs tests in order, one at a time. The process prints a test's name before the test runs.
 #[derive(Debug, Default)]
 pub(crate) struct Results {
-    /// Tests that have neither begun nor ended.
+    /// Tests without a start or result line so far.
     waiting: BTreeSet<String>,
-    /// The test that runs.
+    /// Test that is running.
     pub(crate) current: Option<String>,
     pub(crate) passed: Vec<String>,
     pub(crate) failed: Vec<String>,
-    /// Tests that are ignored, or said "skipped: ".
+    /// Tests that are ignored, or printed "skipped: ".
     pub(crate) skipped: usize,
-    /// Tests whose end was not seen because other output hid it. The summary tells which of them failed.
+    /// Tests with a result line that other output garbled. The summary lists the failed ones among them.
     unclear: Vec<String>,
-    /// The line that ends a run has come.
+    /// True once the line that ends a run was read.
     pub(crate) finished: bool,
-    /// The last line, so far without its end.
+    /// Last line, while it is incomplete.
     partial: String,
     in_failures: bool,
-    /// Starts and ends of tests.
+    /// Number of starts and ends of tests.
     pub(crate) events: usize,
 }
 
@@ -42,7 +42,7 @@ impl Results {
         Results { waiting: tests.iter().cloned().collect(), ..Results::default() }
     }
 
-    /// Takes a piece of the output.
+    /// Reads a piece of the output.
     pub(crate) fn read(&mut self, piece: &[u8]) {
         let mut text = std::mem::take(&mut self.partial);
         text.push_str(&String::from_utf8_lossy(piece));
@@ -74,10 +74,10 @@ impl Results {
         }
     }
 
-    /// The test whose line this is, and what follows its name.
+    /// If the line is a known test's line, returns the test's name and the text after the name.
     fn begun_in(&self, line: &str) -> Option<(String, String)> {
         let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ").or_else(|| {
-            // At the end of a line that is not complete, the last blank may be missing.
+            // An incomplete line may lack the final space.
             line.strip_prefix("test ")?.strip_suffix(" ...").map(|name| (name, ""))
         })?;
         let name = name.strip_suffix(" - should panic").unwrap_or(name);
@@ -100,7 +100,7 @@ impl Results {
         let ended = match text {
             "ok" => &mut self.passed,
             "FAILED" => &mut self.failed,
-            // An ignored test has not passed, but needs nothing more.
+            // An ignored test has not passed, but needs no further handling.
             _ if text.starts_with("ignored") => &mut Vec::new(),
             _ => return,
         };
@@ -113,7 +113,8 @@ impl Results {
         self.passed.append(&mut self.unclear);
     }
 
-    /// The tests that must run in another process, once this one is gone: all that have no result, but for the one that ran.
+    /// Returns the tests that must run in another process after this process has ended: all tests without a result except
+    /// the one that was running.
     pub(crate) fn rest(&self) -> Vec<String> {
         self.waiting.iter().chain(&self.unclear).cloned().collect()
     }
@@ -168,7 +169,7 @@ mod tests {
                     failures:\n    c\n";
         let mut results = read(&["a", "b", "c", "d"], said);
         assert_eq!((&results.passed, results.skipped), (&names(&["a", "d"]), 1));
-        assert_eq!(results.rest(), names(&["b"]), "without a summary, b runs again");
+        assert_eq!(results.rest(), names(&["b"]), "without a summary, b must run again");
         results.read(b"test result: FAILED. 3 passed; 1 failed\n");
         assert_eq!((&results.passed, &results.failed), (&names(&["a", "d", "b"]), &names(&["c"])));
     }

@@ -1,11 +1,11 @@
-//! Logs of the programs: files in a scratch folder while programs run, and one archive of them in the folder of the results.
+//! Logs of the programs: files in a scratch folder while programs run, and an archive of them in the results folder.
 
 use super::report::replace;
 use anyhow::Context;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A folder for live logs, which the run removes at its end.
+/// Folder for live logs; the run removes it at its end.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     folder: PathBuf,
@@ -27,14 +27,14 @@ impl Scratch {
         &self.folder
     }
 
-    /// The file of one output of a program.
+    /// Returns the log file for one output of a program.
     pub(crate) fn file(&self, program: &str, output: &str) -> PathBuf {
         let name: String =
             program.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect();
         self.folder.join(format!("{name}.{output}"))
     }
 
-    /// All logs as `logs.tar` in `out`.
+    /// Archives all logs as `logs.tar` in `out`.
     pub(crate) fn archive(&self, out: &Path) -> anyhow::Result<()> {
         replace(&out.join("logs.tar"), |part| {
             let mut archive = tar::Builder::new(fs::File::create(part)?);
@@ -50,7 +50,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The last lines of a log.
+/// Returns the last lines of a log.
 pub(crate) fn tail(path: &Path, lines: usize) -> String {
     let text = fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let all: Vec<&str> = text.lines().collect();

@@ -1,4 +1,4 @@
-//! The machine of a run: its GPU and driver as nvidia-smi tells them, and the date.
+//! Facts about the machine of a run: its GPU and driver as reported by nvidia-smi, and the date.
 
 use super::child::{Launch, Wish};
 use super::clock::Clock;
@@ -8,10 +8,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The longest that a question to the machine may take.
+/// Time limit of a query program.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The standard output of a program that only answers a question. None: it failed, or took too long.
+/// Runs a query program and returns its standard output, or `None` if the program fails or takes too long.
 pub(crate) fn answer(
     (program, args): (PathBuf, Vec<OsString>),
     env: Vec<(String, OsString)>,
@@ -30,7 +30,7 @@ pub(crate) fn answer(
     answered.then(|| String::from_utf8_lossy(&text).into_owned())
 }
 
-/// The names of GPU and driver, "unknown" where nvidia-smi does not tell.
+/// Returns the names of the GPU and the driver, or "unknown" if nvidia-smi does not report them.
 pub(crate) fn gpu_and_driver(scratch: &Scratch, clock: &Clock) -> [String; 2] {
     let args = ["--query-gpu=name,driver_version", "--format=csv,noheader"].map(OsString::from).into();
     let said = installed("nvidia-smi").and_then(|smi| answer((smi, args), Vec::new(), scratch, clock));
@@ -42,12 +42,12 @@ pub(crate) fn gpu_and_driver(scratch: &Scratch, clock: &Clock) -> [String; 2] {
     })
 }
 
-/// The time now, as 2026-01-02T03:04:05Z.
+/// Returns the current time, formatted as 2026-01-02T03:04:05Z.
 pub(crate) fn now() -> String {
     date(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
 }
 
-/// The Gregorian date of a Unix time. Years are counted from March, so that a leap day ends its year.
+/// Returns the Gregorian date of a Unix time. Years are counted from March, so that a leap day is the last day of its year.
 fn date(seconds: u64) -> String {
     let (day, second) = (seconds / 86_400, seconds % 86_400);
     let day = day + 719_468;

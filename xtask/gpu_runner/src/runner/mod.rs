@@ -1,8 +1,8 @@
-//! The runner of a GPU bundle: starts the programs of one mode, each under a limit, and keeps `results.json` up to date.
+//! Runner of a GPU bundle: starts the programs of one mode, each under a time limit, and keeps `results.json` up to date.
 //!
 //! [`plan`] lists the programs of a mode; [`run`] starts them in turn; [`child`] starts one program under a supervisor
 //! ([`supervise`]), so that no program outlives the runner; [`suite`] and [`libtest`] run the test programs test by test;
-//! [`report`] is the record.
+//! [`report`] writes `results.json`.
 
 mod child;
 mod clock;
@@ -24,20 +24,20 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: run.sh MODE
-  smoke-bench  a short benchmark, the benchmark, then PyTorch's optimizers on the same cases
+  smoke-bench  a short benchmark, the full benchmark, then PyTorch's optimizers on the same cases
   tests        every test program, test by test
-  profile      ncu over cases of the benchmark, compute-sanitizer over tests, where they are installed
-  cpu          updates, collectives and steps of ranks on the CPU, alone and beside PyTorch with gloo
+  profile      ncu on cases of the benchmark and compute-sanitizer on tests, if these tools are installed
+  cpu          updates, collectives and steps of ranks on the CPU, alone and next to PyTorch with gloo
 environment
-  OUT          folder of the results (./results): results.json, logs.tar, and what the programs write
-  DEADLINE     seconds for the whole run (540)
-  LIMIT        seconds for each program (90; 200 for one that measures)
-  TEST_LIMIT   seconds for each test (30)";
+  OUT          results folder (./results): results.json, logs.tar, and the files that the programs write
+  DEADLINE     time limit of the whole run in seconds (540)
+  LIMIT        time limit of each program in seconds (90; 200 for benchmarks)
+  TEST_LIMIT   time limit of each test in seconds (30)";
 
-/// The exit status of a wrong command line.
+/// Exit status for a wrong command line.
 const WRONG_USAGE: u8 = 2;
 
-/// Runs the mode that the command line names, or supervises a program.
+/// Runs the mode named on the command line, or supervises a program.
 pub(crate) fn main() -> ExitCode {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
     if args.first().is_some_and(|first| first == supervise::COMMAND) {

@@ -1,4 +1,4 @@
-//! The search for NCCL's library: in the loader's path, then in python3's packages.
+//! Search for the NCCL library: first in the loader's path, then in python3's packages.
 
 use super::clock::Clock;
 use super::logs::Scratch;
@@ -7,14 +7,14 @@ use super::plan::installed;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The program that tells whether it finds NCCL, and its test that prints so.
+/// Test program that probes for NCCL, and its test that prints the result.
 const PROBE: (&str, &str) = ("nccl/meshstep-comm-suite", "nccl::processes::what_is_probed_is_printed");
 
-/// The folder of the NCCL that torch brings.
+/// Python code that prints the folder of the NCCL library installed with torch.
 const OF_PYTHON: &str = "import nvidia.nccl; print(list(nvidia.nccl.__path__)[0] + '/lib')";
 
-/// What tests of NCCL need in their environment. None: there is no libnccl.so.2. A library that cannot be used is found: its
-/// tests tell.
+/// Returns the environment that NCCL tests need, or `None` if there is no libnccl.so.2. An unusable library counts as
+/// found, so that its tests run and report the fault.
 pub(crate) fn search(bundle: &Path, scratch: &Scratch, clock: &Clock) -> Option<Vec<(String, OsString)>> {
     let found = |env: Vec<(String, OsString)>| {
         let probe: (PathBuf, Vec<OsString>) =
@@ -25,7 +25,7 @@ pub(crate) fn search(bundle: &Path, scratch: &Scratch, clock: &Clock) -> Option<
     found(Vec::new()).or_else(|| found(vec![("LD_LIBRARY_PATH".to_owned(), of_python(scratch, clock)?)]))
 }
 
-/// The loader's path with python3's packages in front.
+/// Returns the loader's path with the folder of python3's NCCL in front.
 fn of_python(scratch: &Scratch, clock: &Clock) -> Option<OsString> {
     let args = ["-c", OF_PYTHON].map(OsString::from).into();
     let folder = answer((installed("python3")?, args), Vec::new(), scratch, clock)?;

@@ -1,4 +1,4 @@
-//! The programs of each mode, in order. Looks at the bundle's folders and at the tools of the machine; starts nothing.
+//! Programs of each mode, in order. Reads the bundle's folders and searches the machine for tools; starts nothing.
 
 use super::report::Kind;
 use anyhow::Context;
@@ -14,7 +14,7 @@ pub(crate) enum Mode {
     Cpu,
 }
 
-/// A program to run, and its name in the results.
+/// A program to run, with its name in the results.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Step {
     pub(crate) program: String,
@@ -24,25 +24,27 @@ pub(crate) struct Step {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Work {
-    /// A program that tells its result by its exit status.
+    /// A program that reports its result by its exit status.
     Plain { path: PathBuf, args: Vec<OsString>, env: Vec<(&'static str, &'static str)> },
-    /// A test program, run by a command before it, with those of its tests whose names begin so; none: all.
+    /// A test program, started through the command `before`. Runs the tests with a name that begins with an entry of
+    /// `tests`, or all tests if `tests` is empty.
+    /// all tests if `tests` is empty.
     Suite { path: PathBuf, before: Vec<OsString>, tests: &'static [&'static str] },
-    /// Nothing, for this reason.
+    /// No program runs, for the given reason.
     Skip(&'static str),
 }
 
-/// Cases of the benchmark for ncu: an update, a norm, and a whole step.
+/// Cases of the benchmark that ncu profiles: an update, a norm, and a whole step.
 const PROFILED: [&str; 3] = ["adamw f32", "exact norm bf16", "step bf16 + remainder, bf16 gradients"];
 
-/// The program whose tests compute-sanitizer watches, and the beginnings of their names.
+/// Test program that compute-sanitizer checks, and the prefixes of its tests' names.
 const SANITIZED: (&str, &[&str]) =
     ("meshstep-optim-suite", &["cuda::flat::", "cuda::norm::", "cuda::step::"]);
 
-/// Options of ncu. The launches before are a case's first step, which the host compares.
+/// Options of ncu. The skipped launches are a case's first step, which the host compares with the CPU.
 const NCU: &str = "--csv --page details --set detailed --kernel-name regex:^(adam|norm|decide) --launch-skip 8 --launch-count 4";
 
-/// An exit status that no test program has of its own.
+/// Option with an exit status that test programs do not use themselves.
 const SANITIZER: &str = "--error-exitcode 86 --tool";
 
 impl Mode {
@@ -61,8 +63,8 @@ impl Mode {
         Mode::ALL.into_iter().find(|mode| mode.name() == name)
     }
 
-    /// The steps of this mode. `tool` finds a program of the machine; `out` is the folder of the results, `scratch` one for
-    /// what is no result.
+    /// Returns the steps of this mode. `tool` finds a program on the machine; `out` is the results folder, `scratch` a
+    /// folder for files that are not results.
     pub(crate) fn steps(
         self,
         bundle: &Path,
@@ -91,7 +93,7 @@ fn smoke_bench(bundle: &Path, out: &Path, python: Option<PathBuf>) -> anyhow::Re
     Ok(steps)
 }
 
-/// Every program of the folder, alone and then beside PyTorch.
+/// Returns every program of the folder `cpu`, first alone and then next to PyTorch.
 fn cpu(bundle: &Path, python: Option<PathBuf>) -> anyhow::Result<Vec<Step>> {
     let alone = plain(bundle, "cpu", Kind::Cpu, "--measure")?;
     let beside = plain(bundle, "cpu", Kind::Cpu, "--torch")?.into_iter().map(|step| {
@@ -146,7 +148,7 @@ fn profile(
     Ok(steps)
 }
 
-/// One case of the benchmark below ncu, at a size that it can replay.
+/// Returns one case of the benchmark under ncu, at a size that ncu can replay.
 fn profiled(ncu: PathBuf, benchmark: &Path, scratch: &Path, case: &'static str) -> Work {
     let benchmark = [benchmark.into(), scratch.join("profiled.json").into()];
     let args = words(NCU).chain(benchmark).collect();
@@ -158,7 +160,7 @@ fn words(line: &'static str) -> impl Iterator<Item = OsString> {
     line.split(' ').map(OsString::from)
 }
 
-/// Every program of a folder, with one argument or none.
+/// Returns every program of a folder, with `arg` as its argument unless `arg` is empty.
 fn plain(bundle: &Path, folder: &str, kind: Kind, arg: &str) -> anyhow::Result<Vec<Step>> {
     let args: Vec<OsString> = Some(arg).filter(|arg| !arg.is_empty()).into_iter().map(Into::into).collect();
     let step = |path: PathBuf| Step {
@@ -169,7 +171,7 @@ fn plain(bundle: &Path, folder: &str, kind: Kind, arg: &str) -> anyhow::Result<V
     Ok(programs(&bundle.join(folder))?.into_iter().map(step).collect())
 }
 
-/// The files of a folder by name; none where there is no folder.
+/// Returns the files of a folder sorted by name, or nothing if the folder does not exist.
 fn programs(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     if !folder.is_dir() {
         return Ok(Vec::new());
@@ -186,7 +188,7 @@ fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// A program of the machine: in PATH, or where CUDA's toolkit installs it.
+/// Finds a program of the machine in PATH or in the default folder of the CUDA toolkit.
 pub(crate) fn installed(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/local/cuda/bin")]);

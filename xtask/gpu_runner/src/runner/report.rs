@@ -1,4 +1,5 @@
-//! `results.json`: one row for each program of the run. The file is replaced as a whole, so a reader never sees half of it.
+//! `results.json`: one row for each program of the run. The file is replaced as a whole, so a reader never sees a partial
+//! file.
 
 use super::settings::Limits;
 use anyhow::Context;
@@ -9,14 +10,14 @@ use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
-    /// The commit that the bundle was built from.
+    /// Commit from which the bundle was built.
     pub(crate) commit: String,
     pub(crate) date: String,
     pub(crate) gpu: String,
     pub(crate) driver: String,
     pub(crate) mode: &'static str,
     pub(crate) limits: Limits,
-    /// The driver is the stand-in, and no figure says anything about a GPU.
+    /// True if the driver is the stand-in; then no figure applies to a GPU.
     pub(crate) stand_in: bool,
     pub(crate) ended: Ended,
     pub(crate) rows: Vec<Row>,
@@ -31,27 +32,27 @@ pub(crate) enum Ended {
     Signal,
 }
 
-/// A program, and the result of its run.
+/// A program and the result of its run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
     pub(crate) program: String,
     pub(crate) kind: Kind,
     pub(crate) verdict: Verdict,
-    /// The exit status of its last process.
+    /// Exit status of the program's last process.
     pub(crate) exit: Option<i32>,
-    /// The signal that ended its last process.
+    /// Signal that ended the program's last process.
     pub(crate) signal: Option<i32>,
     pub(crate) seconds: f64,
-    /// Tests that passed.
+    /// Number of tests that passed.
     pub(crate) passed: usize,
     pub(crate) failed: Vec<String>,
-    /// Tests that took longer than a test may.
+    /// Tests that exceeded the time limit of a test.
     pub(crate) hung: Vec<String>,
-    /// Tests that ended their process.
+    /// Tests that ended their process, for example by a crash.
     pub(crate) crashed: Vec<String>,
-    /// Tests that said "skipped: " or are ignored.
+    /// Number of tests that printed "skipped: " or are ignored.
     pub(crate) skipped: usize,
-    /// Tests without a result.
+    /// Number of tests without a result.
     pub(crate) not_run: usize,
 }
 
@@ -80,14 +81,14 @@ pub(crate) enum Verdict {
     Crashed,
     RanNoTest,
     NoTestList,
-    /// The program was ended at its limit.
+    /// The runner ended the program at its time limit.
     OverLimit,
-    /// The program was ended at the run's deadline.
+    /// The runner ended the program at the run's deadline.
     AtDeadline,
-    /// The program was ended because the runner received a signal.
+    /// The runner ended the program because the runner received a signal.
     BySignal,
     NotStarted(String),
-    /// With the reason.
+    /// Skipped, with the reason.
     Skipped(String),
 }
 
@@ -137,7 +138,7 @@ impl From<Verdict> for String {
 }
 
 impl Report {
-    /// Every row passed or was skipped for a reason, and at least one passed.
+    /// Returns true if the run was completed, at least one row passed, and every other row passed or was skipped.
     pub(crate) fn success(&self) -> bool {
         let good = |row: &Row| matches!(row.verdict, Verdict::Passed | Verdict::Skipped(_));
         let ran = self.rows.iter().any(|row| row.verdict == Verdict::Passed);
@@ -150,7 +151,7 @@ impl Report {
     }
 }
 
-/// Writes a file under the name of a part, then gives it its name. A reader sees the old file or the new one.
+/// Writes a file under a temporary name, then renames it to `path`. A reader sees the old file or the new one.
 pub(crate) fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> anyhow::Result<()> {
     let part = part_of(path);
     let written = write(&part).and_then(|()| fs::rename(&part, path));
@@ -160,13 +161,13 @@ pub(crate) fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// `.NAME.part` beside a file: the name under which it is written.
+/// Returns the temporary name `.NAME.part` in the same folder.
 fn part_of(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.part"))
 }
 
-/// Removes the parts that a killed program or runner has left in `out`.
+/// Removes the temporary files that a killed program or runner left in `out`.
 pub(crate) fn remove_parts(out: &Path) {
     let Ok(entries) = fs::read_dir(out) else { return };
     for entry in entries.flatten() {

@@ -1,4 +1,4 @@
-//! One run: every step of a mode in turn, with the record rewritten before and after each.
+//! One run: every step of a mode in turn; the record is rewritten before and after each step.
 
 use super::child::{End, Launch, Wish};
 use super::clock::{Clock, Stop};
@@ -15,17 +15,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Lines that are printed of a failed program's errors, and of the tables of a program that measures.
+/// Lines shown of a failed program's errors, and of a benchmark's tables.
 const SHOWN: [usize; 2] = [20, 200];
 
-/// Results of every run, which replace those of an earlier one.
+/// Result files that every run replaces.
 const REPLACED: [&str; 2] = ["results.json", "logs.tar"];
 
-/// Results of programs that measure on the GPU, and on the CPU.
+/// Result files of the benchmarks on the GPU and on the CPU.
 const MEASURED: [&str; 4] = ["smoke.json", "gpu-bench.json", "torch-bench.json", "stages.json"];
 const MEASURED_ON_CPU: [&str; 2] = ["cpu-bench.json", "cpu-torch.json"];
 
-/// A test takes so many times longer under a sanitizer.
+/// Factor by which the time limit of a test grows under a sanitizer.
 const SANITIZED: u32 = 3;
 
 struct Run {
@@ -34,11 +34,11 @@ struct Run {
     clock: Clock,
     scratch: Scratch,
     report: Report,
-    /// The environment of tests of NCCL, once it is known. None within: there is no NCCL.
+    /// Environment of the NCCL tests, once it was searched for. The inner `None` means that there is no NCCL.
     nccl: Option<Option<Vec<(String, OsString)>>>,
 }
 
-/// Runs a mode. Whether it was a success.
+/// Runs a mode and returns true on success.
 pub(crate) fn run(mode: Mode, settings: Settings) -> anyhow::Result<bool> {
     let clock = Clock::start(duration(settings.limits.deadline))?;
     let bundle = std::env::current_exe().context("cannot find the runner's own program")?;
@@ -54,7 +54,8 @@ pub(crate) fn run(mode: Mode, settings: Settings) -> anyhow::Result<bool> {
     Ok(run.report.success())
 }
 
-/// Removes the results of an earlier run that this mode writes anew. Figures stay where nothing is measured.
+/// Removes the results of an earlier run that this mode writes anew. Figures of benchmarks that this mode does not run
+/// stay.
 fn clean(mode: Mode, out: &Path) -> anyhow::Result<()> {
     remove_parts(out);
     let measured = match mode {
@@ -98,7 +99,7 @@ impl Run {
             }
             self.step(idx, step)?;
         }
-        // A program that was ended belongs to a run that was ended.
+        // If the deadline or a signal ended a program, it also ended the run.
         let cut = |verdict: &Verdict| self.report.rows.iter().any(|row| row.verdict == *verdict);
         self.report.ended = match stop {
             Some(Stop::Signal) => Ended::Signal,
@@ -126,7 +127,7 @@ impl Run {
         self.keep(idx, &row)?;
         self.show(&row);
         if let Err(error) = self.scratch.archive(&self.settings.out) {
-            // The archive at the end of the run is the one that must succeed.
+            // Only the archive at the end of the run must succeed.
             complain(&format!("{error:#}"));
         }
         Ok(())
@@ -139,7 +140,7 @@ impl Run {
                 let mut env: Vec<(String, OsString)> =
                     env.iter().map(|&(name, value)| (name.to_owned(), value.into())).collect();
                 if step.kind == Kind::Stages {
-                    // Without NCCL the program says so itself.
+                    // Without NCCL the program reports by itself that it is missing.
                     env.extend(self.nccl_env().unwrap_or_default());
                 }
                 self.plain(row, (path, args), env)?;
@@ -152,13 +153,13 @@ impl Run {
         Ok(())
     }
 
-    /// Puts a row into the record.
+    /// Stores a row and writes the record.
     fn keep(&mut self, idx: usize, row: &Row) -> anyhow::Result<()> {
         self.report.rows[idx] = row.clone();
         self.report.write(&self.settings.out)
     }
 
-    /// The environment of tests of NCCL; none where there is no NCCL.
+    /// Returns the environment of NCCL tests, or `None` if there is no NCCL.
     fn nccl_env(&mut self) -> Option<Vec<(String, OsString)>> {
         let search = || nccl::search(&self.bundle, &self.scratch, &self.clock);
         self.nccl.get_or_insert_with(search).clone()
@@ -185,7 +186,7 @@ impl Run {
     ) -> anyhow::Result<()> {
         let limit = self.limit(row.kind);
         if std::env::var_os("GPU_BENCH_SECONDS").is_none() {
-            // A program that measures ends by itself, and says what it has not measured.
+            // With this budget, a benchmark ends by itself and reports the cases that it has not measured.
             let seconds = limit.min(self.clock.left()).as_secs_f64() * 0.85;
             env.push(("GPU_BENCH_SECONDS".to_owned(), format!("{seconds:.0}").into()));
         }
@@ -235,12 +236,12 @@ impl Run {
         let suite = Suite { launch: &launch, list, chosen: &chosen, limits, clock: &self.clock };
         suite.run(row, &mut |now| {
             report.rows[idx] = now.clone();
-            // The record after the program is the one that must succeed.
+            // Only the record after the program must succeed.
             let _ = report.write(&out);
         })
     }
 
-    /// A line of the table, and the output of a program that measures or fails.
+    /// Prints the program's line of the table, and the output of a benchmark or of a failed program.
     fn show(&self, row: &Row) {
         let Row { program, verdict, seconds, passed, skipped, not_run, .. } = row;
         let failed = row.failed.len() + row.hung.len() + row.crashed.len();
@@ -283,7 +284,7 @@ impl Run {
     }
 }
 
-/// The verdict on a program that runs no tests.
+/// Returns the verdict on a program that is not a test program.
 fn plain_verdict(end: &End, stdout: &str, stderr: &Path) -> Verdict {
     let reason = stdout.lines().find_map(|line| line.strip_prefix("skipped: "));
     match (end, reason) {

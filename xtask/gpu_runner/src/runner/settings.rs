@@ -1,4 +1,4 @@
-//! The runner's environment: where results go, and how long a run, a program and a test may take.
+//! Environment variables of the runner: the results folder, and the time limits of a run, a program and a test.
 
 use anyhow::{Context, bail};
 use serde::Serialize;
@@ -8,21 +8,21 @@ use std::time::Duration;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// An absolute path; the folder exists.
+    /// Results folder: an absolute path; the folder exists.
     pub(crate) out: PathBuf,
     pub(crate) limits: Limits,
 }
 
-/// Seconds.
+/// Time limits in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Limits {
-    /// For the whole run.
+    /// Limit of the whole run.
     pub(crate) deadline: f64,
-    /// For each program.
+    /// Limit of each program.
     pub(crate) program: f64,
-    /// For each program that measures.
+    /// Limit of each benchmark.
     pub(crate) measuring: f64,
-    /// For each test.
+    /// Limit of each test.
     pub(crate) test: f64,
 }
 
@@ -32,7 +32,7 @@ impl Default for Limits {
     }
 }
 
-/// The most seconds that a limit may be: a week.
+/// Largest allowed limit in seconds: a week.
 const MOST: f64 = 7.0 * 86_400.0;
 
 impl Settings {
@@ -66,7 +66,7 @@ fn seconds(name: &str, text: Option<OsString>) -> anyhow::Result<Option<f64>> {
     let number = text.to_str().and_then(|text| text.trim().parse::<f64>().ok());
     match number.filter(|&number| number > 0.0 && number <= MOST) {
         Some(number) => Ok(Some(number)),
-        None => bail!("{name} is {text:?}; it is a number of seconds above 0 and at most {MOST}"),
+        None => bail!("{name} is {text:?}; set it to a number of seconds above 0 and at most {MOST}"),
     }
 }
 

@@ -1,4 +1,5 @@
-//! A test program, test by test. A test that hangs or crashes ends its process; another process runs the rest.
+//! Runs a test program test by test. A test that hangs or crashes ends its process; another process runs the remaining
+//! tests.
 
 use super::child::{End, Launch, Wish};
 use super::clock::{Clock, Stop};
@@ -6,36 +7,36 @@ use super::libtest::{Results, listed};
 use super::report::{Row, Verdict};
 use std::time::{Duration, Instant};
 
-/// Parts of the names of the tests that need a GPU: their modules.
+/// Parts of the names of tests that need a GPU: their modules.
 const ON_GPU: [&str; 2] = ["cuda::", "nccl::"];
 
-/// The longest that a program may take to list its tests.
+/// Time limit for listing a program's tests.
 const LIST_LIMIT: Duration = Duration::from_secs(20);
 
-/// The time between two records of a program that runs.
+/// Time between two updates of the record while a program runs.
 const RECORDED: Duration = Duration::from_secs(1);
 
-/// How a test program is run.
+/// A test program and the settings of its run.
 pub(crate) struct Suite<'a> {
-    /// The program; `launch` makes a process of it with these arguments.
+    /// Returns the launch of a process of the program with these arguments.
     pub(crate) launch: &'a dyn Fn(&[String]) -> Launch,
-    /// Lists the tests.
+    /// Launch that lists the tests.
     pub(crate) list: Launch,
-    /// Chooses among the tests that need a GPU.
+    /// Selects tests from those that need a GPU.
     pub(crate) chosen: &'a dyn Fn(Vec<String>) -> Vec<String>,
-    /// For the program, and for each test.
+    /// Time limits of the program and of each test.
     pub(crate) limits: [Duration; 2],
     pub(crate) clock: &'a Clock,
 }
 
-/// How one process of the program ended.
+/// Outcome of one process of the program.
 struct Round {
     end: End,
     results: Results,
 }
 
 impl Suite<'_> {
-    /// Runs every test that needs a GPU, and fills the row. `record` keeps the row while tests run.
+    /// Runs every selected test that needs a GPU, and fills the row. `record` saves the row while tests run.
     pub(crate) fn run(&self, row: &mut Row, record: &mut dyn FnMut(&Row)) -> anyhow::Result<()> {
         let started = Instant::now();
         let Some(tests) = self.tests(row)? else { return Ok(()) };
@@ -60,7 +61,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// The tests to run. None: the row has its verdict.
+    /// Returns the tests to run, or `None` if listing the tests already decided the row's verdict.
     fn tests(&self, row: &mut Row) -> anyhow::Result<Option<Vec<String>>> {
         let mut text = Vec::new();
         let end = self.list.run(LIST_LIMIT.min(self.limits[0]), self.clock, |piece| {
@@ -82,7 +83,7 @@ impl Suite<'_> {
         Ok(tests.filter(|tests| !tests.is_empty()))
     }
 
-    /// One process that runs these tests until all are done, one hangs or one ends the process.
+    /// Runs these tests in one process, until all are done, a test hangs or a test ends the process.
     fn round(
         &self,
         tests: &[String],
@@ -108,7 +109,7 @@ impl Suite<'_> {
         Ok(Round { end, results })
     }
 
-    /// Notes how a process ended. Whether another process can run the rest.
+    /// Records how a process ended. Returns true if another process can run the remaining tests.
     fn judge(&self, row: &mut Row, end: &End, results: &Results) -> bool {
         set_end(row, end);
         match end {
@@ -122,7 +123,7 @@ impl Suite<'_> {
             End::Exit(_) | End::Signal(_) => match &results.current {
                 Some(test) => row.crashed.push(test.clone()),
                 None if !ended_well(end, results) => row.verdict = Verdict::Crashed,
-                // A program that ends without running what it was asked for cannot be asked again.
+                // A program that exits cleanly without running the requested tests would do so again.
                 None => return false,
             },
         }
@@ -131,7 +132,7 @@ impl Suite<'_> {
     }
 }
 
-/// A program of tests ends with 0, or with 101 if one has failed.
+/// Returns true if the process ended as libtest does: with status 0, or with 101 after a failed test.
 fn ended_well(end: &End, results: &Results) -> bool {
     match end {
         End::Exit(0) => true,
@@ -148,7 +149,7 @@ fn count(row: &mut Row, results: &Results) {
     row.not_run = results.rest().len() + usize::from(results.current.is_some());
 }
 
-/// The verdict on all of a program's processes.
+/// Returns the verdict over all processes of the program.
 fn verdict(row: &Row) -> Verdict {
     match &row.verdict {
         Verdict::Running if !row.crashed.is_empty() => Verdict::Crashed,
@@ -168,7 +169,7 @@ pub(crate) fn stopped(stop: Stop) -> Verdict {
     }
 }
 
-/// The exit status or the signal of the row's last process.
+/// Stores the exit status or the signal of the program's last process.
 pub(crate) fn set_end(row: &mut Row, end: &End) {
     (row.exit, row.signal) = match end {
         End::Exit(code) => (Some(*code), None),

@@ -1,8 +1,8 @@
-//! The supervisor of one program: a process between runner and program that ends the program when the runner is gone.
+//! Supervisor of one program: a process between runner and program that ends the program when the runner is gone.
 //!
-//! The runner holds the other end of the supervisor's standard input. Its end of file, which comes with the runner's death
-//! too, is the order to end the program: SIGTERM to the program's process group, then SIGKILL to the group and to whatever
-//! else descends from the program.
+//! The runner holds the write end of the supervisor's standard input. An end of file on it, which the runner's death also
+//! causes, is the order to end the program: SIGTERM to the program's process group, then SIGKILL to the group and to all
+//! other descendants of the program.
 
 use super::clock::noted_signals;
 use super::output::complain;
@@ -19,24 +19,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The word on the runner's command line that makes it a supervisor; `--`, program and arguments follow.
+/// Subcommand that makes the runner a supervisor; `--`, the program and its arguments follow.
 pub(crate) const COMMAND: &str = "supervise";
 
-/// The exit status for a program that cannot be started.
+/// Exit status for a program that cannot be started.
 pub(crate) const NOT_STARTED: u8 = 125;
 
-/// Above this, an exit status is a signal's number plus this, as shells have it.
+/// Offset of exit statuses for signals: a signal's number plus 128, as in shells.
 pub(crate) const SIGNALLED: i32 = 128;
 
 /// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_millis(700);
 
-/// Time for killed processes to go. One that waits for a device's driver may never go.
+/// Time for killed processes to exit. A process that is blocked in a device driver may never exit.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(crate) const TICK: Duration = Duration::from_millis(15);
 
-/// Runs the program after `--` to its end, and ends with its exit status.
+/// Runs the program after `--` to its end, and returns its exit status.
 pub(crate) fn run(args: &[OsString]) -> ExitCode {
     match args {
         [dashes, program, args @ ..] if dashes == "--" => supervise(program, args).unwrap_or_else(|error| {
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &[OsString]) -> ExitCode {
 fn supervise(program: &OsString, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let ordered = noted_signals()?;
     watch_stdin(Arc::clone(&ordered));
-    // Orphans of the program become children of this process, so that it finds them.
+    // Orphans of the program become children of this process, so that it can find and kill them.
     set_child_subreaper(Some(getpid()))?;
     let mut child = Command::new(program).args(args).stdin(Stdio::null()).process_group(0).spawn()?;
     let status = wait(&mut child, || ordered.load(Ordering::Relaxed))?;
@@ -74,13 +74,13 @@ fn supervise(program: &OsString, args: &[OsString]) -> anyhow::Result<ExitCode> 
 fn watch_stdin(ordered: Arc<AtomicBool>) {
     thread::spawn(move || {
         let mut byte = [0];
-        // The runner writes nothing.
+        // The runner never writes to this pipe.
         while matches!(std::io::stdin().read(&mut byte), Ok(1)) {}
         ordered.store(true, Ordering::Relaxed);
     });
 }
 
-/// Waits for the child, until there is an order to end it.
+/// Waits for the child. Returns `None` once `ordered` is true.
 fn wait(child: &mut Child, ordered: impl Fn() -> bool) -> anyhow::Result<Option<ExitStatus>> {
     while !ordered() {
         if let Some(status) = child.try_wait()? {
@@ -91,7 +91,7 @@ fn wait(child: &mut Child, ordered: impl Fn() -> bool) -> anyhow::Result<Option<
     Ok(None)
 }
 
-/// Ends the child's group, first politely.
+/// Ends the child's process group: SIGTERM first, then SIGKILL.
 fn end(child: &mut Child) -> anyhow::Result<ExitStatus> {
     signal_group(child.id(), Signal::TERM);
     let until = Instant::now() + GRACE;
@@ -106,12 +106,12 @@ fn end(child: &mut Child) -> anyhow::Result<ExitStatus> {
 
 fn signal_group(group: u32, signal: Signal) {
     if let Some(group) = pid(group) {
-        // The group may be gone.
+        // The group may no longer exist.
         let _ = kill_process_group(group, signal);
     }
 }
 
-/// Kills the rest of the program's group, and its descendants that have left the group.
+/// Kills the remaining processes of the program's group, and its descendants outside the group.
 fn end_orphans(group: u32) {
     signal_group(group, Signal::KILL);
     let until = Instant::now() + PATIENCE;
@@ -131,17 +131,17 @@ fn pid(id: u32) -> Option<Pid> {
     Pid::from_raw(i32::try_from(id).ok()?)
 }
 
-/// The children of a process that still run.
+/// Returns the running children of a process.
 fn children(parent: u32) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let ids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     ids.filter(|id| runs_below(*id) == Some(parent)).collect()
 }
 
-/// The parent of a process, unless the process is dead and only waited for.
+/// Returns the parent of a process, or `None` if the process is a zombie or dead.
 fn runs_below(id: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // The name in parentheses may hold anything.
+    // The name in parentheses may contain spaces and parentheses.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;

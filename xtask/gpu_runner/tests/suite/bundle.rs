@@ -1,4 +1,4 @@
-//! A bundle of shell scripts, and its runs.
+//! Test fixture: a bundle of shell scripts, and its runs.
 
 use serde_json::Value;
 use std::fs;
@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// The tests of a fake test program.
+/// Shell command that lists the tests of a fake test program.
 pub(crate) const LIST: &str = "printf 'cuda::a: test\\nother::x: test\\nnccl::b: test\\ncuda::c: test\\n'";
 
-/// A fake test program. `case` is an arm of the shell's `case` on a test's name; tests without an arm pass.
+/// Returns a fake test program. `case` is an arm of the shell's `case` on a test's name; tests without an arm pass.
 pub(crate) fn tests_with(case: &str) -> String {
     format!(
         "case \"$*\" in *--list*) {LIST}; exit 0;; esac\n\
@@ -25,7 +25,7 @@ pub(crate) fn tests_with(case: &str) -> String {
     )
 }
 
-/// A program that ignores SIGTERM, has a child of its own in another session, and stays.
+/// A program that ignores SIGTERM, starts a child in another session, and keeps running.
 pub(crate) const STAYS: &str = "trap '' TERM; setsid sleep 97 & sleep 98 & sleep 99; sleep 99";
 
 pub(crate) struct Bundle {
@@ -34,7 +34,7 @@ pub(crate) struct Bundle {
 }
 
 impl Bundle {
-    /// Programs by their places, each the body of a shell script.
+    /// Creates a bundle. `programs` maps paths to bodies of shell scripts.
     pub(crate) fn new(name: &str, programs: &[(&str, &str)]) -> Bundle {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-runner").join(name);
         let _ = fs::remove_dir_all(&folder);
@@ -74,7 +74,7 @@ impl Bundle {
         command
     }
 
-    /// A run to its end.
+    /// Runs a mode to its end.
     pub(crate) fn run(&self, mode: &str, env: &[(&str, &str)]) -> Ran {
         let (started, scratch) = (Instant::now(), self.scratch_folders());
         let output = self.command(mode, env).output().unwrap();
@@ -82,7 +82,7 @@ impl Bundle {
         let printed = text(&output.stdout) + &text(&output.stderr);
         self.check_files();
         let json = self.results();
-        assert_eq!(self.scratch_folders(), scratch, "the scratch folder stays");
+        assert_eq!(self.scratch_folders(), scratch, "the run left a scratch folder");
         Ran { code: output.status.code(), printed, json, took: started.elapsed() }
     }
 
@@ -94,13 +94,13 @@ impl Bundle {
         self.command(mode, env).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     }
 
-    /// What results.json holds now; null where there is no such file.
+    /// Returns the current content of results.json, or null if there is no such file.
     pub(crate) fn results(&self) -> Value {
         let text = fs::read(self.path("out/results.json")).unwrap_or_else(|_| b"null".to_vec());
         serde_json::from_slice(&text).unwrap()
     }
 
-    /// At most six files, and no part of one.
+    /// Checks that the results folder has at most six files and no temporary file.
     pub(crate) fn check_files(&self) {
         let Ok(entries) = fs::read_dir(self.path("out")) else { return };
         let names: Vec<String> =
@@ -109,7 +109,7 @@ impl Bundle {
         assert!(!names.iter().any(|name| name.ends_with(".part")), "{names:?}");
     }
 
-    /// The names in logs.tar.
+    /// Returns the names in logs.tar.
     pub(crate) fn logs(&self) -> Vec<String> {
         let mut archive = tar::Archive::new(fs::File::open(self.path("out/logs.tar")).unwrap());
         let path = |entry: tar::Entry<'_, _>| entry.path().unwrap().to_string_lossy().into_owned();
@@ -129,7 +129,7 @@ impl Bundle {
         format!("gpu-runner-test-{}-{}", self.name, std::process::id())
     }
 
-    /// Processes of this bundle's runs.
+    /// Returns the command lines of all processes started by this bundle's runs.
     fn processes(&self) -> Vec<String> {
         let mark = format!("MARK={}", self.mark()).into_bytes();
         let entries = fs::read_dir("/proc").unwrap().flatten();
@@ -138,7 +138,7 @@ impl Bundle {
         ours.map(|entry| fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default()).collect()
     }
 
-    /// How many processes there are at most after a while.
+    /// Waits until the number of processes is between `least` and `most`.
     pub(crate) fn wait_for_processes(&self, least: usize, most: usize) {
         let until = Instant::now() + Duration::from_secs(5);
         loop {

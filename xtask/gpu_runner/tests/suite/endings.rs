@@ -1,9 +1,9 @@
-//! A runner that is ended early leaves its record, and no process.
+//! A runner that is ended early leaves its record and no process.
 
 use crate::bundle::{Bundle, STAYS, tests_with};
 use std::process::Child;
 
-/// A bundle whose first program passes, and whose second stays in its second test.
+/// Returns a bundle of three programs, of which the second hangs in its second test.
 fn bundle(name: &str) -> Bundle {
     let stays = tests_with(&format!("nccl::b) {STAYS};;"));
     let programs = [("tests/a", tests_with("")), ("tests/b", stays), ("tests/c", tests_with(""))];
@@ -15,7 +15,7 @@ fn bundle(name: &str) -> Bundle {
 fn signalled(bundle: &Bundle, signal: &str) -> (Child, Option<i32>) {
     let mut runner = bundle.start("tests", &[]);
     bundle.wait_for("b", "running");
-    // The runner, the supervisor, the script, and its three children.
+    // The runner, the supervisor, the script, and the script's three children.
     bundle.wait_for_processes(6, 6);
     let killed = std::process::Command::new("kill").args([signal, &runner.id().to_string()]).status();
     assert!(killed.unwrap().success());
@@ -71,7 +71,7 @@ fn sigkill_at_any_moment_leaves_a_whole_record() {
         runner.kill().unwrap();
         runner.wait().unwrap();
         bundle.wait_for_processes(0, 0);
-        // A record that was begun is whole: `results` reads it.
+        // A record is never partial: `results` parses it.
         let json = bundle.results();
         assert!(json.is_null() || json["rows"].as_array().unwrap().len() == 9, "{json:#}");
     }

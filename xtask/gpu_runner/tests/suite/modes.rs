@@ -1,4 +1,4 @@
-//! The modes of `run.sh`, their order, and the environment.
+//! Modes of `run.sh`: their order, and the environment.
 
 use crate::bundle::{Bundle, tests_with};
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 const BENCH: &str = "meshstep-bench-cases-gpu";
 
-/// A benchmark that writes what it is given.
+/// A benchmark that prints its arguments and budget.
 const MEASURES: &str = "echo \"measures $*, $GPU_BENCH_SECONDS s\"\n\
     case $1 in --smoke) echo 1 >\"$OUT/smoke.json\";; *) echo 2 >\"$OUT/gpu-bench.json\"; echo x >\"$OUT/.gpu-bench.json.part\";; esac";
 
@@ -21,20 +21,20 @@ fn smoke_bench_measures_in_order() {
     let smoke = format!("{BENCH} --smoke");
     assert_eq!(ran.verdicts()[..2], [(smoke.as_str(), "ok"), (BENCH, "ok")]);
     assert_eq!(ran.row(&smoke)["kind"], "smoke");
-    assert!(ran.printed.contains("measures , 170 s"), "the budget is below the limit: {}", ran.printed);
+    assert!(ran.printed.contains("measures , 170 s"), "the budget must be below the limit: {}", ran.printed);
     if python == "ok" {
         let line = format!("torch writes into {}", bundle.path("out").display());
         assert!(ran.printed.contains(&line), "{}", ran.printed);
     }
     assert_eq!(fs::read_to_string(bundle.path("out/gpu-bench.json")).unwrap(), "2\n");
     assert_eq!((&ran.json["commit"], &ran.json["mode"]), (&"0123, changed".into(), &"smoke-bench".into()));
-    // A run that measures nothing leaves the figures of one that has; a run that measures replaces them.
+    // A run without measurements keeps earlier figures; a run with measurements replaces them.
     assert_eq!(bundle.run("cpu", &[]).verdicts(), []);
     assert!(bundle.path("out/gpu-bench.json").exists());
     fs::write(bundle.path("out/torch-bench.json"), "old").unwrap();
     bundle.run("smoke-bench", &[("PATH", "/usr/bin:/bin")]);
     assert!(!bundle.path("out/torch-bench.json").exists());
-    // A benchmark that fails stops nothing.
+    // A failing benchmark does not stop the run.
     let fails = Bundle::new("bench-fails", &[(&format!("bench/{BENCH}"), "echo table; exit 3")]);
     let ran = fails.run("smoke-bench", &[("GPU_BENCH_SECONDS", "7")]);
     assert_eq!(
@@ -44,7 +44,7 @@ fn smoke_bench_measures_in_order() {
     assert_eq!(ran.verdicts().len(), 3);
 }
 
-/// A search that finds NCCL in python3's packages alone, and what measures with it.
+/// NCCL is found only in python3's packages, and the `stages` benchmark gets that path.
 #[test]
 fn stages_are_measured_last_and_with_the_nccl_that_was_found() {
     let probe = with_nccl("found", "*) exit 9;;");
@@ -68,7 +68,7 @@ fn stages_are_measured_last_and_with_the_nccl_that_was_found() {
     assert_eq!(ran.row(stages)["kind"], "stages");
     assert!(ran.printed.contains("170 s with /packages"), "{}", ran.printed);
     assert!(fs::exists(bundle.path("out/stages.json")).unwrap());
-    // No other mode starts it or removes its figures, and the next run of this one does.
+    // Other modes neither start `stages` nor remove its figures; the next run of this mode removes them.
     let ran = bundle.run("profile", &[("PATH", &path)]);
     assert!(ran.verdicts().iter().all(|(program, _)| !program.contains("stages")), "{:?}", ran.verdicts());
     assert!(fs::exists(bundle.path("out/stages.json")).unwrap());
@@ -77,7 +77,7 @@ fn stages_are_measured_last_and_with_the_nccl_that_was_found() {
     assert!(!fs::exists(bundle.path("out/stages.json")).unwrap());
 }
 
-/// A benchmark of the CPU that writes what it is given.
+/// A CPU benchmark that prints its arguments and budget.
 const ON_CPU: &str = "echo \"$GPU_BENCH_SECONDS s: $*\"\n\
     case $1 in --measure) echo 1 >\"$OUT/cpu-bench.json\";; --torch) cp \"$3\" \"$OUT/cpu-torch.json\";; esac";
 
@@ -93,13 +93,13 @@ fn cpu_measures_alone_and_then_beside_torch() {
     let [alone, beside] = ["--measure", "--torch"].map(|arg| format!("{ranks} {arg}"));
     assert_eq!(ran.verdicts()[0], (alone.as_str(), "ok"));
     assert_eq!((&ran.row(&alone)["kind"], ran.verdicts().len()), (&"cpu".into(), 2));
-    assert!(ran.printed.contains("170 s: --measure"), "the budget is below the limit: {}", ran.printed);
+    assert!(ran.printed.contains("170 s: --measure"), "the budget must be below the limit: {}", ran.printed);
     assert_eq!(fs::read_to_string(bundle.path("out/cpu-bench.json")).unwrap(), "1\n");
-    assert!(bundle.path("out/gpu-bench.json").exists(), "figures of a GPU stay");
+    assert!(bundle.path("out/gpu-bench.json").exists(), "figures of the GPU must stay");
     if ran.row(&beside)["verdict"] == "ok" {
         assert_eq!(fs::read_to_string(bundle.path("out/cpu-torch.json")).unwrap(), "the script");
     }
-    // Without an interpreter the row says so, and figures of an earlier run are gone.
+    // Without an interpreter, the row reports that, and figures of an earlier run are removed.
     fs::write(bundle.path("out/cpu-torch.json"), "old").unwrap();
     let tools = bundle.path("tools");
     fs::create_dir_all(&tools).unwrap();
@@ -115,7 +115,7 @@ fn cpu_measures_alone_and_then_beside_torch() {
 fn a_packed_bundle_is_unpacked_once() {
     let passes = tests_with("");
     let bundle = Bundle::new("packed", &[("tests/a", passes.as_str())]);
-    // A file of its own: tar complains of one that gets another link meanwhile.
+    // Use a copy, because tar fails on a file that gains or loses a hard link while it is read.
     fs::copy(bundle.path("gpu-runner"), bundle.path("copy")).unwrap();
     fs::rename(bundle.path("copy"), bundle.path("gpu-runner")).unwrap();
     let tar = |args: &[&str]| Command::new("tar").args(args).current_dir(bundle.path("")).status().unwrap();
@@ -125,7 +125,7 @@ fn a_packed_bundle_is_unpacked_once() {
     }
     assert_eq!(bundle.run("tests", &[]).verdicts(), [("a", "ok")]);
     fs::remove_file(bundle.path("programs.tar.gz")).unwrap();
-    assert_eq!(bundle.run("tests", &[]).code, Some(0), "the second run needs no archive");
+    assert_eq!(bundle.run("tests", &[]).code, Some(0), "the second run must not need the archive");
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn torch_that_says_skipped_is_skipped() {
     assert_eq!(ran.code, Some(0), "{}", ran.printed);
 }
 
-/// A test program that says of NCCL what it is given, and is one of `tests_with` else.
+/// Returns a test program that prints `probed` in answer to the NCCL probe, and otherwise behaves like `tests_with`.
 fn with_nccl(probed: &str, case: &str) -> String {
     let probe = "*nccl::processes::what_is_probed_is_printed*";
     format!("case \"$*\" in {probe}) echo '{probed}'; exit 0;; esac\n{}", tests_with(case))
@@ -154,7 +154,7 @@ fn tests_of_nccl_are_skipped_only_where_there_is_none() {
     };
     let missing = run("no-nccl", "probed: Err(NoLibrary { tried: \"libnccl.so.2\" })", "*) exit 9;;");
     let verdicts = missing.verdicts();
-    assert_eq!(verdicts[0], ("z", "ok"), "tests come first");
+    assert_eq!(verdicts[0], ("z", "ok"), "programs of `tests` must run first");
     assert_eq!(verdicts[1], ("meshstep-comm-suite", "skipped: no libnccl.so.2"));
     assert_eq!((missing.code, missing.json["rows"][1]["exit"].clone()), (Some(0), serde_json::Value::Null));
     // A library that cannot be used is not skipped.
@@ -178,7 +178,7 @@ fn profile_skips_tools_that_are_not_installed() {
     assert!(ran.verdicts().contains(&("ncu: adamw f32", "skipped: no ncu")), "{:?}", ran.verdicts());
     let memcheck = ran.row("memcheck: meshstep-optim-suite");
     assert_eq!(memcheck["verdict"], "skipped: no compute-sanitizer");
-    assert_eq!(ran.code, Some(1), "nothing ran");
+    assert_eq!(ran.code, Some(1), "a run in which no program passes must fail");
 }
 
 #[test]
@@ -199,8 +199,8 @@ fn profile_runs_the_tools_that_are_installed() {
     let ran = bundle.run("profile", &[("PATH", &path)]);
     assert_eq!(ran.code, Some(0), "{}", ran.printed);
     assert_eq!(ran.verdicts().iter().filter(|(_, verdict)| *verdict == "ok").count(), 5);
-    assert_eq!(ran.row("racecheck: meshstep-optim-suite")["passed"], 1, "chosen tests alone");
-    assert!(!bundle.path("out/gpu-bench.json").exists(), "a profiled run is no measurement");
+    assert_eq!(ran.row("racecheck: meshstep-optim-suite")["passed"], 1, "only the selected tests must run");
+    assert!(!bundle.path("out/gpu-bench.json").exists(), "a profiled run must leave no figures");
 }
 
 #[test]
@@ -211,13 +211,13 @@ fn what_is_asked_for_wrongly_is_refused_before_anything_runs() {
         assert_eq!((ran.code, ran.printed.contains("usage: run.sh MODE")), (Some(2), true), "{mode}");
     }
     for (name, value, expected) in
-        [("LIMIT", "soon", "LIMIT is \"soon\"; it is a number of seconds"), ("OUT", "", "OUT is empty")]
+        [("LIMIT", "soon", "LIMIT is \"soon\"; set it to a number of seconds"), ("OUT", "", "OUT is empty")]
     {
         let ran = bundle.run("tests", &[(name, value)]);
         assert_eq!((ran.code, ran.printed.contains(expected)), (Some(1), true), "{}", ran.printed);
     }
     assert!(!bundle.path("out").exists());
-    // A mode without a program is no success.
+    // A mode without any program fails.
     let ran = bundle.run("cpu", &[]);
     assert_eq!((ran.code, ran.json["rows"].as_array().unwrap().len()), (Some(1), 0));
 }

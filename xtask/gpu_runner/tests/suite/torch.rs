@@ -1,12 +1,13 @@
-//! `gpu_torch.py` on a stand-in for torch: a case that fails is a row, the budget holds, and the file is whole after each case.
+//! `gpu_torch.py` on a stand-in for torch: a failing case is a row, the time budget holds, and the file is complete after
+//! each case.
 
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// What the script uses of torch, without any arithmetic. The step of SGD has no memory; each step of AdamW takes a moment,
-/// and notes which cases the file holds.
+/// The part of torch that the script uses, without any arithmetic. The step of SGD raises an out-of-memory error; each step
+/// of AdamW sleeps for `STEP` seconds.
 const TORCH: &str = r#"
 import os, time, types
 
@@ -69,7 +70,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// A run of the script; none where there is no python3.
+/// Runs the script. Returns `None` without python3.
 fn run(folder: &Path, env: &[(&str, &str)]) -> Option<(Output, Value)> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/python/gpu_torch.py");
     let mut python = Command::new("python3");
@@ -114,7 +115,7 @@ fn a_case_without_memory_is_a_row_and_the_rest_goes_on() {
     }
     assert!(first["ms"]["adamw f32, 2^24"].is_null());
     assert_eq!((&report["trial"], &report["params"]), (&true.into(), &(1 << 21).into()));
-    // Another run is added, and no part of a file stays.
+    // A second run is appended, and no temporary file stays.
     let without = [("GPU_BENCH_LOG2", "21"), ("GPU_BENCH_ONLY", "adamw")];
     let (output, report) = run(&folder, &without).unwrap();
     assert_eq!((output.status.code(), report["runs"].as_array().unwrap().len()), (Some(0), 2));

@@ -1,4 +1,4 @@
-//! Every way in which a program can end has a verdict of its own, and stops no other program.
+//! Each way in which a program can end has its own verdict, and none stops the other programs.
 
 use crate::bundle::{Bundle, LIST, STAYS, tests_with};
 use serde_json::json;
@@ -36,14 +36,14 @@ fn each_program_has_its_verdict_and_the_run_goes_on() {
     ];
     assert_eq!(ran.verdicts(), expected, "{}", ran.printed);
     assert_eq!((ran.code, &ran.json["ended"]), (Some(1), &"done".into()));
-    assert_eq!(ran.row("a-passes")["passed"], 3, "the modules cuda and nccl alone");
+    assert_eq!(ran.row("a-passes")["passed"], 3, "only tests of the modules cuda and nccl must run");
     let counted = |program: &str| {
         let row = ran.row(program);
         (row["passed"].clone(), row["failed"].clone(), row["hung"].clone(), row["not_run"].clone())
     };
     let none = json!([]);
     assert_eq!(counted("b-fails"), (2.into(), json!(["nccl::b"]), none.clone(), 0.into()));
-    // Another process has run the test after the one that hangs.
+    // Another process ran the test after the one that hung.
     assert_eq!(counted("c-hangs"), (2.into(), none.clone(), json!(["nccl::b"]), 0.into()));
     assert_eq!(counted("d-crashes"), (2.into(), none.clone(), none.clone(), 0.into()));
     assert_eq!(ran.row("d-crashes")["crashed"], json!(["nccl::b"]));

@@ -1,4 +1,5 @@
-//! The step `nccl-abi`: comm's table of NCCL's functions against the headers and libraries of pinned releases, without a GPU.
+//! Step `nccl-abi`: compares comm's table of NCCL functions with the headers and libraries of pinned releases, without a
+//! GPU.
 
 mod release;
 
@@ -12,12 +13,12 @@ use std::fmt;
 use std::fs::{self, File};
 use std::path::PathBuf;
 
-/// The comparison of every release with comm.
+/// Comparison of every release with comm's table.
 #[derive(Clone, Debug)]
 pub(crate) struct Check {
-    /// The folder of the releases.
+    /// Folder of the unpacked releases.
     into: PathBuf,
-    /// comm's tests of the ABI.
+    /// Command that runs comm's ABI tests.
     test: Cmd,
     on_ci: bool,
 }
@@ -38,14 +39,14 @@ impl fmt::Display for Check {
 }
 
 impl Check {
-    /// Fetches what is not there yet, and runs comm's tests on each release.
+    /// Fetches missing releases, and runs comm's tests on each release.
     pub(super) fn run(&self) -> anyhow::Result<()> {
         if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
             self.skip("the releases are libraries for Linux on x86_64");
             return Ok(());
         }
         fs::create_dir_all(&self.into).with_context(|| format!("cannot make {}", self.into.display()))?;
-        // One run fetches, others wait; the lock goes with the file.
+        // Only one process fetches at a time; closing the file releases the lock.
         let lock = File::create(self.into.join("lock")).context("cannot make a lock in the target folder")?;
         lock.lock().context("cannot lock the target folder")?;
         let releases: Vec<Release> = release::pinned().collect();
@@ -65,15 +66,15 @@ impl Check {
         println!("NCCL {}", release.version);
         let test = self.test.clone().env("MESHSTEP_NCCL_ABI", &folder.to_string_lossy());
         let test = test.env("LD_LIBRARY_PATH", &folder.join("lib").to_string_lossy());
-        // The id of a communicator holds an address, for which NCCL looks at the machine's networks.
+        // NCCL searches the machine's networks for an address to put into the id of a communicator.
         succeed(&test.env("NCCL_SOCKET_IFNAME", "lo"))
     }
 
-    /// A comparison that was not made is a warning of the run, where that is a job of CI.
+    /// Prints that a comparison was skipped; in a CI job also as a warning of the run.
     fn skip(&self, reason: &str) {
         println!("skipped: {reason}");
         if self.on_ci {
-            println!("::warning title=nccl-abi::NOT COMPARED with comm's table: {reason}");
+            println!("::warning title=nccl-abi::NCCL ABI NOT COMPARED with comm's table: {reason}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A release of NCCL below the target folder: its header and its library, from a wheel that is pinned by hash.
+//! A release of NCCL in the target folder: its header and its library, from a wheel that is pinned by hash.
 
 use crate::kernels::ptx::fingerprint;
 use crate::wheels::install;
@@ -6,25 +6,25 @@ use anyhow::{Context, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The releases, each with its hash.
+/// Pinned releases, each with its hash.
 const PINNED: &str = include_str!("releases.txt");
-/// The files that are kept of a wheel.
+/// Files that are kept from a wheel.
 const KEPT: [&str; 2] = ["include/nccl.h", "lib/libnccl.so.2"];
 
-/// A wheel to fetch.
+/// A pinned wheel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Release {
     pub(super) version: &'static str,
-    /// The wheel as pip is asked for it.
+    /// The wheel's requirement line for pip.
     line: &'static str,
 }
 
-/// The result of an attempt to fetch a release.
+/// Result of an attempt to fetch a release.
 #[derive(Debug)]
 pub(super) enum Fetched {
     /// The folder with `include` and `lib`.
     At(PathBuf),
-    /// pip reached no index.
+    /// pip did not reach the index; holds pip's message.
     Unreachable(String),
 }
 
@@ -37,7 +37,7 @@ pub(super) fn pinned() -> impl Iterator<Item = Release> {
 }
 
 impl Release {
-    /// Fetches the release into a folder of its own below `into`, where it is not there yet.
+    /// Fetches the release into its own folder below `into`, unless the folder exists.
     pub(super) fn fetch(&self, into: &Path) -> anyhow::Result<Fetched> {
         let folder = into.join(format!("{}-{}", self.version, fingerprint(&[self.line])));
         if folder.exists() {
@@ -45,9 +45,9 @@ impl Release {
         }
         let (list, part) = (folder.with_added_extension("txt"), folder.with_added_extension("part"));
         fs::write(&list, self.line).with_context(|| format!("cannot write {}", list.display()))?;
-        // An attempt that was stopped has left files.
+        // An interrupted attempt may have left files.
         let _ = fs::remove_dir_all(&part);
-        // A wheel has hundreds of megabytes: it is kept once, unpacked.
+        // A wheel has hundreds of megabytes; without pip's cache it is stored only once, unpacked.
         let install = install(&list, &part).arg("--no-cache-dir").arg("--retries").arg("2");
         println!("fetching NCCL {}: {install}", self.version);
         let (status, said) = install.status_and_stderr()?;
@@ -63,7 +63,7 @@ impl Release {
     }
 }
 
-/// Moves the header and the library out of the unpacked wheel, and drops the rest.
+/// Moves the header and the library out of the unpacked wheel, and deletes the rest.
 fn keep(part: &Path, folder: &Path) -> anyhow::Result<()> {
     let kept = part.join("kept");
     for file in KEPT {
@@ -75,10 +75,10 @@ fn keep(part: &Path, folder: &Path) -> anyhow::Result<()> {
     fs::remove_dir_all(part).with_context(|| format!("cannot remove {}", part.display()))
 }
 
-/// pip's words for an index that it does not reach, or whose answer breaks off.
+/// pip's messages for an unreachable index or a broken connection.
 const UNREACHED: [&str; 3] = ["Retrying (Retry(", "Could not fetch URL", "ReadTimeoutError"];
 
-/// The first line of pip that says that the network failed. A wheel with another hash was reached.
+/// Returns pip's first line about a network failure. A hash mismatch means that the index was reached.
 fn unreachable(said: &str) -> Option<&str> {
     if said.contains("DO NOT MATCH THE HASHES") {
         return None;

@@ -1,13 +1,13 @@
-// AdamW in f32 whose loads are bulk copies into a ring of stages in shared memory: many bytes are on their way without a
-// register that waits for them. For one segment from element 0 on.
+// AdamW in f32 with bulk copies as loads, into a ring of stages in shared memory: many bytes are in flight without
+// registers that wait for them. For one segment that begins at element 0.
 
 #include "optim/src/cuda/1_number.cu"
 #include "optim/src/cuda/2_table.cu"
 #include "optim/src/cuda/3_tile.cu"
 #include "bench/cases/src/gpu/variants/rule.h"
 
-// A barrier in shared memory: a turn of it ends when one thread has said how many bytes it expects, and they have arrived. The
-// stand-in has its own.
+// A barrier in shared memory. A phase of it ends when one thread has announced the expected bytes and they have arrived.
+// The stand-in has its own version.
 #ifndef SIMT
 __device__ inline u32 shared_address(const void* x) { return (u32)__cvta_generic_to_shared(x); }
 
@@ -21,7 +21,7 @@ __device__ inline void barrier_expect(u64* barrier, u32 bytes) {
                  : "memory");
 }
 
-// Until the turn of this parity has ended: turns are even and odd by turns.
+// Waits for the end of the phase with this parity; phases alternate between even and odd.
 __device__ inline void barrier_wait(u64* barrier, u32 parity) {
     u32 done;
     do asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
@@ -48,7 +48,7 @@ __device__ inline void ring_sweep(const Streams& s, const Row& row, const Step* 
     const float* from[VECTORS] = {
         (const float*)s.grads, (const float*)s.params, (const float*)s.state[0], (const float*)s.state[1]};
     u64 tiles = row.end / TILE;
-    // By the first thread.
+    // Called by the first thread.
     auto fill = [&](u64 tile, u32 stage) {
         if (tile >= tiles) return;
         barrier_expect(full + stage, VECTORS * BYTES);
@@ -68,7 +68,7 @@ __device__ inline void ring_sweep(const Streams& s, const Row& row, const Step* 
         u32 w[VECTORS][4];
 #pragma unroll
         for (u32 v = 0; v < VECTORS; v++) load_16_bytes(w[v], ring[stage][v] + 4 * threadIdx.x);
-        // All have read the stage.
+        // All threads have read the stage.
         __syncthreads();
         if (threadIdx.x == 0) fill(tile + (u64)STAGES * gridDim.x, stage);
 #pragma unroll
@@ -82,7 +82,7 @@ __device__ inline void ring_sweep(const Streams& s, const Row& row, const Step* 
         for (u32 v = 1; v < VECTORS; v++) store_16_bytes(w[v], (float*)from[v] + at);
         if (++stage == STAGES) stage = 0, parity ^= 1;
     }
-    // No whole tile.
+    // The elements after the last whole tile.
     for (u64 i = tiles * TILE + (u64)blockIdx.x * WIDTH + threadIdx.x; i < row.end; i += (u64)gridDim.x * WIDTH) {
         float *p = (float*)s.params + i, *m = (float*)s.state[0] + i, *v = (float*)s.state[1] + i, x[2] = {*m, *v};
         rule.update(*p, from[0][i], x);
@@ -90,7 +90,7 @@ __device__ inline void ring_sweep(const Streams& s, const Row& row, const Step* 
     }
 }
 
-// 32 KiB of a block.
+// The ring has 32 KiB of shared memory per block.
 #define RING(NAME, WIDTH, STAGES)                                                                  \
     extern "C" __global__ void __launch_bounds__(WIDTH)                                            \
         NAME(const Streams s, const Row* rows, u64 count, u64 tiles, const Step* step) {           \

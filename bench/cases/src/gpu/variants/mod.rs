@@ -1,5 +1,5 @@
-//! Variants of the update and the norm, in turns with the product's own kernels, for decisions about these: other grids, other
-//! hints for caches, loads by bulk copies. To be deleted with the decision.
+//! Variants of the update and the norm in turns with the library's own kernels, to decide about the latter: other grids,
+//! other cache hints, loads by bulk copies. Delete them after the decision.
 
 use super::Result;
 use super::cases::{Case, cases};
@@ -25,26 +25,26 @@ const BASES: [(&str, &str, u64); 3] = [
     ("exact norm bf16", "norm_l2_bf16", 32),
 ];
 
-/// Lengths up to this one are compared whole.
+/// Maximum length for which whole vectors are compared.
 const WHOLE: usize = 1 << 20;
 
-/// A kernel in place of a case's own.
+/// A kernel that replaces a case's own kernel.
 #[derive(Clone, Debug)]
 pub struct Variant {
-    /// The case that it is a variant of.
+    /// Name of the case that this is a variant of.
     pub base: &'static str,
-    /// What differs.
+    /// Difference from the base.
     pub change: String,
     kernel: String,
     ptx: &'static str,
     threads: u32,
-    /// Of a thread's turn.
+    /// Elements of a thread's turn.
     elements: u64,
-    /// A block for each tile, where the product's grid is as large as the device holds at once.
+    /// True if the grid has a block for each tile. The library's grid has as many blocks as the device holds at once.
     a_block_a_tile: bool,
 }
 
-/// All variants, those of one case together.
+/// Returns all variants, grouped by case.
 pub fn variants() -> Vec<Variant> {
     BASES.iter().flat_map(|&(base, kernel, elements)| of_base(base, kernel, elements)).collect()
 }
@@ -88,7 +88,7 @@ impl Variant {
         self.case().map_or(0, |case| case.bytes())
     }
 
-    /// Why a device of this compute capability cannot run it.
+    /// Returns the reason if a device of this compute capability cannot run the variant.
     pub fn unfit(&self, capability: (u32, u32)) -> Option<String> {
         let (major, minor) = capability;
         let old = self.ptx == BULK && capability < (9, 0);
@@ -100,9 +100,9 @@ impl Variant {
         case.ok_or_else(|| format!("no case is named {}", self.base).into())
     }
 
-    /// In turns with its base and a copy, after one step of both had the same bits.
+    /// Measures the variant in turns with its base and a copy, after checking that one step of both gives the same bits.
     pub fn measure(&self, copy: &mut Copy, (len, rounds): (usize, usize), queue: &Queue) -> Result<Measured> {
-        // A length that ends within a tile, and the one that is measured.
+        // Compare at a length that ends within a tile, and at the measured length.
         let odd = len.min(WHOLE).saturating_sub(777).max(1);
         let compared = self.compare(odd, queue)? + self.compare(len, queue)?;
         let mut base = Job::new(&self.case()?, len, queue)?;
@@ -115,7 +115,8 @@ impl Variant {
         Ok(Measured { compared, ..timed(copy, (len, rounds), &kernels, (2, &mut go), queue)? })
     }
 
-    /// A step of the variant and one of its base from the same vectors: how many elements of each were compared, bit for bit.
+    /// Runs a step of the variant and one of its base from the same vectors, and compares them bit for bit. Returns the
+    /// number of elements compared in each vector.
     pub fn compare(&self, len: usize, queue: &Queue) -> Result<usize> {
         let case = self.case()?;
         let ranges = if len > WHOLE { parts(len) } else { std::iter::once(0..len).collect() };
@@ -129,20 +130,20 @@ impl Variant {
         ready.go(&mut base.vectors, queue)?;
         let found = Found { norm: ready.norm(queue)?, vectors: found(&base.vectors, &ranges, queue)? };
         if found != expected {
-            return Err(format!("{}: a step of {len} elements is not its base's", self.name()).into());
+            return Err(format!("{}: a step of {len} elements differs from its base's", self.name()).into());
         }
         Ok(ranges.iter().map(Range::len).sum())
     }
 }
 
-/// What a step leaves.
+/// Results of a step.
 #[derive(PartialEq)]
 struct Found {
     norm: Option<NormAccumulator>,
     vectors: Vec<u8>,
 }
 
-/// The bytes of some elements of all vectors.
+/// Returns the bytes of these elements of all vectors.
 fn found(vectors: &Vectors, ranges: &[Range<usize>], queue: &Queue) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for range in ranges {
@@ -153,7 +154,7 @@ fn found(vectors: &Vectors, ranges: &[Range<usize>], queue: &Queue) -> Result<Ve
     Ok(bytes)
 }
 
-/// A variant, ready to be launched.
+/// A variant that is ready to launch.
 struct Ready {
     kernel: Kernel,
     blocks: u64,
@@ -164,12 +165,12 @@ struct Ready {
 enum Memory {
     /// A table of one segment, and the step.
     Update { prepare: Kernel, streams: Streams, rows: Buffer, step: Buffer },
-    /// A table of one span; a count, the words of the sum, and the largest magnitude.
+    /// A table of one span; and words for a count, the sum, and the largest magnitude.
     Norm { span: Buffer, words: Buffer },
 }
 
 impl Ready {
-    /// For vectors like those of `base`.
+    /// Prepares the variant for vectors like those of `base`.
     fn new(variant: &Variant, base: &mut Job, queue: &Queue) -> Result<Self> {
         let kernel = Kernel::load(variant.ptx, &variant.kernel, variant.threads, queue)?;
         let tiles = (base.len as u64).div_ceil(variant.elements * u64::from(variant.threads));
@@ -221,8 +222,8 @@ impl Ready {
                     argument(&mut tiles),
                     argument(&mut at),
                 ];
-                // SAFETY: the span is that of all gradients, and the words have room for a sum; both live as long as the job,
-                // whose owner waits for the queue.
+                // SAFETY: the span covers all gradients, and the words have room for a sum; both live as long as the job,
+                // and the owner of the job waits for the queue.
                 unsafe { self.kernel.launch(self.blocks, arguments, queue) }
             }
             Memory::Update { prepare, streams, rows, step } => {
@@ -236,7 +237,7 @@ impl Ready {
                     *streams
                 });
                 let streams = streams.as_mut().ok_or("a case without parameters")?;
-                // SAFETY: the table has one row and the step is one, both as the kernels read them.
+                // SAFETY: the table has one row, and the step has the layout that the kernels expect.
                 unsafe { prepare.launch(1, &mut [argument(&mut rows), argument(&mut step)], queue)? };
                 let arguments = &mut [
                     argument(streams),
@@ -245,14 +246,14 @@ impl Ready {
                     argument(&mut tiles),
                     argument(&mut step),
                 ];
-                // SAFETY: as above; the row is that of all elements, whose vectors are of the kernel's types, and live as long as
-                // the job.
+                // SAFETY: as above; the row covers all elements, and their vectors have the kernel's types and live as long
+                // as the job.
                 unsafe { self.kernel.launch(self.blocks, arguments, queue) }
             }
         }
     }
 
-    /// The norm, if it is one's.
+    /// Returns the norm, if the variant computes one.
     fn norm(&self, queue: &Queue) -> Result<Option<NormAccumulator>> {
         let Memory::Norm { words, .. } = &self.memory else { return Ok(None) };
         let found = downloaded(words, &(0..words.len()), queue)?;
@@ -262,7 +263,7 @@ impl Ready {
     }
 }
 
-/// A row as the words that it is in memory.
+/// Returns a row as 64-bit words.
 fn row_words(row: &Row) -> Vec<u64> {
     bytemuck::cast_slice(std::slice::from_ref(row)).to_vec()
 }

@@ -1,4 +1,4 @@
-// Adam and the norms without their kernels, behind a 3_tile.cu that is there already. May be included again in another namespace.
+// Adam and the norms without their kernels; include it after 3_tile.cu. It may be included again in another namespace.
 #undef PREPARE
 #undef KERNELS
 #undef KERNELS_BF16_STATE

@@ -1,9 +1,9 @@
-// The product's update and norm, compiled again with other hints for caches. The benchmark measures them against the product's
-// own; nothing else uses them.
+// The library's update and norm, compiled again with other cache hints. The benchmark compares them with the library's own
+// kernels; nothing else uses them.
 //
-//     plain          the product's own text
-//     streaming      ld.global.cs, st.global.cs: a line leaves the caches first
-//     no_allocate    ld.global.L1::no_allocate: a line that is loaded gets no place in L1
+//     plain          the library's unchanged source
+//     streaming      ld.global.cs, st.global.cs: lines are evicted from the caches first
+//     no_allocate    ld.global.L1::no_allocate: loads do not allocate lines in L1
 
 #include "optim/src/cuda/1_number.cu"
 #include "optim/src/cuda/2_table.cu"
@@ -19,7 +19,7 @@ namespace plain {
 VARIANT(plain)
 }  // namespace plain
 
-// Below, another type takes the place of uint4 in 3_tile.cu: to copy it is to load it.
+// Below, another type replaces uint4 in 3_tile.cu; its copy constructor performs the load.
 
 namespace streaming {
 struct Hinted : uint4 {
@@ -56,7 +56,7 @@ __device__ inline void __stwb(Hinted* to, uint4 x) { ::__stwb((uint4*)to, x); }
 VARIANT(no_allocate)
 }  // namespace no_allocate
 
-// One more step of the only row.
+// Advances the only row by one step.
 extern "C" __global__ void variants_prepare(Row* rows, const Step* step) {
     if (threadIdx.x == 0 && count_row(*rows, step)) plain::adam_constants(*rows, times(step->lr, rows->lr_scale));
 }

@@ -1,4 +1,4 @@
-//! What one process does alone: updates, and L-BFGS.
+//! Comparisons with one process: updates, and L-BFGS.
 
 use std::time::Instant;
 
@@ -18,12 +18,12 @@ use crate::measure::Effort;
 use crate::measure::peers::Candle;
 use crate::measure::record::Section;
 
-/// Elements of GPT-2 small.
+/// Number of parameters of GPT-2 small.
 const GPT2: usize = 124_439_808;
 
 const HISTORY: usize = 10;
 
-/// Vectors that an iteration of L-BFGS must read at least. What it writes is not counted.
+/// Minimum number of vectors that an iteration of L-BFGS reads. Written vectors are not counted.
 const READ: usize = 2 * (2 * HISTORY + 1) + 1 + 3;
 
 pub(super) fn updates(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<()> {
@@ -46,13 +46,13 @@ pub(super) fn updates(section: &mut Section, effort: Effort, torch: &mut Torch) 
     Ok(())
 }
 
-/// An update of ours, theirs, and a copy of the bytes that it touches.
+/// Races an update of this library, the other system's update, and a copy of the same bytes.
 fn update(rule: &str, len: usize, rounds: usize, mut run: impl FnMut() -> Result<f64>) -> Result<Race> {
     let theirs: Contestant<'_, Case> = Box::new(|_| run());
     Race::run(&mut case(rule, len)?, rounds, [timed(Case::update), theirs, timed(Case::copy)])
 }
 
-/// candle's AdamW, which has no other form.
+/// Compares with candle's AdamW, which has only this form.
 pub(super) fn candle(section: &mut Section, effort: Effort) -> Result<()> {
     let (len, rounds) = (effort.pick(1 << 18, 1 << 24), effort.pick(3, 11));
     let mut theirs = Candle::new(len)?;
@@ -63,7 +63,7 @@ pub(super) fn candle(section: &mut Section, effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// One iteration with a full history on `length` parameters, on both sides with a loss that costs little.
+/// Compares one iteration with a full history on `len` parameters; the loss is cheap on both sides.
 pub(super) fn lbfgs(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<()> {
     let (len, rounds) = (effort.pick(100_000, 10_000_000), effort.pick(3, 11));
     torch.case(json!({ "case": "lbfgs", "length": len, "history": HISTORY, "threads": rayon::current_num_threads() }))?;
@@ -91,14 +91,14 @@ pub(super) fn lbfgs(section: &mut Section, effort: Effort, torch: &mut Torch) ->
     let mut table = table("L-BFGS, one iteration");
     tell(section, &mut table, &format!("torch.optim.LBFGS, history {HISTORY}, {len}"), &race, 3.0);
     table.note(format!(
-        "copy: {READ} vectors read, none written. The history twice, as no direction is known before all products with the gradient are; the \
-         gradient with both; the point; and the loss's three"
+        "copy: {READ} vectors read, none written: the history twice, because the direction depends on all products with the gradient; \
+         the gradient with both; the point; and the three vectors of the loss"
     ));
     section.tables.push(table);
     Ok(())
 }
 
-/// The point, what is known of the way to it, where it leads, and what its elements weigh.
+/// State of an L-BFGS run: the point, the history, and the target and weight of each element of the loss.
 struct Own {
     x: Buffer,
     state: LbfgsState,
@@ -118,7 +118,7 @@ impl Own {
     }
 }
 
-/// One iteration. The gradient is the other side's: of vectors of the same length by the same formula.
+/// Runs one iteration. The gradient is computed from vectors of the same length by the same formula as on the other side.
 fn iterate(rule: &Lbfgs, Own { x, state, target, weight }: &mut Own) -> Result<()> {
     let closure = |x: Slice<'_>, mut grad: SliceMut<'_>| -> Result<Loss, meshstep_tensor::Error> {
         let to = target.par_chunks(CHUNK).zip(weight.par_chunks(CHUNK));
@@ -132,7 +132,7 @@ fn iterate(rule: &Lbfgs, Own { x, state, target, weight }: &mut Own) -> Result<(
         Ok(Loss::Whole(1.0))
     };
     let report = rule.step(x.as_mut(), closure, &Alone, state).map_err(|error| anyhow!("L-BFGS: {error}"))?;
-    ensure!(report.iterations == 1, "L-BFGS took {} iterations where one was asked for", report.iterations);
+    ensure!(report.iterations == 1, "L-BFGS took {} iterations instead of one", report.iterations);
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Other systems beside this one: the same sizes, as many threads, in turns.
+//! Comparisons with other systems: the same sizes, as many threads, in turns.
 
 mod alone;
 mod ranks;
@@ -14,12 +14,13 @@ use crate::measure::peers::{self, Mpi};
 use crate::measure::record::{Cell, Section, Table, Wanted};
 use ranks::RANKS;
 
-const ABOUT: &str = "How many times as long the other system takes: medians of ratios, round by round, in turns. Updates have as many \
+const ABOUT: &str = "Ratio of the other system's time to ours: medians of ratios, round by round, in turns. Updates have as many \
                      threads on both sides. Ranks of PyTorch and of OpenMPI are processes of one thread each; ours are threads \
-                     of one process, and that is part of what is compared. The reference copy moves the bytes that ours must and does nothing else, in \
-                     turns with both: theirs / copy is how far ahead of them a program is that has nothing else to do.";
+                     of one process, and this difference is part of the comparison. The reference copy moves the bytes that ours must \
+                     move and does nothing else, in turns with both: theirs / copy is the ratio that a program without \
+                     other work would reach.";
 
-/// What there is to compare with, and why the rest is not here.
+/// Runs the comparisons with the available systems, and lists the reasons for missing ones.
 pub(crate) fn run(effort: Effort, folder: &Path, left_out: &mut Vec<String>) -> Result<Section> {
     let mut section = Section::new("peers", ABOUT);
     alone::candle(&mut section, effort)?;

@@ -1,4 +1,4 @@
-//! What ranks do together: steps, and collectives.
+//! Comparisons with several ranks: steps, and collectives.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::measure::record::Section;
 
 pub(super) const RANKS: usize = 4;
 
-/// A whole step of data-parallel ranks, 16 tensors of 1 Mi.
+/// Compares a whole step of data-parallel ranks with 16 tensors of 1 Mi elements.
 pub(super) fn steps(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<()> {
     let (count, len, rounds) = (16, effort.pick(1 << 14, 1 << 20), effort.pick(3, 11));
     let layout = even(count, len)?;
@@ -71,7 +71,7 @@ fn largest(effort: Effort) -> usize {
     effort.pick(1 << 20, 64 << 20)
 }
 
-/// Operation `i`.
+/// Races operation `i`.
 fn collective(i: usize, effort: Effort, run: impl FnMut() -> Result<f64> + Send) -> Result<Race> {
     let len = largest(effort) / DType::F32.size();
     let own = |comm: Arc<dyn Communicator>| Only::new(comm, len, i);
