@@ -67,8 +67,7 @@ mod refusal;
 pub mod relay;
 mod round;
 mod state;
-mod tcp_arbiter;
-mod tcp_worker;
+mod tcp;
 mod wire;
 
 pub use arbiter::{Arbiter, Output};
@@ -81,8 +80,7 @@ pub use message::{Ask, Digest, FromArbiter, ToArbiter, Word, Worker};
 pub use refusal::Refusal;
 pub use round::{Ballot, Decision, Departure, Gone, Round, Seat};
 pub use state::{Former, Place, State};
-pub use tcp_arbiter::Service;
-pub use tcp_worker::{Caller, Remote};
+pub use tcp::{Caller, Remote, Service};
 
 use std::fmt::Debug;
 use std::time::Duration;

@@ -9,12 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 const ENTRIES_GOAL: usize = 16;
 
 /// Bounds of today, by the crate's folder. A crate without a row keeps to the goal.
-const ENTRIES_NOW: &[(&str, usize)] = &[("comm", 17), ("optim", 40), ("shard", 60), ("parallel3d", 18)];
+const ENTRIES_NOW: &[(&str, usize)] = &[("comm", 17), ("optim", 40), ("parallel3d", 18)];
 
 /// Files of shard with methods of `Optimizer`.
 const IMPLS: Limit = Limit { now: 33, goal: 5 };
 /// Names that three types or more of the libraries have, tests aside.
-const NAMES: Limit = Limit { now: 49, goal: 15 };
+const NAMES: Limit = Limit { now: 47, goal: 15 };
 const TEST_PROGRAMS: Limit = Limit { now: 16, goal: 16 };
 /// Public functions that take the placement as an argument, by their names.
 const PLACED: Limit = Limit { now: 19, goal: 0 };

@@ -24,7 +24,7 @@ const HOUSES: &[House] = &[
     },
     House {
         folder: "shard",
-        now: 0,
+        now: 25,
         rooms: &[
             "config",
             "ranks",

@@ -14,8 +14,8 @@ const INK: RGBColor = RGBColor(60, 60, 60);
 const GRID: RGBColor = RGBColor(228, 228, 228);
 const FONT: &str = "sans-serif";
 
-// Colours for colour-blind readers (Okabe and Ito 2008).
-const COLORS: [RGBColor; 8] = [
+// Colours for colour-blind readers (Okabe and Ito 2008), then darker ones, so that each method of a comparison has its own.
+const COLORS: [RGBColor; 12] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
     RGBColor(0, 158, 115),
@@ -24,6 +24,10 @@ const COLORS: [RGBColor; 8] = [
     RGBColor(213, 94, 0),
     RGBColor(120, 120, 120),
     RGBColor(200, 185, 50),
+    RGBColor(20, 20, 20),
+    RGBColor(110, 60, 150),
+    RGBColor(120, 70, 30),
+    RGBColor(150, 215, 180),
 ];
 
 /// Draws a plot as SVG text.

@@ -1,8 +1,8 @@
 //! Membership of a worker that is a process of its own and calls its arbiter over TCP.
 
+use super::arbiter::purpose;
 use crate::member::{Answer, Member, Request};
 use crate::message::{Digest, FromArbiter, Worker};
-use crate::tcp_arbiter::purpose;
 use crate::{Ballot, ConnectionError, Decision, Error, Membership, Refusal, Round};
 use meshstep_comm::rendezvous::{self, Incoming, Outgoing, Token, Why, call};
 use std::hash::{BuildHasher, Hasher, RandomState};
