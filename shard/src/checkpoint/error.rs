@@ -1,8 +1,8 @@
 //! Errors of checkpoints, and of writing one.
 
-use super::bytes::BytesError;
-use super::cover::CoverError;
-use super::mismatch::Mismatch;
+use super::collective::in_memory::BytesError;
+use super::format::coverage::CoverError;
+use super::format::mismatch::Mismatch;
 use super::pytorch::PyTorchError;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::io;

@@ -1,95 +1,53 @@
 //! Checkpoints: one folder per step, with plain safetensors files and a manifest that lists which elements of which tensor lie where in
 //! them.
 //!
-//! | file | contents |
+//! | folder | contents |
 //! |---|---|
-//! | piece.rs | boxes and ranges of tensors, and the intersection of two |
-//! | holding.rs | the local part of a tensor as pieces of the whole; election of writers |
-//! | cover.rs | check that pieces cover a whole tensor |
-//! | manifest.rs | `manifest.json` |
-//! | once.rs | check that no JSON object has a member twice |
-//! | shard_file.rs | one rank's file, hashed while it is written |
-//! | store.rs | the folder of checkpoints: how a step becomes the newest one |
-//! | saved.rs | a complete step, opened for reading |
-//! | vectors.rs | its vectors, whole or in part, assembled from their pieces |
-//! | verify.rs | a check of every byte against every hash |
-//! | header.rs | safetensors headers of its files |
-//! | disk.rs | disk operations behind a trait |
-//! | contents.rs, settings.rs, placing.rs | the saved parts of an optimizer |
-//! | ranks.rs | agreement among all ranks |
-//! | owner.rs, write.rs, save.rs | division of the writes among ranks; one rank's file; a save by all ranks |
-//! | snapshot.rs, background.rs | a copy of one moment; a save of it in the background |
-//! | consolidate.rs, pytorch | whole vectors on one rank; export to and import from one file with PyTorch's names |
-//! | bytes.rs | one rank's parameters and state as bytes in memory |
-//! | fits.rs, read.rs, load.rs | compatibility of a saved step; one rank's reads; a load by all ranks |
-//! | moves.rs, parcel.rs, reshard.rs | plan of transfers between ranks; their bytes in transit; resharding without files |
+//! | format | pieces of tensors, `manifest.json`, one rank's file, safetensors headers; knows no ranks |
+//! | store | folder of checkpoints: how a step becomes the newest one; readers, and checks of every byte |
+//! | saveable.rs | the saved parts of an optimizer |
+//! | collective | saves, loads, resharding and background saves of all ranks; checkpoints in memory |
+//! | pytorch | export to and import from one file with PyTorch's names |
 
-mod background;
-mod bytes;
-mod consolidate;
-mod contents;
-mod cover;
-mod disk;
+mod collective;
 mod error;
-mod fits;
-mod header;
-mod holding;
-mod load;
-mod manifest;
-mod mismatch;
-mod moves;
-mod once;
-mod owner;
-mod parcel;
-mod past_cache;
-mod piece;
-mod placing;
+mod format;
 pub mod pytorch;
-mod ranks;
-mod read;
-mod reshard;
-mod save;
-mod saved;
-mod settings;
-mod shard_file;
-mod snapshot;
+mod saveable;
 mod store;
-mod vectors;
-mod verify;
-mod write;
 
-pub(crate) use background::{Background, save_all_async};
-pub use background::{Saving, Stall};
-pub use bytes::BytesError;
-pub(crate) use bytes::{deserialize_all, serialize_all};
-pub(crate) use consolidate::consolidate_all;
-pub use consolidate::{Sink, Window};
-pub(crate) use contents::{MASTER, Named, PARAM, Saveable, SavedTensor, Vectors};
-pub use cover::{CoverError, check as check_cover};
-pub use disk::{Disk, Os, Reader, Writer};
+pub(crate) use collective::background::{Background, save_all_async};
+pub use collective::background::{Saving, Stall};
+pub use collective::compatibility::Cast;
+pub(crate) use collective::compatibility::Fitting;
+pub(crate) use collective::consolidate::consolidate_all;
+pub use collective::consolidate::{Sink, Window};
+pub use collective::in_memory::BytesError;
+pub(crate) use collective::in_memory::{deserialize_all, serialize_all};
+pub use collective::load::{Load, Loaded};
+pub(crate) use collective::load::{Read, load_all, read_own, read_same};
+pub use collective::ranks::Failed;
+pub(crate) use collective::ranks::Ranks;
+pub(crate) use collective::reshard::reshard_all;
+pub use collective::reshard::{Moved, Placed, reshard, reshard_placed};
+pub use collective::save::Save;
+pub(crate) use collective::save::save_all;
+pub(crate) use collective::write::STAGING;
 pub use error::CheckpointError;
-pub use fits::Cast;
-pub(crate) use fits::Fitting;
-pub use holding::{LocalPieces, Part, writers};
-pub use load::{Load, Loaded};
-pub(crate) use load::{Read, load_all, read_own, read_same};
-pub use manifest::{
+pub use format::coverage::{CoverError, check as check_cover};
+pub use format::local_pieces::{LocalPieces, Part, writers};
+pub use format::manifest::{
     FORMAT, FileEntry, MOST_DIMS, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW, Whose,
 };
-pub use mismatch::Mismatch;
-pub use piece::{Piece, Region, Run};
-pub use placing::ModelPlacement;
-pub(crate) use placing::Unsharded;
-pub use ranks::Failed;
-pub(crate) use ranks::Ranks;
-pub(crate) use reshard::reshard_all;
-pub use reshard::{Moved, Placed, reshard, reshard_placed};
-pub use save::Save;
-pub(crate) use save::save_all;
-pub use saved::{Saved, SavedFile};
-pub(crate) use settings::{Scale, Settings};
-pub use shard_file::{ShardWriter, Vector};
+pub use format::mismatch::Mismatch;
+pub use format::piece::{Piece, Region, Run};
+pub use format::placement::ModelPlacement;
+pub(crate) use format::placement::Unsharded;
+pub(crate) use format::settings::{Scale, Settings};
+pub use format::shard_file::{ShardWriter, Vector};
+pub(crate) use saveable::{MASTER, Named, PARAM, Saveable, SavedTensor, Vectors};
+pub use store::disk::{Disk, Os, Reader, Writer};
+pub use store::reader::{Saved, SavedFile};
+pub use store::tensor_reader::SavedVectors;
+pub use store::verify::Checked;
 pub use store::{Draft, Folder, Store};
-pub use vectors::SavedVectors;
-pub use verify::Checked;
-pub(crate) use write::STAGING;

@@ -1,13 +1,13 @@
 //! State of a rank for a plan, and one exchange: an agreement, the reductions of all fragments due, a vote.
 
-use super::agreement::{Agreed, Brought, Seen, Veto, vote};
+use super::elastic::Following;
 use super::finite::all_finite;
-use super::flight::{Bringing, Flight, Landed, Sent};
-use super::follow::Following;
+use super::fragment_state::{Arrived, Parts};
+use super::in_flight::{Bringing, Flight, Landed, Sent};
+use super::owned_spans::on_gpu;
 use super::packing::Loads;
-use super::parts::{Arrived, Parts};
-use super::spots::on_gpu;
 use super::staging::Staging;
+use super::votes::{Agreed, Brought, Seen, Veto, vote};
 use super::{LocalError, LocalPlan, Merge, OnFailure, Placement, What, Workers};
 use crate::{Error, Optimizer};
 use std::collections::BTreeSet;

@@ -36,17 +36,20 @@
 //! all workers fails on some ranks only, some workers may have applied an exchange that others have not; on loopback this does not
 //! happen.
 
-mod agreement;
 mod check;
+mod delegate;
 mod describe;
+mod elastic;
 mod engine;
 mod error;
 mod finite;
-mod flight;
-mod follow;
+mod fragment_state;
+mod in_flight;
 mod optimizer;
+mod owned_spans;
 mod packing;
-mod parts;
+mod param_spec;
+mod placement_conflict;
 mod plan;
 mod presets;
 mod regroup;
@@ -54,19 +57,16 @@ mod replica;
 #[cfg(feature = "checkpoint")]
 mod saving;
 mod select;
-mod sides;
-mod spots;
 mod staging;
 mod timing;
 mod traffic;
-mod trained;
-mod worker;
+mod votes;
 mod workers;
 
-pub use agreement::Veto;
 pub use engine::Exchanged;
 pub use error::{LocalError, LocalWarning};
 pub use optimizer::{LocalOptimizer, LocalStep};
+pub use param_spec::ParamSpec;
 pub use plan::{Fragment, LocalPlan, Merge, OnFailure, Outer, Slots, Weights, What};
 pub use presets::half_life;
 #[cfg(feature = "checkpoint")]
@@ -74,5 +74,5 @@ pub(crate) use saving::LocalRecord;
 pub use select::{Chosen, Select};
 pub use timing::{Placement, Timing};
 pub use traffic::{LocalTraffic, Ring, Shares, Worker};
-pub use trained::ParamSpec;
+pub use votes::Veto;
 pub use workers::Workers;

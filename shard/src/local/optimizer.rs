@@ -1,7 +1,7 @@
 //! A worker: a sharded optimizer that exchanges with other workers by a plan.
 
 use super::engine::{Engine, Exchanged};
-use super::spots::check_memory;
+use super::owned_spans::check_memory;
 use super::{LocalError, LocalPlan, LocalWarning, Placement, Workers};
 use crate::ranks::agree;
 use crate::step::hooks::UpdateHooks;

@@ -100,7 +100,7 @@ fn part(index: usize, of: usize, params: &[ParamSpec]) -> Result<Vec<Chosen>, Lo
 
 #[cfg(test)]
 mod tests {
-    use super::super::trained::tests::params;
+    use super::super::param_spec::tests::params;
     use super::*;
     use proptest::prelude::*;
 

@@ -166,7 +166,7 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "shard-checkpoint-reads-past-a-piece",
-        file: "shard/src/checkpoint/piece.rs",
+        file: "shard/src/checkpoint/format/piece.rs",
         from: ".min(from.range.end - a).min(to.range.end - b);",
         to: ".min(from.range.end - a);",
         package: "meshstep-shard",

@@ -3,12 +3,12 @@
 use super::error::PyTorchError;
 use super::file::PyTorchFile;
 use super::keys::Keys;
-use crate::checkpoint::consolidate::{Sources, Window};
-use crate::checkpoint::contents::{Named, SavedTensor};
+use crate::checkpoint::collective::consolidate::{Sources, Window};
 use crate::checkpoint::error::CheckpointError;
-use crate::checkpoint::manifest::Type;
-use crate::checkpoint::placing::{ModelPlacement, Unsharded};
-use crate::checkpoint::shard_file::{ShardWriter, Vector};
+use crate::checkpoint::format::manifest::Type;
+use crate::checkpoint::format::placement::{ModelPlacement, Unsharded};
+use crate::checkpoint::format::shard_file::{ShardWriter, Vector};
+use crate::checkpoint::saveable::{Named, SavedTensor};
 use crate::{Error, Optimizer};
 use meshstep_optim::Rule;
 use meshstep_tensor::{Buffer, Category, Meter, cast};

@@ -1,8 +1,8 @@
 //! Single file that is written beside its place, and moved there when it is complete.
 
-use crate::checkpoint::disk::{Disk, Os};
 use crate::checkpoint::error::{CheckpointError, io};
-use crate::checkpoint::shard_file::{ShardWriter, Vector};
+use crate::checkpoint::format::shard_file::{ShardWriter, Vector};
+use crate::checkpoint::store::disk::{Disk, Os};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -2,9 +2,9 @@
 
 use super::error::PyTorchError;
 use crate::Error;
-use crate::checkpoint::disk::Reader;
+use crate::checkpoint::collective::ranks::Ranks;
 use crate::checkpoint::error::{CheckpointError, io};
-use crate::checkpoint::ranks::Ranks;
+use crate::checkpoint::store::disk::Reader;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;

@@ -3,13 +3,13 @@
 use super::error::PyTorchError;
 use super::file::PyTorchFile;
 use super::grains::Grains;
-use crate::checkpoint::contents::SavedTensor;
+use crate::checkpoint::collective::read::{Target, join, near};
 use crate::checkpoint::error::{CheckpointError, io};
-use crate::checkpoint::header::{self, Entry, Header};
-use crate::checkpoint::holding::Part;
-use crate::checkpoint::manifest::{Type, WINDOW};
-use crate::checkpoint::piece::{Piece, Region, Run, product};
-use crate::checkpoint::read::{Target, join, near};
+use crate::checkpoint::format::header::{self, Entry, Header};
+use crate::checkpoint::format::local_pieces::Part;
+use crate::checkpoint::format::manifest::{Type, WINDOW};
+use crate::checkpoint::format::piece::{Piece, Region, Run, product};
+use crate::checkpoint::saveable::SavedTensor;
 use std::collections::BTreeMap;
 use std::ops::Range;
 

@@ -1,13 +1,13 @@
 //! Checkpoints of workers: each worker's parameters and moments, the state shared by all workers, and exchanges in flight.
 
-mod choosing;
-mod flights;
+mod exchange;
+mod in_flight;
 mod mean;
+mod merge_on_load;
 mod record;
 mod rows;
-mod telling;
 
-use super::flight::Flight;
+use super::in_flight::Flight;
 use super::{LocalError, LocalOptimizer};
 use crate::checkpoint::{
     CheckpointError, Fitting, Load, Loaded, LocalPieces, Manifest, ModelPlacement, Read, Save, Saveable,

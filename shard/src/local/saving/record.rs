@@ -3,7 +3,7 @@
 use crate::Optimizer;
 use crate::checkpoint::{CheckpointError, Mismatch, Scale, Settings};
 use crate::local::engine::Engine;
-use crate::local::flight::Flight;
+use crate::local::in_flight::Flight;
 use crate::local::{Fragment, LocalPlan, Placement};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

@@ -7,8 +7,8 @@
 //! | `sent.W.F/NAME` | the values that a worker sent of these elements, if their mean is in flight |
 
 use crate::checkpoint::{CheckpointError, LocalPieces, Named, SavedTensor, Type};
-use crate::local::flight::{Flight, Sent};
-use crate::local::parts::Parts;
+use crate::local::fragment_state::Parts;
+use crate::local::in_flight::{Flight, Sent};
 use crate::local::{LocalPlan, ParamSpec, What};
 use crate::verify::Slot;
 use meshstep_tensor::{Buffer, DType};
