@@ -7,7 +7,7 @@
 //! | [`Select`], [`What`], [`Merge`] | the chosen parameters, the kind of state, and the merge of the workers' values |
 //! | [`LocalOptimizer`], [`Workers`] | a worker, sharded at any stage, that steps by a plan |
 //! | [`LocalStep`], [`Exchanged`], [`Veto`] | outcome of a step, and of its fragments |
-//! | [`membership`] | epochs of members, and an arbiter that grants exchanges |
+//! | [`meshstep_membership`] | epochs of members, and an arbiter that grants exchanges |
 //! | [`ParamSpec`] | a parameter as plans are checked against it |
 //! | [`LocalTraffic`], [`Shares`] | bytes that a plan sends, known before a rank exists |
 //!

@@ -1,5 +1,6 @@
 //! Parameters as plans see them: their lengths, types and rules.
 
+#[cfg(feature = "checkpoint")]
 use super::Slots;
 use crate::{Groups, Part};
 use meshstep_optim::Rule;
