@@ -83,7 +83,7 @@ struct Held {
 impl Optimizer {
     /// Returns this rank's parameters, state and progress as bytes: for a later return to this moment, or for the same rank of another
     /// group of the same layout. Ranks, stage and buckets must be the same there; another layout needs a [`save`](Self::save), which can
-    /// also go to memory through a [`Disk`](super::Disk) that all ranks share. Collective, between two steps, so that all ranks' bytes are
+    /// also go to memory through a [`Disk`](crate::checkpoint::Disk) that all ranks share. Collective, between two steps, so that all ranks' bytes are
     /// of one moment; an error is the same on every rank.
     pub fn serialize(&mut self) -> Result<Vec<u8>, Error> {
         let ranks = self.comm().world_size();

@@ -28,7 +28,7 @@ pub struct Save<'a> {
     /// Caller's bytes that differ by rank, such as the position of its data loader and its random number state.
     pub own_blobs: Vec<(&'a str, &'a [u8])>,
     /// Called after each write of this rank with the bytes written so far and the total. A background save refuses a hook; its
-    /// [`Saving`](super::Saving) reports progress.
+    /// [`Saving`](crate::checkpoint::Saving) reports progress.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
 }
 

@@ -104,7 +104,7 @@ impl ShardedLbfgs {
         consolidate_all(self, to, sink, placing)
     }
 
-    /// [`reshard`](crate::checkpoint::collective::reshard) of parameters and history; later steps on `to` are the same as without the move.
+    /// [`reshard`](crate::checkpoint::reshard) of parameters and history; later steps on `to` are the same as without the move.
     pub fn reshard(
         via: &Arc<dyn Communicator>,
         from: Option<&mut Self>,
