@@ -33,19 +33,21 @@ struct File {
     path: PathBuf,
 }
 
-/// Returns the committed PTX in the folders of `src`.
+/// Returns the committed PTX in all folders of `src`.
 fn ptx() -> Result<Vec<File>, String> {
     println!("cargo::rerun-if-changed=src");
-    let folders = names(Path::new("src"))?;
-    let mut files = Vec::new();
-    for folder in folders.into_iter().filter(|path| path.is_dir()) {
-        for path in
-            names(&folder)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "ptx"))
-        {
-            let module = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            files.push(File { module, chip: 0, path });
+    let (mut folders, mut files) = (vec![PathBuf::from("src")], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for path in names(&folder)? {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|end| end == "ptx") {
+                let module = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                files.push(File { module, chip: 0, path });
+            }
         }
     }
+    files.sort_by(|a, b| a.module.cmp(&b.module));
     Ok(files)
 }
 

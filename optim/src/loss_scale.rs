@@ -34,7 +34,7 @@
 //! in f64: the results are equal for powers of two.
 
 use crate::Error;
-use crate::check::Check;
+use crate::engine::check::Check;
 use std::ops::RangeInclusive;
 
 /// Valid scales: f32 holds their inverses with room for clipping and weights.

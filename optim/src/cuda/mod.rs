@@ -59,8 +59,8 @@ pub use decide::{Decided, FIELDS, Progress, Settings, Verdict, norm_code};
 pub use lbfgs::{Combination, Products};
 pub use sums::{CARRY_SUMS, NormAt, Span, WRITE_SUM, dot_tile, norm_kernel, norm_tile, spans};
 
-use crate::frame::Common;
-use crate::pass::check_segments;
+use crate::engine::frame::Common;
+use crate::engine::pass::check_segments;
 use crate::{Decay, Error, Flat, Rounding, Rule, Segment, Strided};
 use meshstep_tensor::DType;
 

@@ -3,7 +3,7 @@
 use super::kernels::{Kernel, argument};
 use super::tables::Rows;
 use super::{Hyper, Row, Step, Streams};
-use crate::pass::{check_memory, check_segments};
+use crate::engine::pass::{check_memory, check_segments};
 use crate::{Error, Flat, Rounding, Rule, Segment};
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};

@@ -23,7 +23,7 @@ mod state;
 mod there;
 mod vectors;
 
-use crate::check::Check;
+use crate::engine::check::Check;
 use crate::{Error, Reduce};
 use meshstep_tensor::{Slice, SliceMut};
 

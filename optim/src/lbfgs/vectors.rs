@@ -1,7 +1,7 @@
 //! Elementwise passes over whole vectors, each element by one fixed sequence, with measurements of results while they are in the cache.
 
 use crate::norm::{CHUNK, Source, Wide};
-use crate::number::Real;
+use crate::precision::number::Real;
 use crate::{Isa, Norm, NormAccumulator};
 use meshstep_tensor::simd::Body;
 use std::array::from_fn;

@@ -5,7 +5,7 @@ use super::ExactSum;
 use super::block::{Ahead, Exponents, LEN, Wide};
 use super::extent::Extent;
 use super::lanes::Lanes;
-use crate::check::check_isa;
+use crate::engine::check::check_isa;
 use crate::{Error, Isa};
 use meshstep_tensor::simd::Body;
 use meshstep_tensor::{DType, Slice};

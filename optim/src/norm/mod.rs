@@ -1,14 +1,15 @@
 //! Norms of gradients with bits that do not depend on cuts, order, cores or ranks.
 
 mod block;
+pub(crate) mod clip;
 mod dot;
 mod exact;
 mod extent;
 mod lanes;
 mod sum;
 
-use crate::check::check_isa;
-use crate::number::Stored;
+use crate::engine::check::check_isa;
+use crate::precision::number::Stored;
 use crate::{Error, Isa};
 pub(crate) use block::{Adder, Ahead, Blocks, LEN as BLOCK_LEN, Source, Wide};
 pub(crate) use extent::Extent;

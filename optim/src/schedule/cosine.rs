@@ -2,7 +2,7 @@
 
 use super::{Curve, ratio};
 use crate::Error;
-use crate::check::Check;
+use crate::engine::check::Check;
 use std::f64::consts::PI;
 
 /// Linear warm-up from 0, then `lr / 2 (1 + cos(2 pi num_cycles progress))` (`get_cosine_schedule_with_warmup`).

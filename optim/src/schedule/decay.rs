@@ -2,7 +2,7 @@
 
 use super::{Curve, ratio};
 use crate::Error;
-use crate::check::Check;
+use crate::engine::check::Check;
 
 /// `lr` at every step (`get_constant_schedule`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -56,7 +56,7 @@ pub use torch::{
 pub use wsd::{Ramp, WarmupStableDecay};
 
 use crate::Error;
-use crate::check::Check;
+use crate::engine::check::Check;
 use std::fmt::Debug;
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use super::{Curve, at_least_one};
 use crate::Error;
-use crate::check::Check;
+use crate::engine::check::Check;
 use std::f64::consts::PI;
 
 /// `lr * gamma^(step / step_size)`, the quotient rounded down.

@@ -2,7 +2,7 @@
 
 use super::{Curve, ratio};
 use crate::Error;
-use crate::check::Check;
+use crate::engine::check::Check;
 use std::f64::consts::PI;
 
 /// Interpolation between a minimum and the full rate.

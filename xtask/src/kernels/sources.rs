@@ -24,7 +24,7 @@ pub(crate) struct File {
 /// A file of kernels with all code that it needs; compiled to one PTX module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Module {
-    /// For example `adam` for `optim/src/adam/adam.cu`.
+    /// For example `adam` for `optim/src/rules/adam/adam.cu`.
     pub(crate) name: String,
     pub(crate) path: String,
     pub(crate) text: String,
@@ -79,10 +79,18 @@ pub(crate) fn read(root: &Path) -> anyhow::Result<Vec<File>> {
     Ok(files)
 }
 
-/// Returns the paths of the subfolders of `parent`.
+/// Returns the paths of all folders below `parent`, a folder before those inside it.
 fn folders(root: &Path, parent: &str) -> anyhow::Result<Vec<String>> {
-    let paths = names(&root.join(parent))?.into_iter().map(|name| format!("{parent}/{name}"));
-    Ok(paths.filter(|path| root.join(path).is_dir()).collect())
+    let mut below = Vec::new();
+    for name in names(&root.join(parent))? {
+        let path = format!("{parent}/{name}");
+        if root.join(&path).is_dir() {
+            let inside = folders(root, &path)?;
+            below.push(path);
+            below.extend(inside);
+        }
+    }
+    Ok(below)
 }
 
 /// Returns the names of a folder's entries in alphabetical order.
@@ -168,22 +176,22 @@ mod tests {
     #[test]
     fn shared_files_go_before_each_kernel_in_the_order_of_names() {
         let files = [
-            file("optim/src/adam/adam.cu", "adam"),
+            file("optim/src/rules/adam/adam.cu", "adam"),
             file("optim/src/cuda/2_b.cu", "b"),
             file("optim/src/cuda/1_a.cu", "a\n"),
             file("optim/src/cuda/3_c.cu", "c\n"),
             file("optim/src/cuda/prologue.cu", "prologue\n"),
             file("optim/src/norm/1_norm.cu", "norm\n"),
-            file("optim/src/adam/adam.ptx", "old"),
+            file("optim/src/rules/adam/adam.ptx", "old"),
         ];
         let modules = modules(&files).unwrap();
         let names: Vec<&str> = modules.iter().map(|module| module.name.as_str()).collect();
         assert_eq!(names, ["adam", "prologue", "1_norm"]);
         let before = "#line 1 \"optim/src/cuda/1_a.cu\"\na\n#line 1 \"optim/src/cuda/2_b.cu\"\nb\n\
                       #line 1 \"optim/src/cuda/3_c.cu\"\nc\n";
-        assert_eq!(modules[0].text, format!("{before}#line 1 \"optim/src/adam/adam.cu\"\nadam\n"));
+        assert_eq!(modules[0].text, format!("{before}#line 1 \"optim/src/rules/adam/adam.cu\"\nadam\n"));
         assert_eq!(modules[1].text, format!("{before}#line 1 \"optim/src/cuda/prologue.cu\"\nprologue\n"));
-        assert_eq!(modules[0].ptx_path(), "optim/src/adam/adam.ptx");
+        assert_eq!(modules[0].ptx_path(), "optim/src/rules/adam/adam.ptx");
     }
 
     #[test]
@@ -226,9 +234,9 @@ mod tests {
         let root = crate::workspace::Workspace::find().unwrap().root;
         let modules = modules(&read(&root).unwrap()).unwrap();
         let adam = modules.iter().find(|module| module.name == "adam").unwrap();
-        assert_eq!(adam.path, "optim/src/adam/adam.cu");
+        assert_eq!(adam.path, "optim/src/rules/adam/adam.cu");
         assert_eq!(adam.target(), Target { chip: 80, version: "7.0" });
         let number = adam.text.find("optim/src/cuda/1_number.cu").unwrap();
-        assert!(number < adam.text.find("optim/src/adam/adam.cu").unwrap());
+        assert!(number < adam.text.find("optim/src/rules/adam/adam.cu").unwrap());
     }
 }

@@ -78,7 +78,7 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "optim-amsgrad-divides-by-the-newest",
-        file: "optim/src/adam/kernel.rs",
+        file: "optim/src/rules/adam/kernel.rs",
         from: "s[S - 1].root()",
         to: "s[1].root()",
         package: "meshstep-optim",

@@ -13,6 +13,6 @@
 #define PREPARE(...)
 #define KERNELS(...)
 #define KERNELS_BF16_STATE(...)
-#include "optim/src/adam/adam.cu"
+#include "optim/src/rules/adam/adam.cu"
 #define WITHOUT_KERNELS
 #include "optim/src/norm/norm.cu"
