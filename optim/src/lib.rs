@@ -79,6 +79,7 @@
 //!   each fused multiply-add in software: slow, with the same bits.
 //! - Floating-point state (rounding mode, flush-to-zero) must be the default one.
 
+mod accumulate;
 pub mod cuda;
 mod engine;
 mod error;
@@ -86,6 +87,7 @@ mod lbfgs;
 mod loss_scale;
 mod merge;
 mod norm;
+mod placed;
 mod precision;
 mod reduce;
 mod rule;
@@ -97,25 +99,25 @@ mod state_slot;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub use engine::accumulate::{accumulate, accumulate_on};
+pub use accumulate::{accumulate, accumulate_on};
+pub use engine::decay::Decay;
 pub use engine::moments::Moments;
-pub use engine::placed::{cast, scale};
 pub use engine::strided::Strided;
-pub use engine::tensor_sums::TensorSums;
 pub use error::Error;
 pub use lbfgs::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Loss, Stop};
 pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use merge::{Merge, OuterStep, mix_zeros, pack};
 pub use meshstep_tensor::simd::Isa;
 pub use norm::clip::clip_coef;
+pub use norm::tensor_sums::TensorSums;
 pub use norm::{ExactSum, Norm, NormAccumulator, NormSum};
+pub use placed::{cast, scale};
 pub use precision::number::power;
 pub use reduce::{Alone, Reduce, ReduceError, ordered, unordered};
 pub use rule::{Flat, NEAREST_RETENTION, Rounding, Rule, Scalars, Sees, Segment};
 pub use rules::adagrad::Adagrad;
 pub use rules::adam::{Adam, AdamW};
 pub use rules::adopt::{Adopt, QhAdopt};
-pub use rules::decay::Decay;
 pub use rules::lamb::Lamb;
 pub use rules::lars::Lars;
 pub use rules::lion::Lion;

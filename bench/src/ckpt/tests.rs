@@ -143,7 +143,7 @@ fn a_whole_checkpoint_is_verified_and_a_damaged_one_listed() {
     assert!(said.contains("the hash that LATEST has"), "{said}");
     assert!(ckpt(&["verify", text(&step)]).unwrap().0.contains("the hash that LATEST has"));
     let (other, _) = ckpt(&["verify", text(dir.path()), "--step", "7"]).unwrap();
-    assert!(other.contains("LATEST is of another step"), "{other}");
+    assert!(other.contains("LATEST names another step"), "{other}");
     // The last bytes of a file are the blob, preceded by the last vector; the missing file held all other pieces.
     let path = step.join("rank-0.safetensors");
     let mut bytes = fs::read(&path).unwrap();

@@ -7,6 +7,7 @@ mod exact;
 mod extent;
 mod lanes;
 mod sum;
+pub(crate) mod tensor_sums;
 
 use crate::engine::check::check_isa;
 use crate::precision::number::Stored;

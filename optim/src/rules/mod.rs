@@ -3,7 +3,6 @@
 pub(crate) mod adagrad;
 pub(crate) mod adam;
 pub(crate) mod adopt;
-pub(crate) mod decay;
 pub(crate) mod lamb;
 pub(crate) mod lars;
 pub(crate) mod lion;

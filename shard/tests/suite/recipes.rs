@@ -85,7 +85,7 @@ fn reason(dtype: DType, precision: Precision, (retention, states): (f64, usize))
     match (dtype, master, moments) {
         (_, _, Moments::BF16) if states == 0 => Some("rule with state"),
         (_, _, Moments::BF16) if !stochastic && retention > 0.996_093_75 => Some("cannot decay"),
-        (DType::F16, Master::Remainder, _) => Some("no remainder"),
+        (DType::F16, Master::Remainder, _) => Some("only bf16 has f32 remainders"),
         (DType::F16, Master::None, _) => Some("`Master::F32` in"),
         (DType::BF16, Master::None, _) if !stochastic => Some("small steps vanish"),
         (DType::F64, _, Moments::BF16) => Some("waste"),

@@ -215,7 +215,7 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     Mutant {
         name: "parallel3d-counts-along-the-wrong-axes",
         file: "parallel3d/src/optimizer.rs",
-        from: "is_first(sharing.copies.without(sharing.shards()))",
+        from: "is_first(sharing.replicas.without(sharing.shards()))",
         to: "is_first(sharing.shards())",
         package: "meshstep-parallel3d",
         test: "steps::what_several_ranks_hold_counts_once",

@@ -19,8 +19,8 @@ const HOUSES: &[House] = &[
     House { folder: "comm", now: 0, rooms: &["sync", "loopback", "rendezvous", "nccl"] },
     House {
         folder: "optim",
-        now: 1,
-        rooms: &["precision", "engine", "norm", "cuda", "schedule", "lbfgs", "rules"],
+        now: 2,
+        rooms: &["precision", "engine", "norm", "cuda", "schedule", "merge", "lbfgs", "rules"],
     },
     House {
         folder: "shard",

@@ -21,7 +21,7 @@ mod reference;
 
 use crate::engine::check::Check;
 use crate::engine::pass::{Kind, pass};
-use crate::engine::tensor_sums::{measure, usable_ratio};
+use crate::norm::tensor_sums::{measure, usable_ratio};
 use crate::precision::number::{Real, power};
 use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment, StateSlot, TensorSums};
 use meshstep_tensor::Queue;

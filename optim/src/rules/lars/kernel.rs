@@ -2,7 +2,7 @@
 
 use super::Constants;
 use crate::engine::sweep::Step;
-use crate::engine::tensor_sums::Direction;
+use crate::norm::tensor_sums::Direction;
 use crate::precision::number::Real;
 
 impl<T: Real> Step<T, 1> for Constants<T> {

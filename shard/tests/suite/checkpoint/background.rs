@@ -173,7 +173,7 @@ fn stuck(joins: bool) {
         told
     });
     let told = told.unwrap();
-    assert!(told[0].contains("after 60s ranks ["), "{told:?}");
+    assert!(told[0].contains("had not arrived after 60s"), "{told:?}");
     assert!(
         joins || told == [&*told[0]; SMALL] && told[0].contains("the save of step 1 did not complete"),
         "{told:?}"

@@ -392,7 +392,7 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
         (with("/flights/0/fragments/0", json!(99)), "fragment 99"),
         (with("/flights/0/step", json!(4)), "never arrives"),
         // The delay is 2 steps.
-        (with("/flights/0/step", json!(8)), "cannot be on its way there"),
+        (with("/flights/0/step", json!(8)), "cannot be in flight at this step"),
         (with("/flights/0/fragments", json!([])), "never arrives"),
         (with("/again", json!([3])), "no fragment 3"),
         (with("/step", json!(1u64 << 60)), "no count of steps"),
