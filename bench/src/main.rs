@@ -1,6 +1,7 @@
 //! `meshstep-bench`: measures Meshstep on a training job and against other systems. `cargo xtask train`, `bench`, `parity`
 //! and `ckpt` run its subcommands of these names.
 
+mod args;
 mod ckpt;
 mod cli;
 mod corpus;
@@ -26,7 +27,8 @@ use clap::Parser as _;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
-use cli::{Cli, Command, Train};
+use args::train::Train;
+use cli::{Cli, Command};
 use parity::Verdict;
 
 /// This package's folder in the workspace of the build.
@@ -93,7 +95,7 @@ fn train(asked: &Train) -> Result<()> {
     }
 }
 
-fn bench(asked: &measure::Bench) -> Result<measure::Verdict> {
+fn bench(asked: &args::bench::Bench) -> Result<measure::Verdict> {
     let folder = asked.out.clone().unwrap_or_else(|| default_out("bench"));
     measure::run(asked, &folder, &mut io::stdout())
 }

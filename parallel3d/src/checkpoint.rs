@@ -1,6 +1,6 @@
 //! Checkpoints of an optimizer on a mesh: each rank saves boxes of whole parameters, so that any other mesh can load them.
 
-use crate::site::Site;
+use crate::mesh::site::Site;
 use crate::{Coordinate, LocalOptimizer, Mesh, Model, Optimizer, Parameter, Piece, ShardedLbfgs};
 use meshstep_comm::Communicator;
 use meshstep_shard::Error;

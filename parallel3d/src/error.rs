@@ -1,6 +1,6 @@
 //! Errors of meshes and of models placed on them.
 
-use crate::axis::UnknownAxis;
+use crate::mesh::axis::UnknownAxis;
 use crate::{Axes, Axis, Coordinate, Mesh};
 
 /// Error of a mesh or of a placement on it.

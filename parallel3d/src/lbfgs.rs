@@ -1,6 +1,6 @@
 //! L-BFGS on a mesh.
 
-use crate::site::Site;
+use crate::mesh::site::Site;
 use crate::{Coordinate, Error, Mesh, Model, Optimizer, Parameter, Piece, Plan};
 use meshstep_comm::Communicator;
 use meshstep_optim::{Iterate, Lbfgs, LbfgsState, Sgd};

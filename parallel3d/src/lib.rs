@@ -15,12 +15,10 @@
 //! | `reshard` (feature `checkpoint`) | moves state from one mesh to another without a file |
 //! | `candle` (feature) | layers of a network that is distributed over a mesh |
 
-mod axis;
 #[cfg(feature = "candle")]
 pub mod candle;
 #[cfg(feature = "checkpoint")]
 mod checkpoint;
-mod communicators;
 mod elements;
 mod error;
 mod lbfgs;
@@ -31,18 +29,18 @@ pub mod models;
 mod optimizer;
 mod placement;
 mod plan;
-mod site;
 mod step;
 mod verify;
 
-pub use axis::{Axes, Axis, UnknownAxis};
 #[cfg(feature = "checkpoint")]
 pub use checkpoint::reshard;
-pub use communicators::Communicators;
 pub use elements::elements;
 pub use error::{Error, MeshError};
 pub use lbfgs::ShardedLbfgs;
 pub use local::{LocalOptimizer, replicas};
+pub use mesh::axis::{Axes, Axis, UnknownAxis};
+pub use mesh::communicators::Communicators;
+pub use mesh::differs::Differs;
 pub use mesh::{Coordinate, Group, Mesh};
 pub use model::{Family, Model, ModelBuilder, Parameter};
 pub use optimizer::Optimizer;
@@ -50,7 +48,7 @@ pub use placement::{Gradient, Piece, Placement, Sharing};
 pub use plan::{
     Cluster, Found, Holds, Kind, PipelineStage, Plan, Purpose, RankPlan, Recipe, Sends, Space, Totals,
 };
-pub use verify::{Alike, Differs, Verified};
+pub use verify::{Alike, Verified};
 
 /// Keeps README.md true.
 #[cfg(doctest)]

@@ -1,6 +1,6 @@
 //! Replicas of a mesh that step alone and exchange seldom. Each replica is a worker; its ranks divide the parameters.
 
-use crate::site::Site;
+use crate::mesh::site::Site;
 use crate::{Axis, Coordinate, Error, Mesh, Model, Optimizer, RankPlan};
 use meshstep_comm::Communicator;
 use meshstep_membership::{Digest, Error as MembershipError, Membership, Round};

@@ -1,6 +1,6 @@
 //! Sharded optimizer step on a mesh: each gradient is reduced along its own axes, and all ranks decide the step together.
 
-use crate::site::Site;
+use crate::mesh::site::Site;
 use crate::{
     Axis, Communicators, Coordinate, Error, Gradient, Mesh, Model, Parameter, Piece, PipelineStage, Plan,
     Sharing,

@@ -3,8 +3,8 @@
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use super::asked::Task;
 use super::trained::Trained;
+use crate::args::local::Task;
 use crate::measure::record::{Cell, Section, Table, Wanted};
 
 /// Comparison of a method with the same rule and an exchange in every step.
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn every_method_that_has_a_baseline_has_a_share_that_is_allowed() {
-        for method in super::super::asked::METHODS {
+        for method in crate::args::local::METHODS {
             let Allowed { each, mean } = allowed(method);
             let given = 0.0 < mean && mean <= each && each < 0.2;
             assert_eq!(given, method.baseline().is_some(), "{method}: {each} {mean}");

@@ -3,10 +3,10 @@
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
-use super::asked::{Asked, Period, Task};
 use super::beside::{highest, loss};
 use super::method::Method;
 use super::trained::Trained;
+use crate::args::local::{Asked, Period, Task};
 use crate::measure::record::{Cell, Section, Table, Wanted};
 
 /// Maximum relative difference between the held-out losses of DES-LOC and Local Adam.

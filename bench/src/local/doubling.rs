@@ -4,11 +4,11 @@
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
-use super::asked::{Asked, Period, Task};
 use super::beside::{highest, loss};
 use super::method::Method;
 use super::schedule::Schedule;
 use super::trained::Trained;
+use crate::args::local::{Asked, Period, Task};
 use crate::measure::record::{Section, Table, Wanted};
 
 /// Maximum relative rise of the held-out loss over the first exchange among twice as many workers. Measured with seeds 1 to

@@ -6,8 +6,8 @@ use meshstep_optim::{Moments, QhAdamW, Rule as _, Sgd};
 use meshstep_shard::Groups;
 use meshstep_shard::local::{Fragment, LocalPlan, Merge, Outer, Slots, Timing, What};
 
-use super::asked::{Asked, Moment, Task};
-use crate::cli::Optimizer;
+use crate::args::local::{Asked, Moment, Task};
+use crate::args::train::Optimizer;
 use crate::gpt::Param;
 use crate::train::rules;
 

@@ -1,7 +1,6 @@
 //! `train --local`: workers that step alone and exchange parameters every few steps, with every method that a plan can
 //! express. Each worker trains on its own part of the text; with `--chaos` workers leave and join.
 
-mod asked;
 mod beside;
 mod compare;
 mod doubling;
@@ -24,9 +23,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
-pub(crate) use asked::{Asked, Task};
-
-use asked::METHODS;
+use crate::args::local::{Asked, METHODS, Task};
 use beside::Beside;
 use compare::Losses;
 use doubling::Doubled;
@@ -35,7 +32,7 @@ use method::Method;
 use schedule::Schedule;
 use trained::Trained;
 
-use crate::cli::Train;
+use crate::args::train::Train;
 use crate::corpus::{Corpus, Text, byte_entropy};
 use crate::gpt::{Config, Param};
 use crate::measure::record::{self, Bar, Section};

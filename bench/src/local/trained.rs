@@ -6,10 +6,10 @@ use std::ops::Range;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::asked::Task;
 use super::job::Job;
 use super::schedule::{Loss, Schedule};
 use super::worker::{Done, Epoch};
+use crate::args::local::Task;
 use crate::train::compare::{Finals, first_difference};
 
 /// Results of one training by one method.

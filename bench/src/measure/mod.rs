@@ -1,14 +1,12 @@
 //! `cargo xtask bench`: measures the cost and the savings of sharding, compared with copies of the same bytes, in one
 //! report.
 
-mod asked;
 mod baseline;
+mod effort;
 mod peers;
 pub(crate) mod record;
 pub(crate) mod show;
 mod suites;
-
-pub(crate) use asked::Bench;
 
 use std::fs;
 use std::io::Write;
@@ -18,7 +16,9 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::Device;
+use crate::args::Device;
+use crate::args::bench::Bench;
+use effort::Effort;
 use meshstep_bench_cases::machine::Machine;
 use record::{FORMAT, Report, Section};
 use show::{html, markdown, terminal};
@@ -29,19 +29,6 @@ use suites::gpu::Gpu;
 pub(crate) enum Verdict {
     Holds,
     Missed,
-}
-
-/// Amount of measuring.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Effort {
-    pub(crate) quick: bool,
-}
-
-impl Effort {
-    /// Returns `quick` for quick runs, else `full`.
-    pub(crate) fn pick<T>(self, quick: T, full: T) -> T {
-        if self.quick { quick } else { full }
-    }
 }
 
 /// Runs the suites, prints each at its end, and writes the report into `folder`.
@@ -127,9 +114,9 @@ fn progress(suites: usize) -> ProgressBar {
 
 #[cfg(test)]
 mod tests {
-    use super::asked::Suite;
     use super::record::{Cell, Plot, Scale, Table, Wanted};
     use super::*;
+    use crate::args::bench::Suite;
     use meshstep_bench_cases::samples::Median;
 
     /// A report with one of everything.

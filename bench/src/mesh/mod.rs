@@ -21,7 +21,7 @@ pub(crate) use verdict::Verdict;
 
 use parameters::Unit;
 
-use crate::cli::Train;
+use crate::args::train::Train;
 use crate::corpus::{Corpus, Text};
 use crate::gpt::{Config, Param};
 use crate::progress::Progress;
@@ -34,13 +34,6 @@ const ROWS: usize = 8;
 /// Size of a network that eight threads on two cores train for a few hundred steps in a minute; eight ranks along any axis
 /// divide all of its extents.
 const SIZES: Config = Config { layers: 2, heads: 8, width: 64, context: 64 };
-
-/// Returns the meshes of `--compare`, the reference first.
-pub(crate) fn compared() -> Vec<Mesh> {
-    let degrees = [[1, 1, 1], [2, 2, 2], [2, 1, 4], [1, 4, 2], [8, 1, 1], [1, 1, 8]];
-    let mesh = |[tp, cp, dp]: [usize; 3]| Mesh::new([(Axis::Dp, dp), (Axis::Cp, cp), (Axis::Tp, tp)]);
-    degrees.into_iter().filter_map(|degrees| mesh(degrees).ok()).collect()
-}
 
 /// A run that is ready to start, shared by all meshes, stages and ranks.
 #[derive(Debug)]

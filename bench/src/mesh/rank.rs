@@ -16,7 +16,7 @@ use meshstep_tensor::{Meter, Slice, SliceMut};
 use super::network::{Network, Tokens};
 use super::pass::Pass;
 use super::{Run, trained};
-use crate::cli;
+use crate::args::train;
 use crate::corpus::Place;
 use crate::gpt::{Batch, Weights, loss_and_grads, with_values};
 use crate::progress::Progress;
@@ -66,7 +66,7 @@ pub(super) fn train(
 ) -> Result<Done> {
     let _span = tracing::debug_span!("rank", %mesh, stage, rank = world.rank()).entered();
     let mut rank = Rank::new(run, mesh, stage, world)?;
-    let schedule = rules::schedule(cli::Optimizer::Adamw, run.asked.steps)?;
+    let schedule = rules::schedule(train::Optimizer::Adamw, run.asked.steps)?;
     let mut journal = Journal::new(run.checkpoints.as_ref());
     let first = journal.resume(|store, load| rank.optimizer.load(store, load), trained::losses)?;
     progress.resume(first);

@@ -4,6 +4,7 @@ use clap::Parser as _;
 use meshstep_cases::{Effort, effort, long, tried};
 
 use super::*;
+use crate::args::meshes::compared;
 use crate::cli::{Cli, Command};
 use crate::train::compare::Finals;
 

@@ -23,7 +23,8 @@ mod tests;
 use std::io::{self, Write as _};
 use std::path::Path;
 
-use crate::cli::{Device, Parity};
+use crate::args::Device;
+use crate::args::parity::Parity;
 use compare::Difference;
 pub(crate) use reason::Reason;
 use report::{Line, Replayed, Report};

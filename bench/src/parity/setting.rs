@@ -6,7 +6,7 @@ use meshstep_shard::{Owners, Stage};
 use super::reason::Reason;
 use super::rule::Recipe;
 use super::spec::{Reduction, Spec};
-use crate::cli::Partition;
+use crate::args::parity::Partition;
 
 /// Options of a replay; they should change results only by rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use crate::cli::Train;
+use crate::args::train::Train;
 use crate::memory::Seen;
 
 /// Results of a run; the content of `train.json`.

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use meshstep_shard::Error;
 use meshstep_shard::checkpoint::{Load, Loaded, Save, Saved, Store};
 
-use crate::cli::Train;
+use crate::args::train::Train;
 
 /// Blobs of a checkpoint besides the optimizer: the run's settings, the losses that the ranks of the saving program
 /// computed, the losses of earlier programs, and norms.

@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use meshstep_comm::loopback;
 
-use crate::cli::Train;
+use crate::args::train::Train;
 use crate::corpus::{Corpus, Text, byte_entropy};
 use crate::gpt::{Config, Param, VOCAB};
 use crate::memory::{Process, Seen};

@@ -11,7 +11,7 @@ use meshstep_tensor::{Category, Claim, DType, Layout, Meter, Slice, SliceMut};
 use super::checkpoints::Journal;
 use super::compare::Finals;
 use super::{Run, rules};
-use crate::cli::Train;
+use crate::args::train::Train;
 use crate::corpus::Place;
 use crate::gpt::{Gpt, Param, with_values};
 use crate::progress::Progress;

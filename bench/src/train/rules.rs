@@ -5,7 +5,7 @@ use meshstep_optim::schedule::{CosineWarmupWithMinLr, MinLr, Schedule};
 use meshstep_optim::{AdamW, Sgd};
 use meshstep_shard::Groups;
 
-use crate::cli::Optimizer;
+use crate::args::train::Optimizer;
 use crate::gpt::Param;
 
 /// Returns the chosen rule, with weight decay for matrices and without for biases and norms.

@@ -47,7 +47,7 @@ const HOUSES: &[House] = &[
     House {
         folder: "bench",
         now: 0,
-        rooms: &["gpt", "report", "corpus", "train", "measure", "local", "mesh", "ckpt", "parity"],
+        rooms: &["args", "gpt", "report", "corpus", "train", "measure", "local", "mesh", "ckpt", "parity"],
     },
 ];
 

@@ -1,6 +1,6 @@
 //! Figures of a measured case in the benchmark's file.
 
-use super::race::Measured;
+use super::race::{Measured, median};
 use super::rows::{Row, Work};
 use serde_json::{Value, json};
 
@@ -36,18 +36,6 @@ pub fn figures(row: &Row, Measured { compared, first_step, waits, times, issue }
         figures["error"] = error.into();
     }
     figures
-}
-
-/// Returns the median; NaN without values.
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => f64::NAN,
-        len if len % 2 == 1 => sorted[middle],
-        _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
-    }
 }
 
 #[cfg(test)]

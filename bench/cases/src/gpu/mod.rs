@@ -19,9 +19,9 @@ mod variants;
 mod vectors;
 
 pub use cases::{Case, Recipe, cases, segmented};
-pub use figures::{figures, median};
+pub use figures::figures;
 pub use measure::{fitting, measure};
-pub use race::{Copy, Launch, Measured, Times, Waits, launch};
+pub use race::{Copy, Launch, Measured, Times, Waits, launch, median};
 pub use rows::{Row, SMOKE, Work, rows, smoke};
 pub use variants::{Variant, variants};
 

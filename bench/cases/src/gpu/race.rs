@@ -1,7 +1,6 @@
 //! Runs copy and case in turns, timed by the device, and counts the waits of the host.
 
 use super::Result;
-use super::figures::median;
 use super::vectors::made;
 use meshstep_optim::accumulate;
 use meshstep_tensor::cuda::{self, Stream};
@@ -163,4 +162,16 @@ pub(crate) fn waits(go: &mut dyn FnMut() -> Result<()>, queue: &Queue) -> Result
 
 pub(crate) fn stream(queue: &Queue) -> Result<&Stream> {
     queue.stream().ok_or_else(|| "a queue of the CPU".into())
+}
+
+/// Returns the median; NaN without values.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        len if len % 2 == 1 => sorted[middle],
+        _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
+    }
 }

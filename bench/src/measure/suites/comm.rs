@@ -6,7 +6,7 @@ use meshstep_bench_cases::ranks::together;
 use meshstep_bench_cases::samples::Samples;
 use meshstep_tensor::DType;
 
-use crate::measure::Effort;
+use crate::measure::effort::Effort;
 use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
 use crate::measure::show::size;
 

@@ -9,7 +9,7 @@ use meshstep_bench_cases::samples::Samples;
 use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::{self, Device, Stream};
 
-use crate::measure::Effort;
+use crate::measure::effort::Effort;
 use crate::measure::peers::TorchOnGpu;
 use crate::measure::record::{Cell, Section, Table, Wanted};
 

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use meshstep_bench_cases::update::{Case, rows};
 
-use crate::measure::Effort;
+use crate::measure::effort::Effort;
 use crate::measure::record::{Cell, Section, Table, Wanted};
 
 const ABOUT: &str = "One update of a flat vector, in turns with a loop on as many threads that reads and writes the same bytes in \

@@ -10,7 +10,7 @@ use meshstep_parallel3d::models::Gpt2;
 use meshstep_shard::{Memory, Optimizer, Options, Outcome, Plan, Stage, StepArgs};
 use meshstep_tensor::{Category, DType, Layout, Meter};
 
-use crate::measure::Effort;
+use crate::measure::effort::Effort;
 use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
 use crate::memory::Process;
 

@@ -18,9 +18,9 @@ pub(crate) use no_gpu as gpu;
 
 use anyhow::Result;
 
-use super::Effort;
-use super::asked::Suite;
 use super::record::Section;
+use crate::args::bench::Suite;
+use crate::measure::effort::Effort;
 
 pub(crate) fn run(suite: Suite, effort: Effort) -> Result<Section> {
     match suite {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use crate::measure::Effort;
+use crate::measure::effort::Effort;
 use crate::measure::record::Section;
 
 /// A type without values.

@@ -15,7 +15,7 @@ use meshstep_shard::{Master, Options, Precision, Stage};
 use meshstep_tensor::DType;
 
 use super::comm;
-use crate::measure::Effort;
+use crate::measure::effort::Effort;
 use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
 use crate::measure::show::size;
 

@@ -9,7 +9,7 @@ use meshstep_bench_cases::shapes::{STAGES, even};
 use meshstep_bench_cases::step::{Grads, Steps, bytes_a_param};
 use meshstep_tensor::Layout;
 
-use crate::measure::Effort;
+use crate::measure::effort::Effort;
 use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
 use crate::measure::suites::spans::{self, Spans};
 

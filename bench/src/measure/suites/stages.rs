@@ -9,7 +9,7 @@ use meshstep_parallel3d::models::{Gpt2, Llama3};
 use meshstep_shard::{Optimizer, Options, Outcome, Owners, Plan, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout};
 
-use crate::measure::Effort;
+use crate::measure::effort::Effort;
 use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
 use crate::measure::suites::comm::point;
 

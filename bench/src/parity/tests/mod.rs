@@ -19,7 +19,7 @@ use super::observed::{Observed, join};
 use super::reason::Reason;
 use super::setting::Asked;
 use super::trace::Trace;
-use crate::cli::Partition;
+use crate::args::parity::Partition;
 
 /// Replays a file's `bytes`.
 fn replay(bytes: &[u8], asked: Asked) -> Result<Difference, Reason> {

@@ -13,8 +13,8 @@ use meshstep_tensor::{Buffer, Category, DType, Meter, Slice, SliceMut};
 use rayon::prelude::*;
 use serde_json::json;
 
-use super::{table, tell};
-use crate::measure::Effort;
+use super::rows::{table, tell};
+use crate::measure::effort::Effort;
 use crate::measure::peers::Candle;
 use crate::measure::record::Section;
 

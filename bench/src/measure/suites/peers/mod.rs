@@ -2,6 +2,7 @@
 
 mod alone;
 mod ranks;
+mod rows;
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use anyhow::Result;
 
 use meshstep_bench_cases::ranks::Race;
 
-use crate::measure::Effort;
+use crate::measure::effort::Effort;
 use crate::measure::peers::{self, Mpi};
 use crate::measure::record::{Cell, Section, Table, Wanted};
 use ranks::RANKS;
@@ -42,22 +43,4 @@ pub(crate) fn run(effort: Effort, folder: &Path, left_out: &mut Vec<String>) -> 
         section.bars.clear();
     }
     Ok(section)
-}
-
-fn table(title: impl Into<String>) -> Table {
-    Table::new(title, &["ours", "copy", "theirs", "theirs / ours", "theirs / copy", "wanted"])
-}
-
-fn tell(
-    section: &mut Section,
-    table: &mut Table,
-    what: &str,
-    Race { ours, theirs, floor }: &Race,
-    wanted: f64,
-) {
-    let (ratio, reach) = (theirs.over(ours).median(), theirs.over(floor).median());
-    let times = [ours, floor, theirs].map(|samples| Cell::Time(samples.median()));
-    let ratios = [Cell::Ratio(ratio), Cell::Ratio(reach), Cell::Number(wanted)];
-    table.row(what, times.into_iter().chain(ratios));
-    section.bar(format!("{what}: theirs / ours"), ratio.median, Wanted::AtLeast(wanted));
 }

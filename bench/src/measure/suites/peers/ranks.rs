@@ -13,8 +13,8 @@ use meshstep_shard::Stage;
 use meshstep_tensor::DType;
 use serde_json::json;
 
-use super::{table, tell};
-use crate::measure::Effort;
+use super::rows::{table, tell};
+use crate::measure::effort::Effort;
 use crate::measure::peers::Mpi;
 use crate::measure::record::Section;
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 
-use crate::cli::Device;
+use crate::args::Device;
 
 /// Options of `bench`.
 #[derive(Clone, Debug, clap::Args)]

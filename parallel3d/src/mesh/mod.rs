@@ -1,5 +1,10 @@
 //! Mesh arithmetic: rank to coordinate and back, and groups of ranks that share all other coordinates.
 
+pub(crate) mod axis;
+pub(crate) mod communicators;
+pub(crate) mod differs;
+pub(crate) mod site;
+
 use crate::{Axes, Axis, MeshError};
 use std::fmt;
 use std::str::FromStr;

@@ -45,7 +45,7 @@ pub(crate) struct Asked {
     #[arg(long, value_name = "BETA", requires = "local")]
     pub(crate) outer_momentum: Option<f64>,
     /// streaming-diloco: number of fragments, which are exchanged at different steps [default: 4]
-    #[arg(long, requires = "local", value_parser = crate::cli::within::<1, 4096>)]
+    #[arg(long, requires = "local", value_parser = crate::args::within::<1, 4096>)]
     pub(crate) parts: Option<usize>,
     /// streaming-diloco: steps until a fragment's result arrives, below kx [default: a quarter of kx]
     #[arg(long, value_name = "STEPS", requires = "local")]
@@ -123,7 +123,7 @@ pub(crate) struct Moment {
 
 impl Asked {
     /// Rejects flags that the task does not use.
-    pub(super) fn check_flags(&self, task: Task) -> Result<()> {
+    pub(crate) fn check_flags(&self, task: Task) -> Result<()> {
         let given = [
             ("--kx", self.kx.is_some()),
             ("--ku", !self.ku.is_empty()),
@@ -152,12 +152,12 @@ impl Asked {
     }
 
     /// Returns the steps between two exchanges of the parameters.
-    pub(super) fn kx(&self) -> u64 {
+    pub(crate) fn kx(&self) -> u64 {
         self.kx.unwrap_or(16)
     }
 
     /// Returns the periods of `count` first moments.
-    pub(super) fn ku(&self, count: usize) -> Result<Vec<Option<u64>>> {
+    pub(crate) fn ku(&self, count: usize) -> Result<Vec<Option<u64>>> {
         if self.ku.is_empty() {
             return Ok(vec![Some(self.kx().saturating_mul(3)); count]);
         }
@@ -170,7 +170,7 @@ impl Asked {
     }
 
     /// Returns the period of second moments.
-    pub(super) fn kv(&self) -> Option<u64> {
+    pub(crate) fn kv(&self) -> Option<u64> {
         self.kv.map_or(Some(self.kx().saturating_mul(6)), |period| period.0)
     }
 }
