@@ -10,12 +10,12 @@ const BLOCK_BYTES: usize = 256;
 pub(crate) const BLOCK: usize = BLOCK_BYTES / 2;
 
 /// Returns the number of elements of `T` in a block.
-pub(crate) const fn block<T: Wire>() -> usize {
+pub(crate) const fn block<T: WireElement>() -> usize {
     BLOCK_BYTES / size_of::<T>()
 }
 
 /// Element type with its accumulator type.
-pub(crate) trait Wire: Element {
+pub(crate) trait WireElement: Element {
     type Wide: Accumulator;
     fn widen(self) -> Self::Wide;
     /// Rounds to nearest, ties to even.
@@ -58,7 +58,7 @@ impl<A: Accumulator> Divisor<A> {
 
 /// Initialises the accumulators with the first rank's values. Starting at zero would lose the sign of `-0.0`.
 #[inline(always)]
-pub(crate) fn first<T: Wire>(sum: &mut [T::Wide], values: &[T]) {
+pub(crate) fn first<T: WireElement>(sum: &mut [T::Wide], values: &[T]) {
     for (s, &x) in sum.iter_mut().zip(values) {
         *s = x.widen();
     }
@@ -66,13 +66,13 @@ pub(crate) fn first<T: Wire>(sum: &mut [T::Wide], values: &[T]) {
 
 /// Like [`first`], times the rank's factor.
 #[inline(always)]
-pub(crate) fn first_times<T: Wire>(sum: &mut [T::Wide], values: &[T], factor: f64) {
+pub(crate) fn first_times<T: WireElement>(sum: &mut [T::Wide], values: &[T], factor: f64) {
     each(sum, values, |_, x: T| x.widen().times(factor));
 }
 
 /// Accumulates another rank's values.
 #[inline(always)]
-pub(crate) fn next<T: Wire>(sum: &mut [T::Wide], values: &[T], reduction: Reduction) {
+pub(crate) fn next<T: WireElement>(sum: &mut [T::Wide], values: &[T], reduction: Reduction) {
     match reduction {
         Reduction::Sum | Reduction::Mean | Reduction::PreMulSum { .. } => {
             each(sum, values, |s, x: T| s.plus(x.widen()));
@@ -84,13 +84,13 @@ pub(crate) fn next<T: Wire>(sum: &mut [T::Wide], values: &[T], reduction: Reduct
 
 /// Accumulates another rank's values times its factor.
 #[inline(always)]
-pub(crate) fn next_times<T: Wire>(sum: &mut [T::Wide], values: &[T], factor: f64) {
+pub(crate) fn next_times<T: WireElement>(sum: &mut [T::Wide], values: &[T], factor: f64) {
     each(sum, values, |s, x: T| s.plus_times(x.widen(), factor));
 }
 
 /// Divides by `n` for a mean, and rounds.
 #[inline(always)]
-pub(crate) fn last<T: Wire>(rounded: &mut [T], sum: &[T::Wide], reduction: Reduction, n: usize) {
+pub(crate) fn last<T: WireElement>(rounded: &mut [T], sum: &[T::Wide], reduction: Reduction, n: usize) {
     match (reduction, Divisor::<T::Wide>::of(n)) {
         (Reduction::Mean, Divisor::Divide(count)) => {
             round(rounded, sum, |s| T::narrow(s.over(Divisor::Divide(count))))
@@ -103,14 +103,14 @@ pub(crate) fn last<T: Wire>(rounded: &mut [T], sum: &[T::Wide], reduction: Reduc
 }
 
 #[inline(always)]
-fn each<T: Wire>(sum: &mut [T::Wide], values: &[T], take: impl Fn(T::Wide, T) -> T::Wide) {
+fn each<T: WireElement>(sum: &mut [T::Wide], values: &[T], take: impl Fn(T::Wide, T) -> T::Wide) {
     for (s, &x) in sum.iter_mut().zip(values) {
         *s = take(*s, x);
     }
 }
 
 #[inline(always)]
-fn round<T: Wire>(rounded: &mut [T], sum: &[T::Wide], round: impl Fn(T::Wide) -> T) {
+fn round<T: WireElement>(rounded: &mut [T], sum: &[T::Wide], round: impl Fn(T::Wide) -> T) {
     for (r, &s) in rounded.iter_mut().zip(sum) {
         *r = round(s);
     }
@@ -255,7 +255,7 @@ impl Accumulator for u64 {
 
 macro_rules! wire {
     ($t:ty, $wide:ty, $widen:expr, $narrow:expr) => {
-        impl Wire for $t {
+        impl WireElement for $t {
             type Wide = $wide;
             #[inline(always)]
             fn widen(self) -> $wide {

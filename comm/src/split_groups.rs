@@ -2,7 +2,7 @@
 
 /// A rank's place after a split: index of its group in order of color, its rank there, and the group's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct GroupPlace {
     pub(crate) group: usize,
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
@@ -10,7 +10,7 @@ pub(crate) struct Place {
 
 /// Returns every rank's place: ranks of equal color form a group, ordered by key and then by rank; `None` for a rank without a
 /// color.
-pub(crate) fn places(asked: &[(Option<u32>, i64)]) -> Vec<Option<Place>> {
+pub(crate) fn places(asked: &[(Option<u32>, i64)]) -> Vec<Option<GroupPlace>> {
     let mut colours: Vec<u32> = asked.iter().filter_map(|&(colour, _)| colour).collect();
     colours.sort_unstable();
     colours.dedup();
@@ -20,7 +20,7 @@ pub(crate) fn places(asked: &[(Option<u32>, i64)]) -> Vec<Option<Place>> {
             (0..asked.len()).filter(|&rank| asked[rank].0 == Some(colour)).collect();
         members.sort_by_key(|&rank| (asked[rank].1, rank));
         for (rank, &member) in members.iter().enumerate() {
-            places[member] = Some(Place { group, rank, world_size: members.len() });
+            places[member] = Some(GroupPlace { group, rank, world_size: members.len() });
         }
     }
     places
@@ -34,7 +34,7 @@ mod tests {
     #[test]
     fn keys_order_ranks_and_ties_keep_their_order() {
         let asked = [(Some(7), 1), (None, 0), (Some(7), -3), (Some(2), 0), (Some(7), 1)];
-        let place = |group, rank, world_size| Some(Place { group, rank, world_size });
+        let place = |group, rank, world_size| Some(GroupPlace { group, rank, world_size });
         let expected = [place(1, 1, 3), None, place(1, 0, 3), place(0, 0, 1), place(1, 2, 3)];
         assert_eq!(places(&asked), expected);
     }

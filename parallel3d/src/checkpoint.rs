@@ -93,7 +93,7 @@ impl Optimizer {
         self.inner.deserialize_placed(bytes, &placing)
     }
 
-    fn placing(&self) -> Placed {
+    fn placing(&self) -> PlacedParams {
         self.site.placing()
     }
 }
@@ -132,8 +132,8 @@ impl ShardedLbfgs {
 }
 
 impl Site {
-    fn placing(&self) -> Placed {
-        Placed { mesh: self.mesh().clone(), model: self.model.clone(), at: self.coordinate.clone() }
+    fn placing(&self) -> PlacedParams {
+        PlacedParams { mesh: self.mesh().clone(), model: self.model.clone(), at: self.coordinate.clone() }
     }
 }
 
@@ -168,7 +168,7 @@ impl LocalOptimizer {
         self.inner.load_placed(store, load, &placing)
     }
 
-    fn placing(&self) -> Placed {
+    fn placing(&self) -> PlacedParams {
         self.site.placing()
     }
 }
@@ -186,13 +186,13 @@ pub fn reshard(
 }
 
 /// Placement of a model on one rank of a mesh.
-struct Placed {
+struct PlacedParams {
     mesh: Mesh,
     model: Model,
     at: Coordinate,
 }
 
-impl ModelPlacement for Placed {
+impl ModelPlacement for PlacedParams {
     fn mesh(&self) -> String {
         self.mesh.to_string()
     }

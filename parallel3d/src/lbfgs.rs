@@ -8,7 +8,7 @@ use meshstep_shard::{Gathered, LbfgsStep, MicroBatch, Minimized, Options, Verifi
 use meshstep_tensor::{Param, Slice, SliceMut};
 use std::sync::Arc;
 
-type Failed = Box<dyn std::error::Error + Send + Sync>;
+type MinimizeFailed = Box<dyn std::error::Error + Send + Sync>;
 
 /// [`Lbfgs`] for a model on a mesh: each rank holds the history of the elements that it owns.
 ///
@@ -65,7 +65,7 @@ impl ShardedLbfgs {
     }
 
     /// [`meshstep_shard::ShardedLbfgs::step`], by all ranks of the mesh together.
-    pub fn step<E: Into<Failed>>(
+    pub fn step<E: Into<MinimizeFailed>>(
         &mut self,
         closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<LbfgsStep, Error> {
@@ -73,7 +73,7 @@ impl ShardedLbfgs {
     }
 
     /// [`meshstep_shard::ShardedLbfgs::minimize`], by all ranks of the mesh together.
-    pub fn minimize<E: Into<Failed>>(
+    pub fn minimize<E: Into<MinimizeFailed>>(
         &mut self,
         closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Minimized, Error> {
@@ -81,7 +81,7 @@ impl ShardedLbfgs {
     }
 
     /// [`meshstep_shard::ShardedLbfgs::step_watched`], by all ranks of the mesh together.
-    pub fn step_watched<E: Into<Failed>>(
+    pub fn step_watched<E: Into<MinimizeFailed>>(
         &mut self,
         closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
         each: impl FnMut(&Iterate<'_>),

@@ -46,7 +46,7 @@ pub use model::{Family, Model, ModelBuilder, Parameter};
 pub use optimizer::Optimizer;
 pub use placement::{Gradient, Piece, Placement, Sharing};
 pub use plan::{
-    Cluster, Found, Holds, Kind, PipelineStage, Plan, Purpose, RankPlan, Recipe, Sends, Space, Totals,
+    Cluster, Found, Holds, PipelineStage, Plan, Purpose, RankPlan, Recipe, Sends, Space, TotalKind, Totals,
 };
 pub use verify::{Alike, Verified};
 

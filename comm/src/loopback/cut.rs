@@ -18,7 +18,7 @@ pub(super) struct Cut {
 
 /// Part of the operation that a portion lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum CutPart {
     /// Chunk of this index, in every buffer.
     Chunk(usize),
     /// Chunk `b` of rank `a`'s buffer and chunk `a` of rank `b`'s, which are exchanged; `a < b`.
@@ -33,16 +33,16 @@ impl Cut {
     }
 
     /// Returns portion `number`, which may be empty; `None` after the last.
-    pub(super) fn portion(&self, number: usize) -> Option<(Part, Range<usize>)> {
+    pub(super) fn portion(&self, number: usize) -> Option<(CutPart, Range<usize>)> {
         let per_part = self.chunk(0).len().max(1).div_ceil(PORTION);
         let (part, number) = (number / per_part, number % per_part);
         let (part, whole) = match self.action {
             Action::Barrier | Action::Split { .. } => return None,
-            Action::Send { to } if part == 0 => (Part::Pair { from: self.rank, to }, self.chunk(0)),
-            Action::Recv { from } if part == 0 => (Part::Pair { from, to: self.rank }, self.chunk(0)),
+            Action::Send { to } if part == 0 => (CutPart::Pair { from: self.rank, to }, self.chunk(0)),
+            Action::Recv { from } if part == 0 => (CutPart::Pair { from, to: self.rank }, self.chunk(0)),
             Action::Send { .. } | Action::Recv { .. } => return None,
             Action::AllToAll => (pair(part, self.world_size)?, 0..self.chunk(0).len()),
-            _ if part < self.world_size => (Part::Chunk(part), self.chunk(part)),
+            _ if part < self.world_size => (CutPart::Chunk(part), self.chunk(part)),
             _ => return None,
         };
         let start = whole.end.min(whole.start + number * PORTION);
@@ -58,12 +58,18 @@ impl Cut {
     /// Returns true if elements `range` of rank `of`'s buffer belong to the portion `portion` of `part`. Inlined because it is
     /// checked for every reduced block, where a call would be a tenth of the work.
     #[inline(always)]
-    pub(super) fn holds(&self, part: Part, portion: &Range<usize>, of: usize, range: &Range<usize>) -> bool {
+    pub(super) fn holds(
+        &self,
+        part: CutPart,
+        portion: &Range<usize>,
+        of: usize,
+        range: &Range<usize>,
+    ) -> bool {
         let offset = match part {
-            Part::Chunk(_) => 0,
-            Part::Pair { from, to } if of == from || of == to => 0,
-            Part::Swap { a, b } if of == a => self.chunk(b).start,
-            Part::Swap { a, b } if of == b => self.chunk(a).start,
+            CutPart::Chunk(_) => 0,
+            CutPart::Pair { from, to } if of == from || of == to => 0,
+            CutPart::Swap { a, b } if of == a => self.chunk(b).start,
+            CutPart::Swap { a, b } if of == b => self.chunk(a).start,
             _ => return false,
         };
         offset + portion.start <= range.start && range.end <= offset + portion.end
@@ -71,11 +77,11 @@ impl Cut {
 }
 
 /// Returns the `index`th pair of two of `n` ranks.
-fn pair(index: usize, n: usize) -> Option<Part> {
+fn pair(index: usize, n: usize) -> Option<CutPart> {
     let mut before = 0;
     for b in 1..n {
         if index < before + b {
-            return Some(Part::Swap { a: index - before, b });
+            return Some(CutPart::Swap { a: index - before, b });
         }
         before += b;
     }

@@ -1,6 +1,6 @@
 //! One rank's queue of operations, and the slots that hold their buffers until they are waited for.
 
-use super::meeting::Seat;
+use super::meeting::MeetingSeat;
 use super::shared::View;
 use crate::clock::Wake;
 use crate::sync::{Condvar, Mutex};
@@ -20,7 +20,7 @@ pub(super) struct Lane {
     rank: usize,
     world_size: usize,
     clock: Clock,
-    state: Mutex<State>,
+    state: Mutex<LaneState>,
     /// Signals that there is work, or that no more will come.
     work: Condvar,
     /// Signals that an operation has ended.
@@ -28,8 +28,8 @@ pub(super) struct Lane {
 }
 
 #[derive(Debug)]
-struct State {
-    slots: Vec<Slot>,
+struct LaneState {
+    slots: Vec<LaneSlot>,
     free: Vec<usize>,
     queue: VecDeque<usize>,
     /// True while an operation runs. They run one at a time.
@@ -43,11 +43,11 @@ struct State {
 
 /// Slot of one operation: taken by `enqueue`, freed by `collect` or, if forgotten, by `finish`.
 #[derive(Debug)]
-struct Slot {
+struct LaneSlot {
     task: Task,
     buffer: Option<Buffer>,
     result: Option<Result<(), Error>>,
-    formed: Option<Seat>,
+    formed: Option<MeetingSeat>,
     forgotten: bool,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct Task {
 
 impl Lane {
     pub(super) fn new(rank: usize, world_size: usize, clock: &Clock) -> Arc<Self> {
-        let state = State {
+        let state = LaneState {
             slots: Vec::with_capacity(ROOM),
             free: Vec::with_capacity(ROOM),
             queue: VecDeque::with_capacity(ROOM),
@@ -133,7 +133,7 @@ impl Lane {
     }
 
     /// Records the result of an operation. The first failure is passed on unchanged, later ones as [`Error::Poisoned`].
-    pub(super) fn finish(&self, task: &Task, result: Result<Option<Seat>, Arc<Error>>) {
+    pub(super) fn finish(&self, task: &Task, result: Result<Option<MeetingSeat>, Arc<Error>>) {
         let mut state = self.state.lock();
         state.busy = false;
         let result = result.map_err(|cause| state.tell(cause));
@@ -158,7 +158,7 @@ impl Lane {
         &self,
         ticket: usize,
         carry_out: impl Fn(&Task),
-    ) -> (Buffer, Result<(), Error>, Option<Seat>) {
+    ) -> (Buffer, Result<(), Error>, Option<MeetingSeat>) {
         let mut state = self.state.lock();
         loop {
             if let Some(ended) = state.vacate(ticket) {
@@ -217,7 +217,7 @@ impl Lane {
     }
 }
 
-impl State {
+impl LaneState {
     fn refuse(&self, rank: usize) -> Result<(), Error> {
         match &self.told {
             Some(cause) => Err(Error::Poisoned { cause: Arc::clone(cause) }),
@@ -245,8 +245,13 @@ impl State {
 
     fn place(&mut self, task: impl FnOnce(usize) -> Task, buffer: Buffer) -> usize {
         let ticket = self.free.pop().unwrap_or(self.slots.len());
-        let slot =
-            Slot { task: task(ticket), buffer: Some(buffer), result: None, formed: None, forgotten: false };
+        let slot = LaneSlot {
+            task: task(ticket),
+            buffer: Some(buffer),
+            result: None,
+            formed: None,
+            forgotten: false,
+        };
         match self.slots.get_mut(ticket) {
             Some(old) => *old = slot,
             None => self.slots.push(slot),
@@ -255,7 +260,7 @@ impl State {
     }
 
     /// Empties the slot of an ended operation.
-    fn vacate(&mut self, ticket: usize) -> Option<(Buffer, Result<(), Error>, Option<Seat>)> {
+    fn vacate(&mut self, ticket: usize) -> Option<(Buffer, Result<(), Error>, Option<MeetingSeat>)> {
         let slot = &mut self.slots[ticket];
         let result = slot.result.take()?;
         let (buffer, formed) = (slot.buffer.take()?, slot.formed.take());

@@ -13,27 +13,27 @@ use std::time::Duration;
 
 /// State shared by the ranks of one communicator.
 #[derive(Debug)]
-pub(super) struct Group {
-    me: Weak<Group>,
+pub(super) struct MeetingGroup {
+    me: Weak<MeetingGroup>,
     /// Parent group, kept alive as long as this one, so that an abort of an ancestor reaches this group.
-    _above: Option<Arc<Group>>,
+    _above: Option<Arc<MeetingGroup>>,
     world_size: usize,
     clock: Clock,
     timeout: Duration,
     /// Number of portions drawn, by the party's lowest rank.
     counters: Vec<Counter>,
-    state: Mutex<State>,
+    state: Mutex<MeetingState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct MeetingState {
     stands: Vec<Stand>,
     views: Vec<View>,
     /// New group of each rank, from the split that it is in.
-    formed: Vec<Option<Seat>>,
+    formed: Vec<Option<MeetingSeat>>,
     /// Groups split from this one that are still alive.
-    below: Vec<Weak<Group>>,
+    below: Vec<Weak<MeetingGroup>>,
     /// First failure; once set, no rank begins an operation.
     cause: Option<Arc<Error>>,
     /// True if a transfer was interrupted.
@@ -46,7 +46,7 @@ pub(super) enum Met {
     /// The rank moves its share of the bytes, and then leaves.
     Move,
     /// The rank has left: another rank has moved all bytes.
-    Done(Option<Seat>),
+    Done(Option<MeetingSeat>),
 }
 
 /// Largest total of buffer bytes that one rank, the one that completes the party, moves alone: waking the others to help takes
@@ -55,23 +55,23 @@ const MOVED_BY_ONE: usize = if cfg!(feature = "shuttle") { 100 } else { 64 << 10
 
 /// A rank's seat in a group.
 #[derive(Clone, Debug)]
-pub(super) struct Seat {
-    pub(super) group: Arc<Group>,
+pub(super) struct MeetingSeat {
+    pub(super) group: Arc<MeetingGroup>,
     pub(super) rank: usize,
 }
 
-impl Group {
+impl MeetingGroup {
     pub(super) fn new(world_size: usize, clock: Clock, timeout: Duration) -> Arc<Self> {
         Self::split_from(None, world_size, clock, timeout)
     }
 
     fn split_from(
-        above: Option<Arc<Group>>,
+        above: Option<Arc<MeetingGroup>>,
         world_size: usize,
         clock: Clock,
         timeout: Duration,
     ) -> Arc<Self> {
-        let state = State {
+        let state = MeetingState {
             stands: vec![Stand::Idle; world_size],
             views: vec![View::empty(); world_size],
             formed: vec![None; world_size],
@@ -79,7 +79,7 @@ impl Group {
             cause: None,
             spoilt: false,
         };
-        let group = Arc::new_cyclic(|me| Group {
+        let group = Arc::new_cyclic(|me| MeetingGroup {
             me: Weak::clone(me),
             _above: above,
             world_size,
@@ -89,7 +89,7 @@ impl Group {
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
-        let weak: Weak<Group> = Arc::downgrade(&group);
+        let weak: Weak<MeetingGroup> = Arc::downgrade(&group);
         clock.register(weak);
         group
     }
@@ -109,7 +109,7 @@ impl Group {
 
     /// Posts `rank`'s call and waits until its party is complete, or, if another rank moves all bytes, until that is done. If
     /// this rank is to move bytes, `views` then holds the buffers by rank, and no member of the party gets its buffer back until
-    /// [`leave`](Group::leave).
+    /// [`leave`](MeetingGroup::leave).
     pub(super) fn meet(
         &self,
         rank: usize,
@@ -155,7 +155,7 @@ impl Group {
     }
 
     /// Records that `rank` has moved its bytes, and waits until its whole party has.
-    pub(super) fn leave(&self, rank: usize, party: Party) -> Result<Option<Seat>, Arc<Error>> {
+    pub(super) fn leave(&self, rank: usize, party: Party) -> Result<Option<MeetingSeat>, Arc<Error>> {
         let mut state = self.state.lock();
         state.stands[rank] = Stand::Moved;
         let done = |stand: &Stand| matches!(stand, Stand::Moved | Stand::Carried);
@@ -167,7 +167,11 @@ impl Group {
     }
 
     /// Waits until the whole party of `rank` has moved its bytes, and takes the rank out of the operation.
-    fn released(&self, mut state: Guard<'_, State>, rank: usize) -> Result<Option<Seat>, Arc<Error>> {
+    fn released(
+        &self,
+        mut state: Guard<'_, MeetingState>,
+        rank: usize,
+    ) -> Result<Option<MeetingSeat>, Arc<Error>> {
         while state.stands[rank] != Stand::Released {
             state = self.changed.wait(state, None);
         }
@@ -227,7 +231,7 @@ impl Group {
         self.fail_locked(&mut state, error);
     }
 
-    fn fail_locked(&self, state: &mut State, error: Error) -> Arc<Error> {
+    fn fail_locked(&self, state: &mut MeetingState, error: Error) -> Arc<Error> {
         let cause = Arc::clone(state.cause.get_or_insert_with(|| {
             tracing::warn!(%error, "communicator failed");
             Arc::new(error)
@@ -237,7 +241,7 @@ impl Group {
     }
 
     /// Applies the decision after `rank` has arrived or left.
-    fn settle(&self, state: &mut State, rank: usize) {
+    fn settle(&self, state: &mut MeetingState, rank: usize) {
         if state.cause.is_some() {
             return;
         }
@@ -263,7 +267,7 @@ impl Group {
     }
 
     /// Creates the groups once all ranks are in a split.
-    fn form(&self, state: &mut State) {
+    fn form(&self, state: &mut MeetingState) {
         let asked = |stand: &Stand| match stand.collective()?.action {
             Action::Split { color, key } => Some((color, key)),
             _ => None,
@@ -272,13 +276,14 @@ impl Group {
             return;
         }
         let asked: Vec<_> = state.stands.iter().filter_map(asked).collect();
-        let mut groups: Vec<Option<Arc<Group>>> = vec![None; self.world_size];
+        let mut groups: Vec<Option<Arc<MeetingGroup>>> = vec![None; self.world_size];
         for (rank, place) in split_groups::places(&asked).into_iter().enumerate() {
             state.formed[rank] = place.map(|place| {
                 let above = self.me.upgrade();
-                let new = || Group::split_from(above, place.world_size, self.clock.clone(), self.timeout);
+                let new =
+                    || MeetingGroup::split_from(above, place.world_size, self.clock.clone(), self.timeout);
                 let group = Arc::clone(groups[place.group].get_or_insert_with(new));
-                Seat { group, rank: place.rank }
+                MeetingSeat { group, rank: place.rank }
             });
         }
         state.below.retain(|group| group.strong_count() > 0);
@@ -286,7 +291,7 @@ impl Group {
     }
 }
 
-impl State {
+impl MeetingState {
     /// Bytes of `rank`'s buffer, 0 if its operation moves no data.
     fn moved_bytes(&self, rank: usize) -> usize {
         let moves = matches!(&self.stands[rank], Stand::Waiting(called) if called.action.moves_data());
@@ -319,7 +324,7 @@ impl State {
     }
 }
 
-impl Wake for Group {
+impl Wake for MeetingGroup {
     fn wake(&self) {
         let _awake = self.state.lock();
         self.changed.notify_all();

@@ -16,7 +16,7 @@ mod worker;
 
 use crate::sync::{Mutex, on_threads};
 use crate::{Clock, Communicator, Error, Faults};
-use meeting::{Group, Seat};
+use meeting::{MeetingGroup, MeetingSeat};
 use rank::{End, Life, Loopback};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -95,9 +95,9 @@ fn handles(config: Config) -> Result<Vec<Loopback>, Error> {
     if ranks == 0 {
         return Err(Error::ZeroRanks);
     }
-    let group = Group::new(ranks, clock, timeout);
+    let group = MeetingGroup::new(ranks, clock, timeout);
     let handle = |rank| {
-        let seat = Seat { group: Arc::clone(&group), rank };
+        let seat = MeetingSeat { group: Arc::clone(&group), rank };
         Loopback::new(seat, Arc::<Life>::default(), faults.clone())
     };
     (0..ranks).map(handle).collect()

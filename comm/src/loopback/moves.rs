@@ -1,8 +1,8 @@
 //! Kernels for portions of an operation's elements. They work in pieces that stay in cache from the first read to the last write.
 
-use super::cut::Part;
+use super::cut::CutPart;
 use super::shared::{Portion, Share};
-use crate::reduce::{self, Accumulator, BLOCK, Wire};
+use crate::reduce::{self, Accumulator, BLOCK, WireElement};
 use crate::{Action, Reduction};
 use meshstep_tensor::fetch::fetch;
 use meshstep_tensor::simd::{Body, Isa};
@@ -34,7 +34,7 @@ pub(super) fn perform(share: Share<'_>) {
     }
 }
 
-fn typed<T: Wire>(mut share: Share<'_>) {
+fn typed<T: WireElement>(mut share: Share<'_>) {
     let (action, n) = (share.action(), share.world_size());
     match action.reduction() {
         Some(reduction @ Reduction::PreMulSum { .. }) if T::DTYPE.is_float() => {
@@ -49,10 +49,10 @@ fn typed<T: Wire>(mut share: Share<'_>) {
     let to = if share.bytes() < NON_TEMPORAL_FROM { plain } else { copy_non_temporal };
     while let Some(mut portion) = share.claim() {
         match (portion.part, action) {
-            (Part::Chunk(_), Action::Broadcast { root }) => copy::<T>(&mut portion, root, 0..n, to),
-            (Part::Chunk(chunk), _) => copy::<T>(&mut portion, chunk, 0..n, to),
-            (Part::Pair { from, to: peer }, _) => copy::<T>(&mut portion, from, peer..peer + 1, to),
-            (Part::Swap { a, b }, _) => swap::<T>(&mut portion, a, b),
+            (CutPart::Chunk(_), Action::Broadcast { root }) => copy::<T>(&mut portion, root, 0..n, to),
+            (CutPart::Chunk(chunk), _) => copy::<T>(&mut portion, chunk, 0..n, to),
+            (CutPart::Pair { from, to: peer }, _) => copy::<T>(&mut portion, from, peer..peer + 1, to),
+            (CutPart::Swap { a, b }, _) => swap::<T>(&mut portion, a, b),
         }
     }
 }
@@ -65,7 +65,7 @@ struct Fold<'a, T, const TIMES: bool> {
     _element: PhantomData<T>,
 }
 
-impl<T: Wire, const TIMES: bool> Body for Fold<'_, T, TIMES> {
+impl<T: WireElement, const TIMES: bool> Body for Fold<'_, T, TIMES> {
     type Output = ();
 
     #[inline(always)]
@@ -74,7 +74,7 @@ impl<T: Wire, const TIMES: bool> Body for Fold<'_, T, TIMES> {
         let (mut sum, mut rounded) = ([T::Wide::ZERO; BLOCK], [T::narrow(T::Wide::ZERO); BLOCK]);
         while let Some(mut portion) = self.share.claim() {
             let targets = match portion.part {
-                Part::Chunk(chunk) if !to_all => chunk..chunk + 1,
+                CutPart::Chunk(chunk) if !to_all => chunk..chunk + 1,
                 _ => 0..n,
             };
             for block in blocks(portion.range.clone(), reduce::block::<T>()) {
@@ -107,7 +107,12 @@ impl<T: Wire, const TIMES: bool> Body for Fold<'_, T, TIMES> {
 }
 
 /// Copies a portion from the buffer of one rank to those of the other ranks in `targets`.
-fn copy<T: Wire>(portion: &mut Portion<'_>, from: usize, targets: Range<usize>, copy: fn(&mut [T], &[T])) {
+fn copy<T: WireElement>(
+    portion: &mut Portion<'_>,
+    from: usize,
+    targets: Range<usize>,
+    copy: fn(&mut [T], &[T]),
+) {
     let range = portion.range.clone();
     for to in targets.filter(|&to| to != from) {
         let (from, to) = portion.two::<T>((from, range.clone()), (to, range.clone()));
@@ -116,7 +121,7 @@ fn copy<T: Wire>(portion: &mut Portion<'_>, from: usize, targets: Range<usize>, 
 }
 
 /// Swaps a portion of the chunks that two ranks exchange.
-fn swap<T: Wire>(portion: &mut Portion<'_>, a: usize, b: usize) {
+fn swap<T: WireElement>(portion: &mut Portion<'_>, a: usize, b: usize) {
     let (in_a, in_b) = portion.swapped(a, b);
     let (in_a, in_b) = portion.two::<T>((a, in_a), (b, in_b));
     in_a.swap_with_slice(in_b);

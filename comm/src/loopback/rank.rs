@@ -1,7 +1,7 @@
 //! Communicator handle of a rank, and its drop.
 
-use super::meeting::Seat;
-use super::worker::Worker;
+use super::meeting::MeetingSeat;
+use super::worker::RankWorker;
 use crate::communicator::nothing;
 use crate::faults::Faults;
 use crate::op::Action;
@@ -14,14 +14,14 @@ use std::thread::{self, ThreadId};
 /// Rank of a group of threads of this process.
 #[derive(Debug)]
 pub(super) struct Loopback {
-    place: Arc<Worker>,
+    place: Arc<RankWorker>,
     life: Arc<Life>,
 }
 
 /// All groups of a rank: the world and the groups split from it.
 #[derive(Debug, Default)]
 pub(super) struct Life {
-    places: Mutex<Vec<Arc<Worker>>>,
+    places: Mutex<Vec<Arc<RankWorker>>>,
     /// Thread with a panic handler (`spawn`), which reports a panic with its message after unwinding. This is not one of `sync`'s
     /// locks: it is taken while unwinding, where a simulated thread must not be interrupted.
     watched: StdMutex<Option<ThreadId>>,
@@ -36,9 +36,9 @@ pub(super) enum End {
 
 impl Loopback {
     /// Takes `seat` and starts its communication thread.
-    pub(super) fn new(seat: Seat, life: Arc<Life>, faults: Faults) -> Result<Self, Error> {
+    pub(super) fn new(seat: MeetingSeat, life: Arc<Life>, faults: Faults) -> Result<Self, Error> {
         let rank = seat.rank;
-        let place = Worker::new(seat, faults);
+        let place = RankWorker::new(seat, faults);
         let worker = Arc::clone(&place);
         let name = format!("meshstep-comm-{rank}");
         if let Err(error) = sync::spawn(name, move || worker.run()) {
@@ -55,7 +55,7 @@ impl Loopback {
     }
 }
 
-impl Worker {
+impl RankWorker {
     fn end(&self, how: End) {
         if let End::Panicked(message) = how {
             self.seat.group.fail(Error::Panicked { rank: self.seat.rank, message });
@@ -77,7 +77,7 @@ impl Life {
         places.iter().for_each(|place| place.end(how.clone()));
     }
 
-    fn forget(&self, place: &Arc<Worker>) {
+    fn forget(&self, place: &Arc<RankWorker>) {
         self.places.lock().retain(|other| !Arc::ptr_eq(other, place));
     }
 

@@ -13,8 +13,8 @@
 //! So no transfer waits for a thread that the system has not woken yet, and the result does not depend on the rank that moves a
 //! portion.
 
-use super::cut::{Cut, Part};
-use super::meeting::{Met, Seat};
+use super::cut::{Cut, CutPart};
+use super::meeting::{MeetingSeat, Met};
 use super::verdict::Party;
 use crate::sync::Counter;
 use crate::{Action, Called, Error};
@@ -66,7 +66,7 @@ pub(super) struct Share<'a> {
 /// Elements that one rank may access exclusively until this is dropped.
 #[derive(Debug)]
 pub(super) struct Portion<'a> {
-    pub(super) part: Part,
+    pub(super) part: CutPart,
     /// Range within a part that lies at the same place in every buffer; for a swap, the offset into the two chunks.
     pub(super) range: Range<usize>,
     cut: Cut,
@@ -162,14 +162,14 @@ impl Portion<'_> {
 /// Runs one operation of one rank: meets the other ranks, lets `body` move this rank's share, if any, and returns when all ranks
 /// have moved theirs, so that no rank accesses the buffer behind `view` any more.
 pub(super) fn exchange(
-    seat: &Seat,
+    seat: &MeetingSeat,
     called: Called,
     view: View,
     after: Duration,
     views: &mut Vec<View>,
     body: impl FnOnce(Share<'_>),
-) -> Result<Option<Seat>, Arc<Error>> {
-    let Seat { group, rank } = seat;
+) -> Result<Option<MeetingSeat>, Arc<Error>> {
+    let MeetingSeat { group, rank } = seat;
     if let Met::Done(formed) = group.meet(*rank, called, view, after, views)? {
         return Ok(formed);
     }

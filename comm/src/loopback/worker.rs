@@ -1,7 +1,7 @@
 //! Execution of a rank's operations: in order, one at a time, by a thread that waits for one or else by the communication thread.
 
 use super::lane::{Lane, Task};
-use super::meeting::Seat;
+use super::meeting::MeetingSeat;
 use super::moves;
 use super::shared::{View, exchange};
 use crate::faults::{Fault, Faults};
@@ -14,19 +14,19 @@ use std::time::Duration;
 
 /// One rank's side of a group.
 #[derive(Debug)]
-pub(super) struct Worker {
-    pub(super) seat: Seat,
+pub(super) struct RankWorker {
+    pub(super) seat: MeetingSeat,
     pub(super) lane: Arc<Lane>,
     faults: Faults,
     /// Buffers of the running operation; kept, so that an operation does not allocate.
     views: Mutex<Vec<View>>,
 }
 
-impl Worker {
-    pub(super) fn new(seat: Seat, faults: Faults) -> Arc<Self> {
+impl RankWorker {
+    pub(super) fn new(seat: MeetingSeat, faults: Faults) -> Arc<Self> {
         let world_size = seat.group.world_size();
         let lane = Lane::new(seat.rank, world_size, seat.group.clock());
-        Arc::new(Worker { seat, lane, faults, views: Mutex::new(Vec::with_capacity(world_size)) })
+        Arc::new(RankWorker { seat, lane, faults, views: Mutex::new(Vec::with_capacity(world_size)) })
     }
 
     /// Body of the communication thread: runs until the rank has left and all its started operations are done.
@@ -38,14 +38,18 @@ impl Worker {
     }
 
     /// Runs an operation from start to end on the caller's thread.
-    pub(super) fn complete(&self, op: Op, buffer: Buffer) -> (Buffer, Result<(), Error>, Option<Seat>) {
+    pub(super) fn complete(
+        &self,
+        op: Op,
+        buffer: Buffer,
+    ) -> (Buffer, Result<(), Error>, Option<MeetingSeat>) {
         match self.lane.enqueue(op, buffer, true) {
             Ok(ticket) => self.collect(ticket),
             Err((buffer, error)) => (buffer, Err(error), None),
         }
     }
 
-    fn collect(&self, ticket: usize) -> (Buffer, Result<(), Error>, Option<Seat>) {
+    fn collect(&self, ticket: usize) -> (Buffer, Result<(), Error>, Option<MeetingSeat>) {
         self.lane.collect(ticket, |task| self.carry_out(task))
     }
 
@@ -54,8 +58,8 @@ impl Worker {
         self.lane.finish(task, result);
     }
 
-    fn perform(&self, task: &Task) -> Result<Option<Seat>, Arc<Error>> {
-        let Worker { seat, lane, faults, views } = self;
+    fn perform(&self, task: &Task) -> Result<Option<MeetingSeat>, Arc<Error>> {
+        let RankWorker { seat, lane, faults, views } = self;
         let after = task.op.deadline().unwrap_or(seat.group.timeout());
         for fault in faults.at(seat.rank, task.called.op_number) {
             match fault {
@@ -77,7 +81,7 @@ impl Worker {
     }
 }
 
-impl Tickets for Worker {
+impl Tickets for RankWorker {
     fn redeem(&self, ticket: usize, _on: &Queue) -> (Buffer, Result<(), Error>) {
         let (buffer, result, _) = self.collect(ticket);
         (buffer, result)

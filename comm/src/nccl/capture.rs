@@ -18,7 +18,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Captured {
     core: Arc<Core>,
-    graph: Arc<Held>,
+    graph: Arc<CapturedBuffers>,
     /// Calls of each launch, and the deadline of all of them together.
     calls: Vec<Called>,
     within: Duration,
@@ -27,14 +27,14 @@ pub struct Captured {
 
 /// A graph, until it is dropped.
 #[derive(Debug)]
-struct Held(Mutex<Option<Graph>>);
+struct CapturedBuffers(Mutex<Option<Graph>>);
 
 /// Captures of a communicator.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     /// The capture in progress, if any.
     current: Option<Current>,
-    graphs: Vec<Weak<Held>>,
+    graphs: Vec<Weak<CapturedBuffers>>,
 }
 
 #[derive(Debug, Default)]
@@ -119,14 +119,14 @@ impl Core {
     ) -> Result<Captured, E> {
         self.ledger().refuse()?;
         self.begin_capture()?;
-        let graph = stream.capture(|| work().map_err(Told::Work));
+        let graph = stream.capture(|| work().map_err(CaptureReport::Work));
         let current = self.captures.lock().current.take().unwrap_or_default();
         let Current { calls, within, tickets, broken } = current;
         if let Some(error) = broken {
             drop(graph);
             return Err(self.broke(error).into());
         }
-        let graph = Arc::new(Held(Mutex::new(Some(graph.map_err(Told::into_error)?))));
+        let graph = Arc::new(CapturedBuffers(Mutex::new(Some(graph.map_err(CaptureReport::into_error)?))));
         let mut captures = self.captures.lock();
         captures.graphs.retain(|graph| graph.strong_count() > 0);
         captures.graphs.push(Arc::downgrade(&graph));
@@ -252,22 +252,22 @@ impl Tickets for Ticket {
 }
 
 /// Error that ended a capture.
-enum Told<E> {
+enum CaptureReport<E> {
     Work(E),
     Driver(cuda::Error),
 }
 
-impl<E> From<cuda::Error> for Told<E> {
+impl<E> From<cuda::Error> for CaptureReport<E> {
     fn from(error: cuda::Error) -> Self {
-        Told::Driver(error)
+        CaptureReport::Driver(error)
     }
 }
 
-impl<E: From<Error>> Told<E> {
+impl<E: From<Error>> CaptureReport<E> {
     fn into_error(self) -> E {
         match self {
-            Told::Work(error) => error,
-            Told::Driver(error) => device_error(error).into(),
+            CaptureReport::Work(error) => error,
+            CaptureReport::Driver(error) => device_error(error).into(),
         }
     }
 }

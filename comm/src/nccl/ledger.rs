@@ -15,7 +15,7 @@ const ROOM: usize = 64;
 pub(super) struct Ledger {
     rank: usize,
     world_size: usize,
-    slots: Vec<Slot>,
+    slots: Vec<LedgerSlot>,
     free: Vec<usize>,
     running: VecDeque<Running>,
     started: u64,
@@ -32,7 +32,7 @@ pub(super) struct Ledger {
 
 /// Buffer of one operation, until it is given back.
 #[derive(Debug)]
-struct Slot {
+struct LedgerSlot {
     buffer: Option<Buffer>,
     /// Success of the operation, once it has ended.
     ended: Option<bool>,
@@ -102,7 +102,7 @@ impl Ledger {
 
     /// Keeps a launched operation and its buffer. Returns its ticket.
     pub(super) fn keep(&mut self, called: Called, buffer: Buffer, events: Events, within: Duration) -> usize {
-        let slot = Slot { buffer: Some(buffer), ended: None };
+        let slot = LedgerSlot { buffer: Some(buffer), ended: None };
         let ticket = self.free.pop().unwrap_or(self.slots.len());
         match self.slots.get_mut(ticket) {
             Some(old) => *old = slot,

@@ -104,4 +104,4 @@ pub use id::UniqueId;
 pub use job::{Job, from_env};
 pub use options::{Exchange, LastResort, Options};
 pub use start::{init, join, spawn};
-pub use table::{Ability, Found, Unavailable, probe};
+pub use table::{Ability, FoundLibrary, Unavailable, probe};

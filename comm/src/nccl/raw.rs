@@ -1,7 +1,7 @@
 //! NCCL's communicator handle. Calls with it are serialised, and none is made after its end.
 
 use super::id::UniqueId;
-use super::table::{Config, Handle, IN_PROGRESS, NO_COLOR, Table};
+use super::table::{Handle, IN_PROGRESS, NO_COLOR, NcclConfig, Table};
 use crate::sync::real::Mutex;
 use crate::{Action, Error, Reduction};
 use std::ffi::c_int;
@@ -44,7 +44,7 @@ impl Raw {
         let (function, code) = unsafe {
             match table.init_config {
                 Some(init) => {
-                    let mut config = Config::not_blocking();
+                    let mut config = NcclConfig::not_blocking();
                     ("ncclCommInitRankConfig", init(raw.place.as_ptr(), n, id, r, &mut config))
                 }
                 None => ("ncclCommInitRank", (table.init)(raw.place.as_ptr(), n, id, r)),
@@ -67,7 +67,7 @@ impl Raw {
         let child = Raw::new(self.table);
         let asked = || -> Result<(), Error> {
             let color = color.map_or(Ok(NO_COLOR), number)?;
-            let (key, mut config) = (number(key)?, Config::not_blocking());
+            let (key, mut config) = (number(key)?, NcclConfig::not_blocking());
             // SAFETY: as in `init`.
             let ask = |comm| unsafe { split(comm, color, key, child.place.as_ptr(), &mut config) };
             self.call("ncclCommSplit", ask).map(drop)

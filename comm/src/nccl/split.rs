@@ -6,7 +6,7 @@ use super::launch::{Patience, called};
 use super::raw::Raw;
 use super::start::joined;
 use crate::communicator::nothing;
-use crate::split_groups::{Place, places};
+use crate::split_groups::{GroupPlace, places};
 use crate::{Action, Error, Op};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Core {
     fn formed(
         self: &Arc<Self>,
         child: Raw,
-        places: &[Option<Place>],
+        places: &[Option<GroupPlace>],
         patience: Patience,
     ) -> Result<Option<Arc<Core>>, Error> {
         self.wait_until(patience, || Ok(self.raw.state()? && child.state()?))?;
@@ -55,10 +55,10 @@ impl Core {
     fn take_in(
         &self,
         child: Raw,
-        places: &[Option<Place>],
+        places: &[Option<GroupPlace>],
         patience: Patience,
     ) -> Result<Option<Arc<Core>>, Error> {
-        let Some(Place { group, rank, world_size }) = places[self.rank] else {
+        let Some(GroupPlace { group, rank, world_size }) = places[self.rank] else {
             child.destroy();
             return Ok(None);
         };
@@ -71,7 +71,7 @@ impl Core {
     /// Splits with a library that lacks `ncclCommSplit`: the first rank of each group creates an id for it.
     fn split_by_id(
         self: &Arc<Self>,
-        places: &[Option<Place>],
+        places: &[Option<GroupPlace>],
         patience: Patience,
     ) -> Result<Option<Arc<Core>>, Error> {
         let mut mine = [0; ID];
@@ -86,7 +86,7 @@ impl Core {
             None => Ok(None),
             Some(place) => {
                 let leads =
-                    |other: &Option<Place>| other.is_some_and(|o| o.rank == 0 && o.group == place.group);
+                    |other: &Option<GroupPlace>| other.is_some_and(|o| o.rank == 0 && o.group == place.group);
                 let leader = places.iter().position(leads).unwrap_or(self.rank);
                 let id = from_words(&ids[leader * ID..][..ID]);
                 let child = joined(id, (place.rank, place.world_size), self.device(), &self.options)?;
@@ -103,7 +103,7 @@ fn choice(words: &[u64]) -> (Option<u32>, i64) {
     (u32::try_from(words[0]).ok(), words[1] as i64)
 }
 
-fn rank_in(places: &[Option<Place>], rank: usize) -> usize {
+fn rank_in(places: &[Option<GroupPlace>], rank: usize) -> usize {
     places[rank].map_or(0, |place| place.rank)
 }
 

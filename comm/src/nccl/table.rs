@@ -22,7 +22,7 @@ const MARK: &[u8] = b"meshstep_standin\0";
 
 /// NCCL library that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundLibrary {
     /// Version: 10,000 times the major number, 100 times the minor one, and the patch.
     pub version: i32,
     /// True for the stand-in that tests use in place of NCCL (`MESHSTEP_STANDIN=1`).
@@ -94,7 +94,7 @@ pub enum Unavailable {
 }
 
 /// Returns the NCCL library found, or the reason why there is none. Runs once per process.
-pub fn probe() -> Result<Found, Unavailable> {
+pub fn probe() -> Result<FoundLibrary, Unavailable> {
     Table::get().map(|table| table.found.clone())
 }
 
@@ -109,7 +109,7 @@ pub(super) const IN_PROGRESS: c_int = 7;
 pub(super) const NO_COLOR: c_int = -1;
 
 /// NCCL's window handle.
-pub(super) type Window = *mut c_void;
+pub(super) type NcclWindow = *mut c_void;
 /// Flag of symmetric windows: collectives begin at the same offset on every rank.
 pub(super) const SYMMETRIC: c_int = 1;
 
@@ -125,12 +125,13 @@ pub(super) type DropReduction = unsafe extern "C" fn(c_int, Handle) -> c_int;
 pub(super) type AllocMemory = unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int;
 pub(super) type FreeMemory = unsafe extern "C" fn(*mut c_void) -> c_int;
 /// Creates a window. Arguments: communicator, address, bytes, place of the window (written perhaps after the call), flags.
-pub(super) type MakeWindow = unsafe extern "C" fn(Handle, *mut c_void, usize, *mut Window, c_int) -> c_int;
-pub(super) type EndWindow = unsafe extern "C" fn(Handle, Window) -> c_int;
+pub(super) type MakeWindow =
+    unsafe extern "C" fn(Handle, *mut c_void, usize, *mut NcclWindow, c_int) -> c_int;
+pub(super) type EndWindow = unsafe extern "C" fn(Handle, NcclWindow) -> c_int;
 
 /// Leading fields of NCCL's config as of 2.17; later versions fill in the fields that they have appended.
 #[repr(C)]
-pub(super) struct Config {
+pub(super) struct NcclConfig {
     size: usize,
     magic: u32,
     version: u32,
@@ -141,13 +142,13 @@ pub(super) struct Config {
     net_name: *const c_char,
 }
 
-impl Config {
+impl NcclConfig {
     /// Returns the config of a nonblocking communicator, so that no call can hang (docs/decisions/01-nccl-does-not-block.md).
     pub(super) fn not_blocking() -> Self {
         // NCCL marks an unset field with the smallest integer.
         let unset = c_int::MIN;
-        Config {
-            size: size_of::<Config>(),
+        NcclConfig {
+            size: size_of::<NcclConfig>(),
             magic: 0xcafe_beef,
             version: 21_700,
             blocking: 0,
@@ -167,14 +168,14 @@ macro_rules! table {
     ) => {
         /// Functions with the types of NCCL's header.
         pub(super) struct Table {
-            found: Found,
+            found: FoundLibrary,
             name: &'static str,
             $(pub(super) $need: unsafe extern "C" fn($($need_arg),*) -> $need_result,)*
             $(pub(super) $new: Option<unsafe extern "C" fn($($new_arg),*) -> $new_result>,)*
         }
 
         impl Table {
-            fn fill(library: &Library, name: &'static str, found: Found) -> Result<Self, Unavailable> {
+            fn fill(library: &Library, name: &'static str, found: FoundLibrary) -> Result<Self, Unavailable> {
                 Ok(Table {
                     found,
                     name,
@@ -232,9 +233,9 @@ table! {
     }
     newer {
         last_error = "ncclGetLastError"(Handle) -> *const c_char, since 21_300;
-        init_config = "ncclCommInitRankConfig"(*mut Handle, c_int, RawId, c_int, *mut Config) -> c_int, since 21_400;
+        init_config = "ncclCommInitRankConfig"(*mut Handle, c_int, RawId, c_int, *mut NcclConfig) -> c_int, since 21_400;
         async_error = "ncclCommGetAsyncError"(Handle, *mut c_int) -> c_int, since 21_000;
-        split = "ncclCommSplit"(Handle, c_int, c_int, *mut Handle, *mut Config) -> c_int, since 21_800;
+        split = "ncclCommSplit"(Handle, c_int, c_int, *mut Handle, *mut NcclConfig) -> c_int, since 21_800;
         finalize = "ncclCommFinalize"(Handle) -> c_int, since 21_400;
         make_reduction = "ncclRedOpCreatePreMulSum"(*mut c_int, *mut c_void, c_int, c_int, Handle) -> c_int, since 21_100;
         drop_reduction = "ncclRedOpDestroy"(c_int, Handle) -> c_int, since 21_100;
@@ -242,11 +243,11 @@ table! {
         mem_free = "ncclMemFree"(*mut c_void) -> c_int, since 21_900;
         register = "ncclCommRegister"(Handle, *mut c_void, usize, *mut *mut c_void) -> c_int, since 21_900;
         deregister = "ncclCommDeregister"(Handle, *mut c_void) -> c_int, since 21_900;
-        window_register = "ncclCommWindowRegister"(Handle, *mut c_void, usize, *mut Window, c_int) -> c_int, since 22_700;
-        window_deregister = "ncclCommWindowDeregister"(Handle, Window) -> c_int, since 22_700;
-        shrink = "ncclCommShrink"(Handle, *mut c_int, c_int, *mut Handle, *mut Config, c_int) -> c_int, since 22_700;
+        window_register = "ncclCommWindowRegister"(Handle, *mut c_void, usize, *mut NcclWindow, c_int) -> c_int, since 22_700;
+        window_deregister = "ncclCommWindowDeregister"(Handle, NcclWindow) -> c_int, since 22_700;
+        shrink = "ncclCommShrink"(Handle, *mut c_int, c_int, *mut Handle, *mut NcclConfig, c_int) -> c_int, since 22_700;
         revoke = "ncclCommRevoke"(Handle, c_int) -> c_int, since 22_809;
-        grow = "ncclCommGrow"(Handle, c_int, *const RawId, c_int, *mut Handle, *mut Config) -> c_int, since 22_900;
+        grow = "ncclCommGrow"(Handle, c_int, *const RawId, c_int, *mut Handle, *mut NcclConfig) -> c_int, since 22_900;
     }
 }
 
@@ -332,7 +333,7 @@ fn look() -> Result<Table, Unavailable> {
     if version < NEEDED {
         return Err(Unavailable::TooOld { library: name, found: version, needed: NEEDED });
     }
-    let mut table = Table::fill(&library, name, Found { version, stand_in, abilities: Vec::new() })?;
+    let mut table = Table::fill(&library, name, FoundLibrary { version, stand_in, abilities: Vec::new() })?;
     table.found.abilities = table.abilities();
     // The library stays loaded: the table points into it.
     std::mem::forget(library);

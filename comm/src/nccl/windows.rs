@@ -27,7 +27,7 @@ pub(super) struct Room {
 
 /// Owner kept by a buffer: its drop ends the window, and then frees the memory.
 #[derive(Debug)]
-struct Memory {
+struct WindowMemory {
     device: Device,
     core: Weak<Core>,
     start: usize,
@@ -48,7 +48,7 @@ impl Core {
             meshstep_tensor::Error::OutOfMemory { bytes, category }
         })?;
         let (device, core) = (self.device().clone(), Arc::downgrade(self));
-        let memory = Memory { device, core, start, _claim: meter.claim(category, bytes as u64) };
+        let memory = WindowMemory { device, core, start, _claim: meter.claim(category, bytes as u64) };
         // SAFETY: NCCL has just allocated this many bytes, which `memory` frees; no other code knows them.
         let mut buffer = unsafe { Buffer::from_raw_on(queue, start as u64, len, dtype, memory)? };
         queue.zero(buffer.as_mut())?;
@@ -148,7 +148,7 @@ impl Core {
     }
 }
 
-impl Drop for Memory {
+impl Drop for WindowMemory {
     fn drop(&mut self) {
         if self.device.make_current().is_err() {
             return;

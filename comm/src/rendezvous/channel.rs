@@ -140,14 +140,14 @@ pub fn call(
 }
 
 /// Failure of a call.
-enum Failed {
+enum ChannelFailed {
     Why(Why),
     Other { purpose: String },
 }
 
-impl From<Why> for Failed {
+impl From<Why> for ChannelFailed {
     fn from(why: Why) -> Self {
-        Failed::Why(why)
+        ChannelFailed::Why(why)
     }
 }
 
@@ -156,7 +156,7 @@ fn converse(
     token: Option<&Token>,
     purpose: &str,
     within: Duration,
-) -> Result<(Incoming, Outgoing), Failed> {
+) -> Result<(Incoming, Outgoing), ChannelFailed> {
     let until = after(within);
     let system = |error: std::io::Error| Why::System { message: error.to_string() };
     let stream = TcpStream::connect_timeout(&addr, within.max(Duration::from_millis(1))).map_err(system)?;
@@ -169,19 +169,21 @@ fn converse(
     introduce(&key(token), &call, until, &mut receiver, &mut sender)?;
     match receiver.message(until)?.0 {
         Message::Welcome => Ok((Incoming(receiver), Outgoing(sender))),
-        Message::Refused(Refusal::OtherRun { store: purpose }) => Err(Failed::Other { purpose }),
+        Message::Refused(Refusal::OtherRun { store: purpose }) => Err(ChannelFailed::Other { purpose }),
         _ => Err(Why::NotUnderstood.into()),
     }
 }
 
-fn explain(addr: SocketAddr, purpose: &str, after: Duration, failed: Failed) -> Error {
+fn explain(addr: SocketAddr, purpose: &str, after: Duration, failed: ChannelFailed) -> Error {
     match failed {
-        Failed::Other { purpose: store } => Error::OtherRun { addr, run_id: purpose.to_owned(), store },
-        Failed::Why(Why::WrongToken) => Error::WrongToken { addr },
-        Failed::Why(why @ (Why::TooLong { .. } | Why::Forged | Why::NotUnderstood)) => {
+        ChannelFailed::Other { purpose: store } => {
+            Error::OtherRun { addr, run_id: purpose.to_owned(), store }
+        }
+        ChannelFailed::Why(Why::WrongToken) => Error::WrongToken { addr },
+        ChannelFailed::Why(why @ (Why::TooLong { .. } | Why::Forged | Why::NotUnderstood)) => {
             Error::NotAStore { addr, why }
         }
-        Failed::Why(why) => {
+        ChannelFailed::Why(why) => {
             let (host, port) = (addr.ip().to_string(), addr.port());
             Error::Unreachable { host, port, after, last: why.to_string() }
         }

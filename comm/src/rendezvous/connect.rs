@@ -61,7 +61,7 @@ pub(super) fn allowed(host: &str, token: Option<&Token>, addr: SocketAddr) -> Re
 }
 
 /// Seated connection to the store.
-pub(super) struct Place {
+pub(super) struct StorePlace {
     pub(super) addr: SocketAddr,
     pub(super) stream: Arc<TcpStream>,
     pub(super) receiver: Receiver,
@@ -69,7 +69,11 @@ pub(super) struct Place {
 }
 
 /// Retries until `until`; permanent errors return at once.
-pub(super) fn connect(environment: &Environment, options: &Options, until: Instant) -> Result<Place, Error> {
+pub(super) fn connect(
+    environment: &Environment,
+    options: &Options,
+    until: Instant,
+) -> Result<StorePlace, Error> {
     loop {
         let last = match attempt(environment, options, until)? {
             Ok(place) => return Ok(place),
@@ -89,7 +93,7 @@ fn attempt(
     environment: &Environment,
     options: &Options,
     until: Instant,
-) -> Result<Result<Place, String>, Error> {
+) -> Result<Result<StorePlace, String>, Error> {
     let addrs = match resolve(environment) {
         Ok(addrs) => addrs,
         Err(error) => return Ok(Err(error.to_string())),
@@ -110,7 +114,7 @@ fn dial(
     options: &Options,
     addr: SocketAddr,
     until: Instant,
-) -> Result<Result<Place, Why>, Error> {
+) -> Result<Result<StorePlace, Why>, Error> {
     let left = until.saturating_duration_since(Instant::now()).clamp(Duration::from_millis(1), DIAL);
     let stream = match TcpStream::connect_timeout(&addr, left) {
         Ok(stream) => Arc::new(stream),
@@ -126,7 +130,7 @@ fn dial(
     };
     let claim = claim(environment);
     match admission::handshake(&key(environment.token.as_ref()), &claim, until, receiver, sender) {
-        Attempt::Welcome(receiver, sender) => Ok(Ok(Place { addr, stream, receiver, sender })),
+        Attempt::Welcome(receiver, sender) => Ok(Ok(StorePlace { addr, stream, receiver, sender })),
         Attempt::Again(why) => Ok(Err(why)),
         // This is the store of the previous start, which is about to end.
         Attempt::Refused(Refusal::OtherRestart { store }) if store < environment.restart => {

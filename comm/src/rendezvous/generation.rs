@@ -2,7 +2,7 @@
 
 use super::message::Message;
 use super::store::Member;
-use super::view::View;
+use super::view::StoreView;
 use super::{Error, Failure};
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,12 +54,13 @@ impl Generation {
     /// [`Error::NotSet`] after `within`, [`Error::Failed`], [`Error::Left`] when rank 0 left; the error that ended the store.
     pub fn wait(&self, key: &str, within: Duration) -> Result<Vec<u8>, Error> {
         let bytes = [b"set ", key.as_bytes()].concat();
-        let look = |view: &View| match view.value(self.number, &bytes) {
+        let look = |view: &StoreView| match view.value(self.number, &bytes) {
             Some(value) => Some(Ok(value.clone())),
             None => self.hopeless(view, &[], || format!("{key:?} was set")).map(Err),
         };
-        let late =
-            |_: &View| Err(Error::NotSet { key: key.to_owned(), generation: self.number, after: within });
+        let late = |_: &StoreView| {
+            Err(Error::NotSet { key: key.to_owned(), generation: self.number, after: within })
+        };
         self.member.shared.wait(within, look, late)
     }
 
@@ -84,16 +85,16 @@ impl Generation {
     }
 
     fn collect(&self, name: &str, keys: &[Vec<u8>], within: Duration) -> Result<Vec<Vec<u8>>, Error> {
-        let missing = |view: &View| -> Vec<usize> {
+        let missing = |view: &StoreView| -> Vec<usize> {
             (0..keys.len()).filter(|&rank| view.value(self.number, &keys[rank]).is_none()).collect()
         };
-        let look = |view: &View| match missing(view) {
+        let look = |view: &StoreView| match missing(view) {
             missing if missing.is_empty() => {
                 Some(Ok(keys.iter().filter_map(|key| view.value(self.number, key).cloned()).collect()))
             }
             missing => self.hopeless(view, &missing, || format!("it came to {name:?}")).map(Err),
         };
-        let late = |view: &View| {
+        let late = |view: &StoreView| {
             let (name, generation, missing) = (name.to_owned(), self.number, missing(view));
             Err(Error::Late { name, generation, missing, after: within })
         };
@@ -125,7 +126,7 @@ impl Generation {
     /// Waits for such a failure. Returns `None` if there was none after `within`, or if none can arrive because this rank's store
     /// was dropped or rank 0 left.
     pub fn wait_failure(&self, within: Duration) -> Option<Failure> {
-        let look = |view: &View| match view.failure(self.number) {
+        let look = |view: &StoreView| match view.failure(self.number) {
             Some(failure) => Some(Some(failure.clone())),
             None => (view.closed || view.over).then_some(None),
         };
@@ -146,14 +147,14 @@ impl Generation {
     }
 
     /// Returns the reason why messages to the store are no longer possible, if any.
-    fn gone(&self, view: &View) -> Option<Error> {
+    fn gone(&self, view: &StoreView) -> Option<Error> {
         let left = || Error::Left { rank: 0, awaited: "this rank was done".to_owned() };
         let lost = || view.lost().filter(|_| view.over).map(Error::from);
         self.member.trouble(view).or_else(lost).or_else(|| view.left(&[]).map(|_| left()))
     }
 
     /// Returns the reason why waiting for these ranks, or for any rank, is pointless, if any.
-    fn hopeless(&self, view: &View, missing: &[usize], awaited: impl Fn() -> String) -> Option<Error> {
+    fn hopeless(&self, view: &StoreView, missing: &[usize], awaited: impl Fn() -> String) -> Option<Error> {
         let failed = || view.failure(self.number).map(Error::from);
         let left = || view.left(missing).map(|rank| Error::Left { rank, awaited: awaited() });
         self.member.trouble(view).or_else(failed).or_else(left)

@@ -10,7 +10,7 @@ pub(super) const MAX_LOG: usize = 64 << 20;
 const REMEMBERED: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seat {
+enum LedgerSeat {
     Free,
     Taken,
     Gone,
@@ -21,7 +21,7 @@ enum Seat {
 pub(super) struct Ledger {
     run_id: String,
     restart: u64,
-    seats: Vec<Seat>,
+    seats: Vec<LedgerSeat>,
     /// True once all ranks have joined.
     complete: bool,
     log: Vec<Arc<[u8]>>,
@@ -33,7 +33,7 @@ pub(super) struct Ledger {
 
 impl Ledger {
     pub(super) fn new(run_id: String, restart: u64, world_size: usize, max_log: usize) -> Self {
-        let seats = vec![Seat::Free; world_size];
+        let seats = vec![LedgerSeat::Free; world_size];
         let (log, turned_away) = (Vec::new(), Vec::new());
         Ledger {
             run_id,
@@ -63,14 +63,14 @@ impl Ledger {
                 self.contradiction(Broken::WorldSize { rank, world_size });
                 Err(Refusal::OtherWorldSize { store: self.seats.len() })
             }
-            Some(Seat::Taken) => {
+            Some(LedgerSeat::Taken) => {
                 self.contradiction(Broken::SameRank { rank });
                 Err(Refusal::RankTaken)
             }
-            Some(Seat::Gone) => Err(Refusal::RankGone),
-            Some(Seat::Free) => {
-                self.seats[rank] = Seat::Taken;
-                self.complete = self.seats.iter().all(|seat| *seat == Seat::Taken);
+            Some(LedgerSeat::Gone) => Err(Refusal::RankGone),
+            Some(LedgerSeat::Free) => {
+                self.seats[rank] = LedgerSeat::Taken;
+                self.complete = self.seats.iter().all(|seat| *seat == LedgerSeat::Taken);
                 self.tell(&Message::Joined { rank });
                 Ok(())
             }
@@ -97,7 +97,7 @@ impl Ledger {
 
     /// Records the end of a seated rank's connection: a goodbye or a loss.
     pub(super) fn depart(&mut self, rank: usize, lost: Option<Why>) {
-        self.seats[rank] = Seat::Gone;
+        self.seats[rank] = LedgerSeat::Gone;
         self.tell(&match lost {
             None => Message::Left { rank },
             Some(why) => Message::Lost { rank, why },

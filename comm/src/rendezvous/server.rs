@@ -35,12 +35,12 @@ pub(super) struct Server {
 pub(super) struct StoreState {
     pub(super) token: Key,
     pub(super) options: Options,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<ServerState>,
     pub(super) changed: Condvar,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct ServerState {
     pub(super) ledger: Ledger,
     connections: Vec<Connection>,
     threads: Vec<JoinHandle<()>>,
@@ -69,7 +69,7 @@ impl Server {
         let Environment { run_id, restart, world_size, .. } = environment;
         let ledger = Ledger::new(run_id.clone(), *restart, *world_size, super::ledger::MAX_LOG);
         let (connections, threads) = (Vec::new(), Vec::new());
-        let state = State { ledger, connections, threads, next_id: 0, closing: false };
+        let state = ServerState { ledger, connections, threads, next_id: 0, closing: false };
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let store = Arc::new(StoreState { token, options: options.clone(), state, changed });
         let for_thread = Arc::clone(&store);

@@ -1,10 +1,10 @@
 //! A rank's membership in the store: values and failures, before and beside every backend.
 
-use super::connect::{self, Place};
+use super::connect::{self, StorePlace};
 use super::link::{self, Receiver, Sender, after};
 use super::message::Message;
 use super::server::Server;
-use super::view::{Shared, View};
+use super::view::{Shared, StoreView};
 use super::{Broken, Environment, Error, Generation, Options, Why};
 use crate::sync::Mutex;
 use std::collections::HashMap;
@@ -68,12 +68,12 @@ impl Store {
     }
 
     fn take(
-        place: Place,
+        place: StorePlace,
         server: Option<Server>,
         environment: &Environment,
         options: &Options,
     ) -> Result<Self, Error> {
-        let Place { addr, stream, receiver, sender } = place;
+        let StorePlace { addr, stream, receiver, sender } = place;
         let Environment { rank, world_size, .. } = *environment;
         let (shared, gathered) = (Shared::new(world_size), Mutex::default());
         let member = Member { rank, world_size, shared, gathered, sender: Mutex::new(sender), stream, addr };
@@ -93,7 +93,7 @@ impl Store {
     /// Waits for all ranks to join.
     fn gather(&self, left: Duration, deadline: Duration) -> Result<(), Error> {
         let member = &self.member;
-        let look = |view: &View| {
+        let look = |view: &StoreView| {
             if let Some(error) = member.trouble(view).or_else(|| view.lost().map(Error::from)) {
                 return Some(Err(error));
             }
@@ -105,7 +105,7 @@ impl Store {
                 Err(Error::Left { rank, awaited: format!("ranks {:?} had come", view.missing()) })
             })
         };
-        let late = |view: &View| {
+        let late = |view: &StoreView| {
             let (addr, missing, gave_up) = (member.addr, view.missing(), member.rank);
             Err(Error::Missing { addr, missing, gave_up, after: deadline, turned_away: Vec::new() })
         };
@@ -116,7 +116,7 @@ impl Store {
     /// the reason.
     fn give_up(&self, mut error: Error, options: &Options) -> Error {
         let member = &self.member;
-        let everybody = |view: &View| (view.missing().is_empty() || view.over).then_some(());
+        let everybody = |view: &StoreView| (view.missing().is_empty() || view.over).then_some(());
         if let Error::Missing { gave_up, turned_away, .. } = &mut error {
             if *gave_up == member.rank {
                 // If the send fails, the others learn it from the connection's end.
@@ -174,7 +174,7 @@ impl Member {
     }
 
     /// Returns an error that concerns every generation but is no failure of a rank.
-    pub(super) fn trouble(&self, view: &View) -> Option<Error> {
+    pub(super) fn trouble(&self, view: &StoreView) -> Option<Error> {
         if view.closed {
             return Some(Error::Closed);
         }

@@ -18,7 +18,7 @@ enum Presence {
 
 /// State derived from the messages applied and from the end of this rank's own connection.
 #[derive(Debug)]
-pub(super) struct View {
+pub(super) struct StoreView {
     ranks: Vec<Presence>,
     values: HashMap<(u64, Vec<u8>), Vec<u8>>,
     failures: Vec<Failure>,
@@ -29,9 +29,9 @@ pub(super) struct View {
     pub(super) closed: bool,
 }
 
-impl View {
+impl StoreView {
     pub(super) fn new(world_size: usize) -> Self {
-        View {
+        StoreView {
             ranks: vec![Presence::Awaited; world_size],
             values: HashMap::new(),
             failures: Vec::new(),
@@ -114,20 +114,20 @@ impl View {
 /// A view that one thread writes and others wait on.
 #[derive(Debug)]
 pub(super) struct Shared {
-    view: Mutex<View>,
+    view: Mutex<StoreView>,
     changed: Condvar,
 }
 
 impl Shared {
     pub(super) fn new(world_size: usize) -> Self {
-        Shared { view: Mutex::new(View::new(world_size)), changed: Condvar::new() }
+        Shared { view: Mutex::new(StoreView::new(world_size)), changed: Condvar::new() }
     }
 
-    pub(super) fn read<T>(&self, look: impl FnOnce(&View) -> T) -> T {
+    pub(super) fn read<T>(&self, look: impl FnOnce(&StoreView) -> T) -> T {
         look(&self.view.lock())
     }
 
-    pub(super) fn write<T>(&self, change: impl FnOnce(&mut View) -> T) -> T {
+    pub(super) fn write<T>(&self, change: impl FnOnce(&mut StoreView) -> T) -> T {
         let result = change(&mut self.view.lock());
         self.changed.notify_all();
         result
@@ -137,8 +137,8 @@ impl Shared {
     pub(super) fn wait<T>(
         &self,
         within: Duration,
-        mut look: impl FnMut(&View) -> Option<T>,
-        late: impl FnOnce(&View) -> T,
+        mut look: impl FnMut(&StoreView) -> Option<T>,
+        late: impl FnOnce(&StoreView) -> T,
     ) -> T {
         let until = after(within);
         let mut view = self.view.lock();
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_failure_concerns_its_generation_and_a_lost_rank_all() {
-        let mut view = View::new(3);
+        let mut view = StoreView::new(3);
         view.apply(published(1, 5)).unwrap();
         assert_eq!(view.failure(4), None);
         assert!(matches!(view.failure(5), Some(Failure::Published { rank: 1, .. })));
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn values_are_of_their_generation_and_the_last_counts() {
-        let mut view = View::new(1);
+        let mut view = StoreView::new(1);
         let set = |generation, value| Message::Set { generation, key: b"k".to_vec(), value: vec![value] };
         [set(0, 1), set(1, 2), set(0, 3)].into_iter().for_each(|message| view.apply(message).unwrap());
         assert_eq!(view.value(0, b"k"), Some(&vec![3]));
@@ -198,10 +198,10 @@ mod tests {
 
     #[test]
     fn the_end_of_the_connection_is_the_loss_of_rank_0_unless_it_left() {
-        let mut lost = View::new(2);
+        let mut lost = StoreView::new(2);
         lost.end(Why::Forged);
         assert_eq!(lost.failure(0), Some(&Failure::Lost { rank: 0, why: Why::Forged }));
-        let mut left = View::new(2);
+        let mut left = StoreView::new(2);
         left.apply(Message::Left { rank: 0 }).unwrap();
         left.end(Why::Closed);
         assert_eq!((left.failure(0), left.left(&[1])), (None, Some(0)));
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_does_not_exist_is_no_message() {
-        let mut view = View::new(2);
+        let mut view = StoreView::new(2);
         for message in
             [Message::Joined { rank: 2 }, Message::Lost { rank: 9, why: Why::Closed }, Message::Bye]
         {

@@ -23,12 +23,12 @@ pub(crate) struct NormThere {
     carry: Kernel,
     write: Kernel,
     /// Tables of the vectors added so far, one for each length and type.
-    tables: Vec<Table>,
+    tables: Vec<NormTable>,
 }
 
 /// Launch table of one whole vector.
 #[derive(Debug)]
-struct Table {
+struct NormTable {
     len: usize,
     dtype: DType,
     norm: Norm,
@@ -144,13 +144,13 @@ impl NormThere {
         norm: Norm,
         stream: &Stream,
         queue: &Queue,
-    ) -> Result<&Table, Error> {
+    ) -> Result<&NormTable, Error> {
         let (len, dtype) = (values.len(), values.dtype());
-        let alike = |table: &Table| (table.len, table.dtype, table.norm) == (len, dtype, norm);
+        let alike = |table: &NormTable| (table.len, table.dtype, table.norm) == (len, dtype, norm);
         let index = match self.tables.iter().position(alike) {
             Some(index) => index,
             None => {
-                self.tables.push(Table::new(norm, len, dtype, (stream, queue), &self.meter)?);
+                self.tables.push(NormTable::new(norm, len, dtype, (stream, queue), &self.meter)?);
                 self.tables.len() - 1
             }
         };
@@ -158,7 +158,7 @@ impl NormThere {
     }
 }
 
-impl Table {
+impl NormTable {
     fn new(
         norm: Norm,
         len: usize,
@@ -173,6 +173,6 @@ impl Table {
             table.iter().flat_map(|&Span { start, end, tile }| [start, end, tile]).collect();
         let mut span = Buffer::zeroed_on(queue, words.len(), DType::U64, meter, Category::Staging)?;
         queue.upload(words[..].into(), span.as_mut())?;
-        Ok(Table { len, dtype, norm, span, tiles, kernel: Kernel::find(stream.device(), &name)? })
+        Ok(NormTable { len, dtype, norm, span, tiles, kernel: Kernel::find(stream.device(), &name)? })
     }
 }

@@ -10,7 +10,7 @@ use crate::{Error, Flat, Isa, Rounding, Rule, Scalars, Segment};
 use meshstep_tensor::{DType, Slice, SliceMut};
 
 /// Rule with `S` state vectors, as seen by a pass.
-pub(crate) trait Kind<const S: usize>: Sync {
+pub(crate) trait PassKind<const S: usize>: Sync {
     /// Update of one element, with the constants of one segment.
     type Step<T: Real>: Step<T, S>;
 
@@ -20,7 +20,7 @@ pub(crate) trait Kind<const S: usize>: Sync {
 
 /// Checks `flat`, `segments` and `scalars`, then sweeps once over the segments.
 pub(crate) fn pass<const S: usize>(
-    kind: &impl Kind<S>,
+    kind: &impl PassKind<S>,
     rule: &dyn Rule,
     isa: Isa,
     flat: Flat<'_, '_>,
@@ -134,7 +134,7 @@ struct Run<'a, K> {
 impl<K> Run<'_, K> {
     fn typed<T: Real, const S: usize>(self, flat: Flat<'_, '_>) -> Result<(), Error>
     where
-        K: Kind<S>,
+        K: PassKind<S>,
     {
         let Scalars { zero_grads, rounding, .. } = *self.scalars;
         let streams = streams::<T, S>(flat)?;

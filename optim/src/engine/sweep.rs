@@ -4,7 +4,7 @@
 //! compiled for f32 and f64 only, and the conversions are compiled once.
 
 use crate::engine::streams::{Draw, Streams};
-use crate::engine::view::Place;
+use crate::engine::view::ViewPlace;
 use crate::precision::number::Real;
 use crate::precision::philox::{self, Bits};
 use crate::{Rounding, Segment};
@@ -52,7 +52,7 @@ pub(crate) struct Sweep<F> {
 }
 
 /// Buffers for converted blocks; empty if nothing is converted.
-struct Room<'r, T, const S: usize> {
+struct SweepScratch<'r, T, const S: usize> {
     params: &'r mut [T],
     grads: &'r mut [T],
     state: [&'r mut [T]; S],
@@ -114,13 +114,13 @@ impl<F> Sweep<F> {
     {
         if streams.are_same() {
             let state = std::array::from_fn(|_| Default::default());
-            let mut room = Room { params: &mut [], grads: &mut [], state, random: &mut [] };
+            let mut room = SweepScratch { params: &mut [], grads: &mut [], state, random: &mut [] };
             return self.update(from, streams, segments, &mut room);
         }
         let zero = T::from_f32(0.0);
         let (mut params, mut grads, mut state) = ([zero; BLOCK], [zero; BLOCK], [[zero; BLOCK]; S]);
         let (state, random) = (state.each_mut().map(|s| &mut s[..]), &mut [0; BLOCK + philox::GROUP]);
-        let mut room = Room { params: &mut params, grads: &mut grads, state, random };
+        let mut room = SweepScratch { params: &mut params, grads: &mut grads, state, random };
         self.update(from, streams, segments, &mut room);
     }
 
@@ -129,7 +129,7 @@ impl<F> Sweep<F> {
         from: usize,
         mut streams: Streams<'_, T, S>,
         segments: &[Segment],
-        room: &mut Room<'_, T, S>,
+        room: &mut SweepScratch<'_, T, S>,
     ) where
         T: Real,
         C: Step<T, S>,
@@ -204,7 +204,7 @@ impl<C> Pass<'_, C> {
     }
 
     /// Fast loop.
-    fn run<T: Real, const S: usize>(&self, mut streams: Streams<'_, T, S>, room: &mut Room<'_, T, S>)
+    fn run<T: Real, const S: usize>(&self, mut streams: Streams<'_, T, S>, room: &mut SweepScratch<'_, T, S>)
     where
         C: Step<T, S>,
     {
@@ -231,7 +231,7 @@ impl<C> Pass<'_, C> {
         &self,
         start: usize,
         mut streams: Streams<'_, T, S>,
-        room: &mut Room<'_, T, S>,
+        room: &mut SweepScratch<'_, T, S>,
         ahead: Option<&Ahead>,
     ) where
         C: Step<T, S>,
@@ -278,7 +278,7 @@ impl Ahead {
         ahead
     }
 
-    fn add(&mut self, Place { first, size }: Place) {
+    fn add(&mut self, ViewPlace { first, size }: ViewPlace) {
         for offset in (0..GROUP * size).step_by(LINE) {
             if let Some(line) = self.lines.get_mut(self.count) {
                 *line = (first.wrapping_add(offset), size);

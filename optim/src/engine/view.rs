@@ -19,7 +19,7 @@ pub(crate) enum View<'a, T> {
 
 /// Memory to prefetch: its address, and the bytes of an element.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct ViewPlace {
     pub(crate) first: *const u8,
     pub(crate) size: usize,
 }
@@ -50,12 +50,12 @@ impl<'a, T: Real> View<'a, T> {
     }
 
     /// Returns the address of element `i`, which may be past the end, in each vector of this view.
-    pub(crate) fn places(self, i: usize) -> [Option<Place>; 2] {
+    pub(crate) fn places(self, i: usize) -> [Option<ViewPlace>; 2] {
         match self {
-            View::Same(x) => [Place::new(x, i), None],
-            View::BF16(x) => [Place::new(x, i), None],
-            View::F16(x) => [Place::new(x, i), None],
-            View::Halves(high, low) => [Place::new(high, i), Place::new(low, i)],
+            View::Same(x) => [ViewPlace::new(x, i), None],
+            View::BF16(x) => [ViewPlace::new(x, i), None],
+            View::F16(x) => [ViewPlace::new(x, i), None],
+            View::Halves(high, low) => [ViewPlace::new(high, i), ViewPlace::new(low, i)],
         }
     }
 
@@ -93,9 +93,9 @@ impl<'a, T: Real> View<'a, T> {
     }
 }
 
-impl Place {
+impl ViewPlace {
     fn new<X>(x: &[X], i: usize) -> Option<Self> {
-        Some(Place { first: x.as_ptr().wrapping_add(i).cast(), size: size_of::<X>() })
+        Some(ViewPlace { first: x.as_ptr().wrapping_add(i).cast(), size: size_of::<X>() })
     }
 }
 

@@ -47,13 +47,13 @@ pub(super) struct Ranges {
 /// Device tables of ranges, in tiles of norms and in tiles of products.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tables {
-    norm: Table,
-    dot: Table,
+    norm: LaunchTable,
+    dot: LaunchTable,
 }
 
 /// Device table of ranges: its address, length, and number of tiles.
 #[derive(Clone, Copy, Debug)]
-struct Table {
+struct LaunchTable {
     spans: u64,
     count: u64,
     tiles: u64,
@@ -185,7 +185,7 @@ impl Launches {
         assert!(sum + crate::ExactSum::WORDS <= words.len(), "a sum lies within the words");
         let word = |word: usize| address(words, word);
         let mut at = NormAt { non_finite: word(non_finite), words: word(sum), max_bits: word(max_bits) };
-        let Table { mut spans, mut count, mut tiles } = tables.norm;
+        let LaunchTable { mut spans, mut count, mut tiles } = tables.norm;
         let mut values = of.address() as u64;
         let arguments = &mut [
             argument(&mut values),
@@ -269,7 +269,7 @@ impl Ranges {
             none => none.insert(tables(&self.ranges, dtype, queue, meter)?),
         };
         let count = self.ranges.len();
-        let table = |i: usize| Table {
+        let table = |i: usize| LaunchTable {
             spans: address(words, i * count * SPAN),
             count: count as u64,
             tiles: tiles[i],

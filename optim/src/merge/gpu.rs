@@ -100,7 +100,7 @@ pub(super) fn outer(
     }
     let elsewhere = || meshstep_tensor::Error::Place { given: queue.place(), expected: Place::Cuda(0) };
     let stream = queue.stream().ok_or_else(elsewhere)?;
-    let mut room = Room::new(len.min(CHUNK), lr, queue, meter)?;
+    let mut room = MergeScratch::new(len.min(CHUNK), lr, queue, meter)?;
     let chunks = || (0..len).step_by(CHUNK).map(|start| start..len.min(start + CHUNK));
     let update = |range| room.flat(state, &range, |flat, _| update(rule, t, &flat, queue, meter));
     let updates: Vec<Update> = chunks().map(update).collect::<Result<_, _>>()?;
@@ -130,17 +130,17 @@ fn update(
 }
 
 /// Device memory of an outer optimizer's step: parameters and gradients of a chunk, and its scalars.
-struct Room {
+struct MergeScratch {
     vectors: Buffer,
     step: StepBlock,
 }
 
-impl Room {
+impl MergeScratch {
     fn new(len: usize, lr: f64, queue: &Queue, meter: &Meter) -> Result<Self, Error> {
         let vectors = Buffer::zeroed_on(queue, 2 * len, DType::F64, meter, Category::Staging)?;
         let mut step = StepBlock::new(queue, meter)?;
         step.set(&Step { lr, grad_scale: 1.0, skip: 0, zero_grads: 0 }, queue)?;
-        Ok(Room { vectors, step })
+        Ok(MergeScratch { vectors, step })
     }
 
     /// Returns the addresses of parameters and gradients for `len` elements.

@@ -1,6 +1,6 @@
 //! Two norms of each tensor, summed over its parts, by which layer-wise rules scale their steps.
 
-use crate::engine::pass::{self, Kind};
+use crate::engine::pass::{self, PassKind};
 use crate::engine::sweep::Step;
 use crate::engine::view::View;
 use crate::norm::{self, Adder, Ahead, Extent, Source, Wide};
@@ -135,7 +135,7 @@ pub(crate) fn measure<K, const S: usize>(
     sums: &mut [TensorSums],
 ) -> Result<(), Error>
 where
-    K: Kind<S>,
+    K: PassKind<S>,
     K::Step<f32>: Direction<f32, S>,
     K::Step<f64>: Direction<f64, S>,
 {
@@ -151,7 +151,7 @@ where
     Ok(())
 }
 
-fn add<T: Real + Source<Wide = T> + Wide, K: Kind<S>, const S: usize>(
+fn add<T: Real + Source<Wide = T> + Wide, K: PassKind<S>, const S: usize>(
     (kind, isa, scalars, segment): (&K, Isa, &Scalars, &Segment),
     flat: &Flat<'_, '_>,
     sums: &mut TensorSums,
@@ -215,7 +215,7 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> View
         let (mut params, mut grads, mut state) = (zero, zero, [zero; S]);
         for start in (0..len).step_by(block.max(1)) {
             let views = self.part(start..len.min(start + block));
-            let mut part = Part {
+            let mut part = TensorPart {
                 step: self.step,
                 params: views.params.load(isa, &mut params),
                 grads: views.grads.load(isa, &mut grads),
@@ -242,7 +242,7 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> View
 }
 
 /// Numbers measured together.
-struct Part<'a, T, C, const S: usize> {
+struct TensorPart<'a, T, C, const S: usize> {
     step: C,
     params: &'a [T],
     grads: &'a [T],
@@ -250,7 +250,7 @@ struct Part<'a, T, C, const S: usize> {
 }
 
 /// Fast loop.
-struct Blockwise<'a, 'o, T, C, const S: usize>(Part<'a, T, C, S>, &'o mut TensorSums);
+struct Blockwise<'a, 'o, T, C, const S: usize>(TensorPart<'a, T, C, S>, &'o mut TensorSums);
 
 impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Body
     for Blockwise<'_, '_, T, C, S>
@@ -276,7 +276,7 @@ impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Body
     }
 }
 
-impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Part<'_, T, C, S> {
+impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> TensorPart<'_, T, C, S> {
     /// Computes the directions of the elements in `range`, and the extents of parameters and directions. Prefetches the next block except
     /// for its parameters.
     #[inline(always)]

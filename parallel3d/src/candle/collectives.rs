@@ -1,6 +1,6 @@
 //! Collectives of a group as tensor operations with gradients.
 
-use super::exchange::{Exchange, Kind};
+use super::exchange::{LayerExchange, LayerExchangeKind};
 use candle_core::{Result, Tensor};
 use meshstep_comm::Communicator;
 use std::sync::Arc;
@@ -45,36 +45,36 @@ impl Collectives {
 
     /// Concatenates the ranks' tensors along `dim`, in rank order: `[.., n, ..]` to `[.., ranks * n, ..]`.
     pub fn all_gather(&self, x: &Tensor, dim: usize) -> Result<Tensor> {
-        self.exchange(x, Kind::AllGather, dim)
+        self.exchange(x, LayerExchangeKind::AllGather, dim)
     }
 
     /// Returns this rank's part along `dim` of the sum of the ranks' tensors: `[.., ranks * n, ..]` to `[.., n, ..]`.
     pub fn reduce_scatter(&self, x: &Tensor, dim: usize) -> Result<Tensor> {
-        self.exchange(x, Kind::ReduceScatter, dim)
+        self.exchange(x, LayerExchangeKind::ReduceScatter, dim)
     }
 
     /// Returns the sum of the ranks' tensors, with the same bits on all ranks.
     pub fn all_reduce(&self, x: &Tensor) -> Result<Tensor> {
-        self.exchange(x, Kind::AllReduce, 0)
+        self.exchange(x, LayerExchangeKind::AllReduce, 0)
     }
 
     /// Returns the tensor itself. It is the same on all ranks, and each rank uses it for its own part of a layer.
     pub fn copy(&self, x: &Tensor) -> Result<Tensor> {
-        self.exchange(x, Kind::Copy, 0)
+        self.exchange(x, LayerExchangeKind::Copy, 0)
     }
 
     /// Returns the elementwise maximum over ranks, without a gradient.
     pub fn max(&self, x: &Tensor) -> Result<Tensor> {
-        self.exchange(&x.detach(), Kind::Max, 0)
+        self.exchange(&x.detach(), LayerExchangeKind::Max, 0)
     }
 
-    fn exchange(&self, x: &Tensor, kind: Kind, dim: usize) -> Result<Tensor> {
-        if matches!(kind, Kind::AllGather | Kind::ReduceScatter) {
+    fn exchange(&self, x: &Tensor, kind: LayerExchangeKind, dim: usize) -> Result<Tensor> {
+        if matches!(kind, LayerExchangeKind::AllGather | LayerExchangeKind::ReduceScatter) {
             x.dim(dim)?; // an error where there is no such dimension
         }
         if self.world_size() == 1 {
             return Ok(x.clone());
         }
-        x.contiguous()?.apply_op1(Exchange { comm: Arc::clone(&self.comm), kind, dim })
+        x.contiguous()?.apply_op1(LayerExchange { comm: Arc::clone(&self.comm), kind, dim })
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// Kind of collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum LayerExchangeKind {
     AllGather,
     ReduceScatter,
     AllReduce,
@@ -22,33 +22,33 @@ type Moved<T> = std::result::Result<(Vec<T>, Vec<usize>), Error>;
 
 /// Collective of `comm`'s ranks, along `dim` if it changes the shape.
 #[derive(Clone, Debug)]
-pub(super) struct Exchange {
+pub(super) struct LayerExchange {
     pub(super) comm: Arc<dyn Communicator>,
-    pub(super) kind: Kind,
+    pub(super) kind: LayerExchangeKind,
     pub(super) dim: usize,
 }
 
-impl Kind {
+impl LayerExchangeKind {
     /// Returns the collective of the gradient.
-    fn reverse(self) -> Option<Kind> {
+    fn reverse(self) -> Option<LayerExchangeKind> {
         match self {
-            Kind::AllGather => Some(Kind::ReduceScatter),
-            Kind::ReduceScatter => Some(Kind::AllGather),
-            Kind::AllReduce => Some(Kind::Copy),
-            Kind::Copy => Some(Kind::AllReduce),
-            Kind::Max => None,
+            LayerExchangeKind::AllGather => Some(LayerExchangeKind::ReduceScatter),
+            LayerExchangeKind::ReduceScatter => Some(LayerExchangeKind::AllGather),
+            LayerExchangeKind::AllReduce => Some(LayerExchangeKind::Copy),
+            LayerExchangeKind::Copy => Some(LayerExchangeKind::AllReduce),
+            LayerExchangeKind::Max => None,
         }
     }
 }
 
-impl CustomOp1 for Exchange {
+impl CustomOp1 for LayerExchange {
     fn name(&self) -> &'static str {
         match self.kind {
-            Kind::AllGather => "all_gather",
-            Kind::ReduceScatter => "reduce_scatter",
-            Kind::AllReduce => "all_reduce",
-            Kind::Copy => "copy",
-            Kind::Max => "max",
+            LayerExchangeKind::AllGather => "all_gather",
+            LayerExchangeKind::ReduceScatter => "reduce_scatter",
+            LayerExchangeKind::AllReduce => "all_reduce",
+            LayerExchangeKind::Copy => "copy",
+            LayerExchangeKind::Max => "max",
         }
     }
 
@@ -65,14 +65,16 @@ impl CustomOp1 for Exchange {
     fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         match self.kind.reverse() {
             // The gradient of a sum is that of each term.
-            Some(Kind::Copy) => Ok(Some(grad.clone())),
-            Some(kind) => grad.contiguous()?.apply_op1_no_bwd(&Exchange { kind, ..self.clone() }).map(Some),
+            Some(LayerExchangeKind::Copy) => Ok(Some(grad.clone())),
+            Some(kind) => {
+                grad.contiguous()?.apply_op1_no_bwd(&LayerExchange { kind, ..self.clone() }).map(Some)
+            }
             None => Ok(None),
         }
     }
 }
 
-impl Exchange {
+impl LayerExchange {
     fn of<T: WithDType + Element>(&self, storage: &[T], layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let Some((start, end)) = layout.contiguous_offsets() else {
             candle_core::bail!("{} of a tensor that is not contiguous", self.name())
@@ -84,11 +86,11 @@ impl Exchange {
     /// Runs the collective on this rank's elements of a tensor of `shape`; returns the resulting elements and their shape.
     fn run<T: Element>(&self, values: &[T], shape: &[usize]) -> Moved<T> {
         match self.kind {
-            Kind::Copy => Ok((values.to_vec(), shape.to_vec())),
-            Kind::AllReduce => Ok((self.reduce(values, Reduction::Sum)?, shape.to_vec())),
-            Kind::Max => Ok((self.reduce(values, Reduction::Max)?, shape.to_vec())),
-            Kind::AllGather => self.all_gather(values, shape),
-            Kind::ReduceScatter => self.reduce_scatter(values, shape),
+            LayerExchangeKind::Copy => Ok((values.to_vec(), shape.to_vec())),
+            LayerExchangeKind::AllReduce => Ok((self.reduce(values, Reduction::Sum)?, shape.to_vec())),
+            LayerExchangeKind::Max => Ok((self.reduce(values, Reduction::Max)?, shape.to_vec())),
+            LayerExchangeKind::AllGather => self.all_gather(values, shape),
+            LayerExchangeKind::ReduceScatter => self.reduce_scatter(values, shape),
         }
     }
 

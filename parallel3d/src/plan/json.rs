@@ -1,6 +1,6 @@
 //! JSON output of plans, for other programs.
 
-use super::{Kind, Plan, RankPlan, Totals};
+use super::{Plan, RankPlan, TotalKind, Totals};
 use crate::{Axes, Error, Piece, Sharing};
 use meshstep_shard::{BucketPlan, Memory, Part, Wire};
 use meshstep_tensor::Layout;
@@ -111,8 +111,8 @@ fn bucket(bucket: &BucketPlan, layout: &Layout, travels: usize) -> Value {
     })
 }
 
-fn kind(kind: &Kind) -> Value {
-    let Kind { first, ranks, .. } = kind;
+fn kind(kind: &TotalKind) -> Value {
+    let TotalKind { first, ranks, .. } = kind;
     json!({ "first": first, "ranks": ranks, "memory": memory(kind.memory), "wire": wire(kind.wire) })
 }
 

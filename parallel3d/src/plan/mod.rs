@@ -8,7 +8,7 @@ mod totals;
 
 pub use rank::{Holds, Purpose, RankPlan, Sends};
 pub use search::{Cluster, Found, Recipe, Space};
-pub use totals::{Kind, Totals};
+pub use totals::{TotalKind, Totals};
 
 use crate::{Axes, Axis, Error, Family, Mesh, Model, Sharing};
 use meshstep_shard::{Combine, Groups, Options, Part, Seat, Seats, Sizes, Stage, UnitError};

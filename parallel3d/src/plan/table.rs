@@ -1,6 +1,6 @@
 //! Table output of plans, for people.
 
-use super::{Holds, Kind, Plan, Purpose, RankPlan, Sends, Totals};
+use super::{Holds, Plan, Purpose, RankPlan, Sends, TotalKind, Totals};
 use crate::{Axes, Piece, Sharing};
 use meshstep_shard::{BucketPlan, Memory, Part};
 use std::fmt;
@@ -80,12 +80,12 @@ impl Plan {
     }
 
     /// One row for each pipeline stage: bytes held by its fullest rank.
-    fn held(&self, kinds: &[Kind]) -> Vec<Vec<String>> {
+    fn held(&self, kinds: &[TotalKind]) -> Vec<Vec<String>> {
         let names = Memory::default().by_category().map(|(category, _)| category.to_string());
         let head = ["pp", "rank"].map(String::from).into_iter().chain(names).chain(["total".to_owned()]);
         let mut rows = vec![head.collect::<Vec<String>>()];
         for kind in self.most_of_each(kinds, |kind| kind.memory.total()) {
-            let Kind { stage, first, memory, .. } = kind;
+            let TotalKind { stage, first, memory, .. } = kind;
             let held = memory.by_category().map(|(_, bytes)| bytes).into_iter().chain([memory.total()]);
             rows.push([stage.to_string(), first.to_string()].into_iter().chain(held.map(grouped)).collect());
         }
@@ -93,9 +93,10 @@ impl Plan {
     }
 
     /// One row for each pipeline stage: bytes sent by its busiest rank, one column for each purpose and set of axes.
-    fn sent(&self, kinds: &[Kind]) -> Vec<Vec<String>> {
+    fn sent(&self, kinds: &[TotalKind]) -> Vec<Vec<String>> {
         let of_stages = self.most_of_each(kinds, |kind| kind.wire.total());
-        let sends = |kind: &Kind| self.rank(kind.first).and_then(|rank| rank.sends()).unwrap_or_default();
+        let sends =
+            |kind: &TotalKind| self.rank(kind.first).and_then(|rank| rank.sends()).unwrap_or_default();
         let all: Vec<_> = of_stages.iter().map(sends).collect();
         let column = |sends: &Sends| (sends.purpose, self.mesh.several(sends.axes));
         let mut columns: Vec<(Purpose, Axes)> = all.iter().flatten().map(column).collect();
@@ -105,7 +106,7 @@ impl Plan {
         let head = ["pp", "rank"].map(String::from).into_iter();
         let mut rows =
             vec![head.chain(columns.iter().map(name)).chain(["total".to_owned()]).collect::<Vec<_>>()];
-        for (Kind { stage, first, wire, .. }, sends) in of_stages.iter().zip(&all) {
+        for (TotalKind { stage, first, wire, .. }, sends) in of_stages.iter().zip(&all) {
             let of = |wanted: &(Purpose, Axes)| {
                 let sends = sends.iter().filter(|sends| column(sends) == *wanted);
                 grouped(sends.map(|sends| sends.bytes).sum())
@@ -117,7 +118,7 @@ impl Plan {
     }
 
     /// Returns for each pipeline stage the kind of ranks with the largest `of`; the first one on a tie.
-    fn most_of_each(&self, kinds: &[Kind], of: impl Fn(&Kind) -> u64) -> Vec<Kind> {
+    fn most_of_each(&self, kinds: &[TotalKind], of: impl Fn(&TotalKind) -> u64) -> Vec<TotalKind> {
         let own = |stage| kinds.iter().filter(move |kind| kind.stage == stage);
         let most = |stage| own(stage).max_by_key(|kind| (of(kind), usize::MAX - kind.first)).copied();
         (0..self.pipeline.len()).filter_map(most).collect()

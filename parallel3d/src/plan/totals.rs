@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 /// Ranks of one pipeline stage with equal memory use and equal traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kind {
+pub struct TotalKind {
     /// Pipeline stage of the ranks.
     pub stage: usize,
     /// Lowest rank of this kind.
@@ -36,8 +36,8 @@ pub struct Totals {
 
 impl Totals {
     /// Sums up the ranks of these kinds.
-    pub(super) fn of(kinds: &[Kind]) -> Totals {
-        let first = |best: &Kind| usize::MAX - best.first;
+    pub(super) fn of(kinds: &[TotalKind]) -> Totals {
+        let first = |best: &TotalKind| usize::MAX - best.first;
         let held = kinds.iter().max_by_key(|kind| (kind.memory.total(), first(kind)));
         let sent = kinds.iter().max_by_key(|kind| (kind.wire.total(), first(kind)));
         Totals {
@@ -52,8 +52,8 @@ impl Totals {
 
 impl Plan {
     /// Returns all kinds of ranks, in the order of their first ranks.
-    pub fn kinds(&self) -> Vec<Kind> {
-        let (mut kinds, mut known): (Vec<Kind>, HashMap<(usize, Seats), usize>) = Default::default();
+    pub fn kinds(&self) -> Vec<TotalKind> {
+        let (mut kinds, mut known): (Vec<TotalKind>, HashMap<(usize, Seats), usize>) = Default::default();
         for rank in 0..self.mesh.world_size() {
             let (stage, seats) = self.seats(rank);
             let plan = self.pipeline[stage].plan();
@@ -66,10 +66,10 @@ impl Plan {
         kinds
     }
 
-    fn kind(&self, rank: usize, stage: usize) -> Kind {
+    fn kind(&self, rank: usize, stage: usize) -> TotalKind {
         let (seats, plan) = (self.seats(rank).1, self.pipeline[stage].plan());
         let memory = plan.memory(seats.clone(), self.rules.rule());
-        Kind { stage, first: rank, ranks: 1, memory, wire: plan.wire(seats, self.rules.rule()) }
+        TotalKind { stage, first: rank, ranks: 1, memory, wire: plan.wire(seats, self.rules.rule()) }
     }
 
     /// Returns the byte totals over all ranks.

@@ -9,7 +9,7 @@ use super::format::piece::{Piece, Region};
 use super::format::placement::{ModelPlacement, shape};
 use super::format::settings::Settings;
 use super::store::reader::Saved;
-use crate::optimizer::layout_state::Place;
+use crate::optimizer::layout_state::ParamPlace;
 use crate::verify::{Item, Slot};
 use crate::{Error, Optimizer, Stage};
 use meshstep_comm::Communicator;
@@ -254,7 +254,7 @@ impl Optimizer {
             None => Err(CheckpointError::memory(format!("{dtype} is not saved"))),
         };
         let mut vectors = vec![named(Slot::Params, PARAM, entry.param.dtype())?];
-        let Place::Bucket { bucket, range, .. } = &entry.place else {
+        let ParamPlace::Bucket { bucket, range, .. } = &entry.place else {
             return Ok(SavedTensor { name, t, holding, owned: 0..entry.param.len(), shared: true, vectors });
         };
         let owned = &self.buckets[*bucket];

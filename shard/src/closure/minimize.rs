@@ -1,6 +1,6 @@
 //! Steps that evaluate a closure, and runs of such steps to a tolerance.
 
-use crate::closure::lbfgs::{Failed, backward};
+use crate::closure::lbfgs::{EvaluationFailed, backward};
 use crate::optimizer::layout_state;
 use crate::ranks::agree;
 use crate::{Combine, Error, MicroBatch, Optimizer, Outcome, StepArgs};
@@ -67,7 +67,7 @@ impl Optimizer {
     /// its loss. Collective. Costs one exchange more than a step: the losses are summed exactly. If the closure fails on one
     /// rank, or is not called there because a step is under way or `weight` is too large, every rank drops the gradients and
     /// returns an error. With sharded parameters such a failure ends the run, if the other ranks wait for gathers of that rank.
-    pub fn step_with<E: Into<Failed>>(
+    pub fn step_with<E: Into<EvaluationFailed>>(
         &mut self,
         at: StepArgs,
         weight: u64,
@@ -90,7 +90,7 @@ impl Optimizer {
 
     /// Repeats [`step_with`](Self::step_with) until a tolerance or the bound is reached; `at(t)` gives the arguments of step `t`,
     /// from 1. Collective, and the ranks compare `until`. The step of the last iteration has been taken.
-    pub fn minimize<E: Into<Failed>>(
+    pub fn minimize<E: Into<EvaluationFailed>>(
         &mut self,
         until: Until,
         mut at: impl FnMut(u64) -> StepArgs,

@@ -24,11 +24,11 @@ pub(crate) const MAX_STATES: usize = 8;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Groups {
-    pub(crate) groups: Vec<Group>,
+    pub(crate) groups: Vec<RuleGroup>,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Group {
+pub(crate) struct RuleGroup {
     pub(crate) rule: Arc<dyn Rule>,
     pub(crate) lr_scale: f64,
     names: Vec<String>,
@@ -37,7 +37,7 @@ pub(crate) struct Group {
 impl Groups {
     /// Applies one rule to all parameters.
     pub fn new(rule: impl Rule + 'static) -> Self {
-        Groups { groups: vec![Group::new(rule, 1.0, Vec::new())] }
+        Groups { groups: vec![RuleGroup::new(rule, 1.0, Vec::new())] }
     }
 
     /// Applies `rule` to the named parameters.
@@ -57,7 +57,7 @@ impl Groups {
         names: impl IntoIterator<Item = N>,
     ) -> Self {
         let names = names.into_iter().map(Into::into).collect();
-        self.groups.push(Group::new(rule, lr_scale, names));
+        self.groups.push(RuleGroup::new(rule, lr_scale, names));
         self
     }
 
@@ -68,16 +68,16 @@ impl Groups {
 
     /// Returns the groups for a layout with some of the parameters only: other names are left out.
     pub fn within(&self, layout: &Layout) -> Groups {
-        let own = |group: &Group| {
+        let own = |group: &RuleGroup| {
             let names = group.names.iter().filter(|name| layout.index(name).is_some()).cloned().collect();
-            Group { names, ..group.clone() }
+            RuleGroup { names, ..group.clone() }
         };
         Groups { groups: self.groups.iter().map(own).collect() }
     }
 
     /// Returns the groups with each name that `first` knows replaced by its answer, once in each group.
     pub fn renamed<'n>(&self, first: impl Fn(&str) -> Option<&'n str>) -> Groups {
-        let of = |group: &Group| {
+        let of = |group: &RuleGroup| {
             let mut names: Vec<String> = Vec::new();
             for name in &group.names {
                 let name = first(name).unwrap_or(name);
@@ -85,7 +85,7 @@ impl Groups {
                     names.push(name.to_owned());
                 }
             }
-            Group { names, ..group.clone() }
+            RuleGroup { names, ..group.clone() }
         };
         Groups { groups: self.groups.iter().map(of).collect() }
     }
@@ -149,7 +149,7 @@ impl Groups {
             return Ok(());
         }
         let other = self.groups.iter().find(|group| group.rule.on_device().is_none());
-        other.map_or(Ok(()), |Group { rule, .. }| {
+        other.map_or(Ok(()), |RuleGroup { rule, .. }| {
             Err(meshstep_optim::Error::NoKernels { rule: rule.name() }.into())
         })
     }
@@ -190,9 +190,9 @@ impl<R: Rule + 'static> From<R> for Groups {
     }
 }
 
-impl Group {
+impl RuleGroup {
     fn new(rule: impl Rule + 'static, lr_scale: f64, names: Vec<String>) -> Self {
-        Group { rule: Arc::new(rule), lr_scale, names }
+        RuleGroup { rule: Arc::new(rule), lr_scale, names }
     }
 
     /// Returns a digest of the lines that [`describe`](Self::describe) writes, recomputed each time because a rule's
@@ -220,7 +220,7 @@ impl Group {
         self.rule.reach(lr * self.lr_scale, matrix)
     }
 
-    fn check(&self, first: &Group) -> Result<(), Error> {
+    fn check(&self, first: &RuleGroup) -> Result<(), Error> {
         self.rule.check()?;
         let (rule, states) = (self.rule.name(), self.rule.state().len());
         if rule != first.rule.name() || self.rule.state() != first.rule.state() {
@@ -237,8 +237,8 @@ impl Group {
 }
 
 /// Returns a digest of the rules of all groups.
-pub(crate) fn of_groups(groups: &[Group]) -> u64 {
-    of_bits(groups.iter().map(Group::digest))
+pub(crate) fn of_groups(groups: &[RuleGroup]) -> u64 {
+    of_bits(groups.iter().map(RuleGroup::digest))
 }
 
 fn of_bits(words: impl IntoIterator<Item = u64>) -> u64 {
@@ -258,7 +258,7 @@ mod tests {
     }
 
     fn digests(groups: Groups) -> Vec<u64> {
-        groups.groups.iter().map(Group::digest).collect()
+        groups.groups.iter().map(RuleGroup::digest).collect()
     }
 
     #[test]

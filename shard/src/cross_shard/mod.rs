@@ -11,7 +11,7 @@ pub use assignment::AssignmentError;
 pub(crate) use saving::GroupsRecord;
 pub use synchronize::{Drift, SlotDrift};
 
-use crate::closure::lbfgs::Failed;
+use crate::closure::lbfgs::EvaluationFailed;
 use crate::optimizer::layout_state;
 use crate::ranks::{agree, host_words};
 use crate::{
@@ -189,7 +189,7 @@ impl CrossShard {
 
     /// Evaluates `closure` on this rank's samples and takes the step ([`Optimizer::step_with`]). Collective over the group, which
     /// combines its losses.
-    pub fn step_with<E: Into<Failed>>(
+    pub fn step_with<E: Into<EvaluationFailed>>(
         &mut self,
         at: StepArgs,
         batch_size: u64,
@@ -200,7 +200,7 @@ impl CrossShard {
 
     /// Steps until a tolerance or the bound is reached ([`Optimizer::minimize`]). Collective over the group, and decided by its
     /// losses: groups may stop after different steps.
-    pub fn minimize<E: Into<Failed>>(
+    pub fn minimize<E: Into<EvaluationFailed>>(
         &mut self,
         until: Until,
         at: impl FnMut(u64) -> StepArgs,

@@ -1,7 +1,7 @@
 //! Units of sharded parameters: gathered before a model reads them, and freed afterwards.
 
 use crate::gather::unit_memory::GatherRoom;
-use crate::optimizer::layout_state::{LayoutState, Place};
+use crate::optimizer::layout_state::{LayoutState, ParamPlace};
 use crate::plan::units::Units;
 use crate::ranks::host_words;
 use crate::reduce::double_ended::From;
@@ -59,23 +59,23 @@ pub enum UnitError {
 
 /// Whole parameters of a unit, freed on drop. At stages that keep parameters whole, these are the optimizer's own.
 #[derive(Debug)]
-pub struct Gathered<'a>(Held<'a>);
+pub struct Gathered<'a>(HeldUnit<'a>);
 
 /// A gather in flight.
 #[derive(Debug)]
 #[must_use = "dropping a gather in flight waits for it"]
-pub struct PendingGather<'a>(Held<'a>);
+pub struct PendingGather<'a>(HeldUnit<'a>);
 
 #[derive(Debug)]
-struct Held<'a> {
+struct HeldUnit<'a> {
     optimizer: &'a Optimizer,
     unit: usize,
-    pieces: Vec<Piece>,
+    pieces: Vec<UnitPiece>,
 }
 
 /// One bucket of a unit.
 #[derive(Debug)]
-pub(crate) struct Piece {
+pub(crate) struct UnitPiece {
     bucket: usize,
     from: From,
     away: Option<Result<InFlight, (Buffer, meshstep_comm::Error)>>,
@@ -141,11 +141,11 @@ impl Optimizer {
         let unknown = || UnitError::Unknown { unit: unit.to_owned(), count: self.units.names().count() };
         let index = self.unit_called(unit).ok_or_else(unknown)?;
         if !self.options.stage.cuts_params() {
-            return Ok(PendingGather(Held { optimizer: self, unit: index, pieces: Vec::new() }));
+            return Ok(PendingGather(HeldUnit { optimizer: self, unit: index, pieces: Vec::new() }));
         }
         let list = self.room_for_units().begin(index);
         let pieces = list.ok_or_else(|| UnitError::Taken { unit: unit.to_owned() })?;
-        let mut held = Held { optimizer: self, unit: index, pieces };
+        let mut held = HeldUnit { optimizer: self, unit: index, pieces };
         // The other ranks wait for this rank's part.
         self.send_unit(&mut held).inspect_err(|_| self.reducer.abort())?;
         Ok(PendingGather(held))
@@ -161,7 +161,7 @@ impl Optimizer {
     }
 
     /// Sends this rank's part of each bucket of a unit; the buckets of one type share one stretch of memory.
-    fn send_unit(&self, held: &mut Held<'_>) -> Result<(), Error> {
+    fn send_unit(&self, held: &mut HeldUnit<'_>) -> Result<(), Error> {
         let mut room = self.room_for_units();
         let kept = |b: usize| &self.reducer.config.buckets[b];
         let buckets = self.units.buckets(held.unit);
@@ -181,7 +181,7 @@ impl Optimizer {
                     Some(comm) => (Some(comm.start(Op::all_gather(), part, &self.options.queue)), None),
                     None => (None, Some(part)),
                 };
-                held.pieces.push(Piece { bucket: b, from, away, here });
+                held.pieces.push(UnitPiece { bucket: b, from, away, here });
             }
         }
         Ok(())
@@ -264,7 +264,7 @@ impl<'a> PendingGather<'a> {
 impl Gathered<'_> {
     /// Returns the values of a parameter of this unit, or of a frozen one.
     pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
-        let Held { optimizer, unit, pieces } = &self.0;
+        let HeldUnit { optimizer, unit, pieces } = &self.0;
         let param = optimizer.index(name)?;
         let of = optimizer.units.of(param);
         if let Some(other) = of.filter(|of| of != unit) {
@@ -272,7 +272,7 @@ impl Gathered<'_> {
             return Err(UnitError::Elsewhere { name: name.to_owned(), unit, gathered }.into());
         }
         match &optimizer.entries[param].place {
-            Place::Bucket { bucket, range, .. } if optimizer.options.stage.cuts_params() => {
+            ParamPlace::Bucket { bucket, range, .. } if optimizer.options.stage.cuts_params() => {
                 let piece = pieces.iter().find(|piece| piece.bucket == *bucket);
                 let here = piece.and_then(|piece| piece.here.as_ref());
                 assert!(here.is_some(), "a gathered unit has all its buckets");
@@ -289,7 +289,7 @@ impl Gathered<'_> {
     }
 }
 
-impl Held<'_> {
+impl HeldUnit<'_> {
     /// Waits for every bucket.
     fn land(&mut self) -> Result<(), Error> {
         let _span = tracing::debug_span!("gather", unit = self.unit).entered();
@@ -310,7 +310,7 @@ impl Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldUnit<'_> {
     fn drop(&mut self) {
         if !self.optimizer.options.stage.cuts_params() {
             return;
@@ -319,7 +319,7 @@ impl Drop for Held<'_> {
         let _ = self.land();
         let mut room = self.optimizer.room_for_units();
         let mut whole: Option<(Buffer, From)> = None;
-        for Piece { from: own, here, .. } in self.pieces.drain(..) {
+        for UnitPiece { from: own, here, .. } in self.pieces.drain(..) {
             let Some(part) = here else { continue };
             whole = match whole.take() {
                 Some((before, from)) => match before.join(part) {

@@ -1,7 +1,7 @@
 //! Memory for gathered units: one stretch per type.
 
 use crate::Options;
-use crate::gather::unit_gather::Piece;
+use crate::gather::unit_gather::UnitPiece;
 use crate::reduce::double_ended::{DoubleEnded, From};
 use meshstep_tensor::{Buffer, Category, DType, Error, Meter, Queue};
 
@@ -14,7 +14,7 @@ pub(crate) struct GatherRoom {
     /// Digest of every unit gathered so far, in order.
     gathers: u64,
     /// Lists of buckets, kept so that gathers allocate nothing.
-    lists: Vec<Vec<Piece>>,
+    lists: Vec<Vec<UnitPiece>>,
     /// True once the warning about missing memory was logged.
     grown: bool,
     queue: Queue,
@@ -43,7 +43,7 @@ impl GatherRoom {
     }
 
     /// Counts one more gather of `unit` and returns a list for its buckets; `None` if the unit is gathered already.
-    pub(crate) fn begin(&mut self, unit: usize) -> Option<Vec<Piece>> {
+    pub(crate) fn begin(&mut self, unit: usize) -> Option<Vec<UnitPiece>> {
         if std::mem::replace(&mut self.taken[unit], true) {
             return None;
         }
@@ -52,7 +52,7 @@ impl GatherRoom {
     }
 
     /// Ends the gather of `unit`, after all its memory is back, and takes its list.
-    pub(crate) fn end(&mut self, unit: usize, list: Vec<Piece>) {
+    pub(crate) fn end(&mut self, unit: usize, list: Vec<UnitPiece>) {
         self.taken[unit] = false;
         self.lists.push(list);
     }

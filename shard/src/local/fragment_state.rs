@@ -11,11 +11,11 @@ use std::collections::BTreeSet;
 
 /// State of the fragments on this rank.
 #[derive(Debug)]
-pub(crate) struct Parts(Vec<Part>);
+pub(crate) struct Parts(Vec<FragmentPart>);
 
 /// State of one fragment on this rank.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct FragmentPart {
     pub(crate) spots: Vec<Spot>,
     /// Indexed by spot.
     pub(crate) kept: Vec<Kept>,
@@ -47,18 +47,18 @@ impl Parts {
         for (fragment, spots) in plan.fragments.iter().zip(plan.spots(optimizer)?) {
             let kept = spots.iter().map(|spot| Kept::new(fragment, spot, optimizer));
             let kept = kept.collect::<Result<Vec<_>, _>>()?;
-            parts.push(Part { spots, kept, outer_t: 0, tokens: 0 });
+            parts.push(FragmentPart { spots, kept, outer_t: 0, tokens: 0 });
         }
         Ok(Parts(parts))
     }
 
     /// Returns fragment `f`.
-    pub(crate) fn of(&self, f: usize) -> &Part {
+    pub(crate) fn of(&self, f: usize) -> &FragmentPart {
         &self.0[f]
     }
 
     /// Returns fragment `f` for changes.
-    pub(crate) fn of_mut(&mut self, f: usize) -> &mut Part {
+    pub(crate) fn of_mut(&mut self, f: usize) -> &mut FragmentPart {
         &mut self.0[f]
     }
 
@@ -114,7 +114,7 @@ impl Parts {
         fragment: &Fragment,
         f: usize,
     ) -> Result<Vec<Value<'a>>, Error> {
-        let Part { spots, kept, .. } = &self.0[f];
+        let FragmentPart { spots, kept, .. } = &self.0[f];
         let value = |(spot, kept): (&'a Spot, &'a Kept)| {
             let from = kept.anchor.as_ref().filter(|_| fragment.sends_differences(spot.wire, spot.own));
             Ok(Value { spot, values: self.read(optimizer, spot)?, from })

@@ -3,7 +3,7 @@
 use super::owned_spans::Spot;
 use super::packing::Lane;
 use super::staging::Staging;
-use super::votes::Share;
+use super::votes::VoteShare;
 use super::{LocalPlan, Placement};
 use crate::ranks::host_words;
 use crate::{Error, Optimizer, Options};
@@ -49,7 +49,7 @@ pub(crate) struct Landed(pub(crate) Vec<Option<Buffer>>);
 /// Contribution of a worker to a fragment.
 pub(crate) struct Bringing<'a> {
     pub(crate) fragment: usize,
-    pub(crate) share: Share,
+    pub(crate) share: VoteShare,
     pub(crate) tokens: u64,
     /// Indexed by spot.
     pub(crate) values: Vec<Value<'a>>,
@@ -75,13 +75,13 @@ impl Flight {
         let (sent, queue) = (places(plan, lanes, bringing), &options.queue);
         let taken = lanes.iter().map(|lane| staging.take(lane.len, lane.wire, options));
         let mut packed = taken.collect::<Result<Vec<_>, _>>()?;
-        let mut shares = vec![Share::Unsharded; lanes.len()];
+        let mut shares = vec![VoteShare::Unsharded; lanes.len()];
         for (brings, sent) in bringing.iter().zip(&sent) {
             for (Value { values, from, .. }, &(lane, start)) in brings.values.iter().zip(&sent.places) {
                 shares[lane] = brings.share;
                 let place = packed[lane].as_mut().slice(start..start + values.len())?;
                 // Values with share 0 may be NaN, and 0 times NaN is NaN: zeros are sent instead.
-                match brings.share == Share::Of(0.0) {
+                match brings.share == VoteShare::Of(0.0) {
                     true => queue.zero(place)?,
                     false => pack(*values, from.map(Buffer::as_slice), place, queue)?,
                 }
@@ -90,8 +90,8 @@ impl Flight {
         let (mut failed, mut started) = (None, Vec::new());
         for ((lane, share), packed) in lanes.iter().zip(shares).zip(packed) {
             let op = Op::all_reduce(match share {
-                Share::Unsharded => Reduction::Mean,
-                Share::Of(factor) => Reduction::PreMulSum { factor },
+                VoteShare::Unsharded => Reduction::Mean,
+                VoteShare::Of(factor) => Reduction::PreMulSum { factor },
             });
             started.push(start(plan, lane, packed, (across, options), op, &mut failed)?);
         }

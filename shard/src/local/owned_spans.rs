@@ -1,7 +1,7 @@
 //! Location of a fragment on this rank: ranges of the optimizer's vectors.
 
 use super::{Chosen, Fragment, LocalError, LocalPlan, ParamSpec, What};
-use crate::optimizer::layout_state::{Entry, Place};
+use crate::optimizer::layout_state::{ParamEntry, ParamPlace};
 use crate::{Error, Optimizer};
 use meshstep_optim::StateSlot;
 use meshstep_tensor::{DType, Slice, SliceMut};
@@ -47,8 +47,8 @@ pub(crate) enum Vector {
 impl Optimizer {
     /// Returns the parameters as plans see them, in the order of a forward pass, and their indices in the optimizer.
     pub(crate) fn trained(&self) -> (Vec<ParamSpec>, Vec<usize>) {
-        let trained = |(index, entry): (usize, &Entry)| {
-            let Place::Bucket { bucket, .. } = entry.place else { return None };
+        let trained = |(index, entry): (usize, &ParamEntry)| {
+            let ParamPlace::Bucket { bucket, .. } = entry.place else { return None };
             let plan = &self.reducer.config.buckets[bucket].plan;
             let (name, len) = (entry.param.name().to_owned(), entry.param.len());
             let (whole, position) = (entry.whole, entry.position);
@@ -149,7 +149,7 @@ fn of_param(
     entry: usize,
     chosen: &Chosen,
 ) -> Vec<Spot> {
-    let Place::Bucket { bucket, range, .. } = &optimizer.entries[entry].place else { return Vec::new() };
+    let ParamPlace::Bucket { bucket, range, .. } = &optimizer.entries[entry].place else { return Vec::new() };
     let (bucket, owned) = (*bucket, &optimizer.buckets[*bucket]);
     let wanted = range.start + chosen.range.start..range.start + chosen.range.end;
     // Ranges within the wanted elements, within state and master, and within parameters.

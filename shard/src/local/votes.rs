@@ -68,7 +68,7 @@ pub(crate) struct Agreed {
 
 /// Share of a worker in a mean: the same for all workers, or a fraction of the mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Share {
+pub(crate) enum VoteShare {
     Unsharded,
     Of(f64),
 }
@@ -113,13 +113,13 @@ impl LocalPlan {
     }
 
     /// Returns the share of worker `own` in fragment `f`.
-    pub(crate) fn share(&self, f: usize, own: usize, agreed: &Agreed) -> Result<Share, Veto> {
+    pub(crate) fn share(&self, f: usize, own: usize, agreed: &Agreed) -> Result<VoteShare, Veto> {
         let weights = agreed.weights(self.weighed(f));
         let total: u128 = weights.iter().map(|&w| u128::from(w)).sum();
         match () {
             () if total == 0 => Err(Veto::NoWeight { fragment: f }),
-            () if weights.iter().all(|&w| w == weights[0]) => Ok(Share::Unsharded),
-            () => Ok(Share::Of(weights[own] as f64 / total as f64)),
+            () if weights.iter().all(|&w| w == weights[0]) => Ok(VoteShare::Unsharded),
+            () => Ok(VoteShare::Of(weights[own] as f64 / total as f64)),
         }
     }
 
@@ -197,8 +197,11 @@ mod tests {
             rank(7, false, 1, true, 5),
         ]);
         let good = good.unwrap();
-        assert_eq!(plan.share(0, 0, &good), Ok(Share::Unsharded));
-        assert_eq!([0, 1].map(|w| plan.share(1, w, &good)), [Ok(Share::Of(0.75)), Ok(Share::Of(0.25))]);
+        assert_eq!(plan.share(0, 0, &good), Ok(VoteShare::Unsharded));
+        assert_eq!(
+            [0, 1].map(|w| plan.share(1, w, &good)),
+            [Ok(VoteShare::Of(0.75)), Ok(VoteShare::Of(0.25))]
+        );
         // One inactive rank makes its whole worker inactive.
         let joining = judge([
             rank(7, false, 0, true, 10),
@@ -207,10 +210,16 @@ mod tests {
             rank(7, false, 1, true, 5),
         ]);
         let joining = joining.unwrap();
-        assert_eq!([0, 1].map(|w| plan.share(0, w, &joining)), [Ok(Share::Of(1.0)), Ok(Share::Of(0.0))]);
-        assert_eq!([0, 1].map(|w| plan.share(1, w, &joining)), [Ok(Share::Of(1.0)), Ok(Share::Of(0.0))]);
+        assert_eq!(
+            [0, 1].map(|w| plan.share(0, w, &joining)),
+            [Ok(VoteShare::Of(1.0)), Ok(VoteShare::Of(0.0))]
+        );
+        assert_eq!(
+            [0, 1].map(|w| plan.share(1, w, &joining)),
+            [Ok(VoteShare::Of(1.0)), Ok(VoteShare::Of(0.0))]
+        );
         let idle = judge([0, 0, 1, 1].map(|worker| rank(7, false, worker, true, 0))).unwrap();
-        assert_eq!(plan.share(0, 1, &idle), Ok(Share::Unsharded));
+        assert_eq!(plan.share(0, 1, &idle), Ok(VoteShare::Unsharded));
         assert_eq!(plan.share(1, 1, &idle), Err(Veto::NoWeight { fragment: 1 }));
     }
 

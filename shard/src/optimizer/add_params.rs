@@ -1,6 +1,6 @@
 //! Adding parameters to an optimizer: arguments are compared, memory allocated, first values set; all parameters or none.
 
-use crate::optimizer::layout_state::{self, Before, LayoutState, Place};
+use crate::optimizer::layout_state::{self, Before, LayoutState, ParamPlace};
 use crate::plan::bucket_order;
 use crate::plan::step_plan::{check_options, exchange_words};
 use crate::plan::units::Units;
@@ -229,7 +229,7 @@ impl Optimizer {
             (bucket_order::places(&order, layout_states.len(), self.buckets.len()), Vec::new());
         for (mut layout_state, places) in layout_states.into_iter().zip(places) {
             for (index, entry) in (self.entries.len()..).zip(&mut layout_state.entries) {
-                if let Place::Bucket { bucket, .. } = &mut entry.place {
+                if let ParamPlace::Bucket { bucket, .. } = &mut entry.place {
                     *bucket = places[*bucket];
                 }
                 self.by_name.insert(entry.param.name().to_owned(), index);

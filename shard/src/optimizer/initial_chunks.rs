@@ -1,6 +1,6 @@
 //! First values at stage 3: one whole parameter at a time, in the memory for gathered units.
 
-use crate::optimizer::layout_state::{self, LayoutState, Place};
+use crate::optimizer::layout_state::{self, LayoutState, ParamPlace};
 use crate::ranks::host_words;
 use crate::step::exchange::Exchange;
 use crate::{Error, Initial, Optimizer, Options, RankRoles};
@@ -67,7 +67,7 @@ impl Optimizer {
         };
         let compare = self.options.initial == Initial::Compare;
         match &entries[p].place {
-            Place::Frozen { vector, range } => {
+            ParamPlace::Frozen { vector, range } => {
                 let vector = &mut frozen[vector - *first_vector];
                 let asked = ask(vector.as_mut().slice(range.clone())?);
                 if compare {
@@ -75,7 +75,7 @@ impl Optimizer {
                 }
                 Ok(asked)
             }
-            Place::Bucket { bucket, range, .. } => {
+            ParamPlace::Bucket { bucket, range, .. } => {
                 let (mut whole, from) = self.room_for_units().lend(param.dtype(), param.len())?;
                 queue.zero(whole.as_mut())?;
                 let asked = ask(whole.as_mut());

@@ -14,9 +14,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A parameter, its place, and the number of its updates.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct ParamEntry {
     pub(crate) param: Param,
-    pub(crate) place: Place,
+    pub(crate) place: ParamPlace,
     pub(crate) group: usize,
     pub(crate) t: u64,
     /// Position among all parameters, in the order a forward pass uses them.
@@ -27,7 +27,7 @@ pub(crate) struct Entry {
 
 /// Place of a parameter's values.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum ParamPlace {
     /// The `index`th parameter of a bucket.
     Bucket { bucket: usize, index: usize, range: Range<usize> },
     /// In one of the vectors of frozen parameters.
@@ -38,7 +38,7 @@ pub(crate) enum Place {
 /// at 0, because buckets are ordered among those of other layouts.
 #[derive(Debug)]
 pub(crate) struct LayoutState {
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<ParamEntry>,
     pub(crate) kept: Vec<BucketInfo>,
     pub(crate) fills: Vec<BucketFill>,
     pub(crate) buckets: Vec<Owned>,
@@ -165,10 +165,10 @@ impl LayoutState {
     ) -> Result<(), Error> {
         for entry in &self.entries {
             let values = match &entry.place {
-                Place::Bucket { bucket, range, .. } => {
+                ParamPlace::Bucket { bucket, range, .. } => {
                     self.buckets[*bucket].params.as_mut().slice(range.clone())?
                 }
-                Place::Frozen { vector, range } => {
+                ParamPlace::Frozen { vector, range } => {
                     self.frozen[vector - self.first_vector].as_mut().slice(range.clone())?
                 }
             };
@@ -205,12 +205,12 @@ impl LayoutState {
         Ok(())
     }
 
-    fn values(&self, place: &Place) -> Result<Slice<'_>, Error> {
+    fn values(&self, place: &ParamPlace) -> Result<Slice<'_>, Error> {
         Ok(match place {
-            Place::Bucket { bucket, range, .. } => {
+            ParamPlace::Bucket { bucket, range, .. } => {
                 self.buckets[*bucket].params.as_slice().slice(range.clone())?
             }
-            Place::Frozen { vector, range } => {
+            ParamPlace::Frozen { vector, range } => {
                 self.frozen[vector - self.first_vector].as_slice().slice(range.clone())?
             }
         })
@@ -270,20 +270,20 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
     text + &crate::config::schedule::describe(schedule.as_ref())
 }
 
-fn entries(part: &Part, group_of: &[usize], before: Before) -> Vec<Entry> {
-    let nowhere = Place::Frozen { vector: 0, range: 0..0 };
+fn entries(part: &Part, group_of: &[usize], before: Before) -> Vec<ParamEntry> {
+    let nowhere = ParamPlace::Frozen { vector: 0, range: 0..0 };
     let first = before.position;
     let entry = |(i, (p, &group)): (usize, (&Param, &usize))| {
         let (position, whole) = part.in_model(i);
         let (param, place, group) = (p.clone(), nowhere.clone(), group + before.groups);
-        Entry { param, place, group, t: 0, position: first + position, whole }
+        ParamEntry { param, place, group, t: 0, position: first + position, whole }
     };
     let params = part.layout().params().iter().zip(group_of).enumerate();
-    let mut entries: Vec<Entry> = params.map(entry).collect();
+    let mut entries: Vec<ParamEntry> = params.map(entry).collect();
     for (b, bucket) in part.buckets().iter().enumerate() {
         for (index, placed) in bucket.params.iter().enumerate() {
             let range = placed.range();
-            entries[placed.param].place = Place::Bucket { bucket: b, index, range };
+            entries[placed.param].place = ParamPlace::Bucket { bucket: b, index, range };
         }
     }
     entries
@@ -292,7 +292,7 @@ fn entries(part: &Part, group_of: &[usize], before: Before) -> Vec<Entry> {
 /// Allocates one vector per type for the frozen parameters.
 fn frozen(
     layout: &Layout,
-    entries: &mut [Entry],
+    entries: &mut [ParamEntry],
     before: Before,
     options: &Options,
 ) -> Result<Vec<Buffer>, Error> {
@@ -302,7 +302,7 @@ fn frozen(
         let vector = before.vectors + vectors.len();
         for i in layout.flat_order(dtype).into_iter().filter(|&i| layout.params()[i].frozen()) {
             let range = layout.params()[i].range();
-            entries[i].place = Place::Frozen { vector, range: range.start - first..range.end - first };
+            entries[i].place = ParamPlace::Frozen { vector, range: range.start - first..range.end - first };
         }
         vectors.push(zeroed(layout.len(dtype) - first, dtype, options, Category::Params, &[])?);
     }

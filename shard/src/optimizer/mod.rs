@@ -6,9 +6,9 @@ pub(crate) mod initial_values;
 pub(crate) mod layout_state;
 pub(crate) mod values;
 
-use crate::config::param_groups::Group;
+use crate::config::param_groups::RuleGroup;
 use crate::gather::unit_memory::GatherRoom;
-use crate::optimizer::layout_state::Entry;
+use crate::optimizer::layout_state::ParamEntry;
 use crate::plan::units::Units;
 use crate::ranks::agree;
 use crate::reduce::pool::Pool;
@@ -35,18 +35,18 @@ pub struct Optimizer {
     /// First field, so that a background save ends before the fields that it uses are dropped.
     #[cfg(feature = "checkpoint")]
     pub(crate) background: crate::checkpoint::Background,
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<ParamEntry>,
     pub(crate) by_name: HashMap<String, usize>,
     /// Text that describes how the model is cut into this rank's parameters.
     pub(crate) arrangement: String,
-    pub(crate) groups: Vec<Group>,
+    pub(crate) groups: Vec<RuleGroup>,
     pub(crate) buckets: Vec<Owned>,
     pub(crate) frozen: Vec<meshstep_tensor::Buffer>,
     pub(crate) reducer: GradReducer,
     pub(crate) exchange: Exchange,
     pub(crate) options: Options,
     pub(crate) progress: Progress,
-    pub(crate) room: Room,
+    pub(crate) room: StepScratch,
     pub(crate) totals: TensorTotals,
     pub(crate) units: Units,
     pub(crate) gather_room: Mutex<GatherRoom>,
@@ -90,7 +90,7 @@ pub(crate) struct Progress {
 
 /// Buffers kept from step to step, so that steps allocate nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Room {
+pub(crate) struct StepScratch {
     /// `t` of each parameter's update in this step; 0: no update.
     pub(crate) due: Vec<u64>,
     pub(crate) gathering: crate::gather::param_gather::Gathering,
@@ -175,7 +175,7 @@ impl Optimizer {
             gather_room: Mutex::new(GatherRoom::new(&options)),
             options,
             progress: Progress { missing: AtomicUsize::new(usize::MAX), loss_scale, ..Progress::default() },
-            room: Room::default(),
+            room: StepScratch::default(),
             totals: TensorTotals::default(),
             verifying: Verifying::default(),
         })

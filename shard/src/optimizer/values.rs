@@ -1,6 +1,6 @@
 //! Values and state of each parameter on this rank.
 
-use crate::optimizer::layout_state::Place;
+use crate::optimizer::layout_state::ParamPlace;
 use crate::{Error, Optimizer, UnitError};
 use meshstep_tensor::{Param, Slice};
 use std::ops::Range;
@@ -35,8 +35,10 @@ impl Optimizer {
     /// Returns the values of a parameter that is whole on this rank.
     pub(crate) fn values(&self, param: usize) -> Result<Slice<'_>, Error> {
         Ok(match &self.entries[param].place {
-            Place::Bucket { bucket, range, .. } => self.buckets[*bucket].params()?.slice(range.clone())?,
-            Place::Frozen { vector, range } => self.frozen[*vector].as_slice().slice(range.clone())?,
+            ParamPlace::Bucket { bucket, range, .. } => {
+                self.buckets[*bucket].params()?.slice(range.clone())?
+            }
+            ParamPlace::Frozen { vector, range } => self.frozen[*vector].as_slice().slice(range.clone())?,
         })
     }
 
@@ -46,8 +48,8 @@ impl Optimizer {
         let param = self.index(name)?;
         let entry = &self.entries[param];
         let nothing = match &entry.place {
-            Place::Bucket { bucket, .. } => self.buckets[*bucket].params()?.slice(0..0)?,
-            Place::Frozen { vector, .. } => self.frozen[*vector].as_slice().slice(0..0)?,
+            ParamPlace::Bucket { bucket, .. } => self.buckets[*bucket].params()?.slice(0..0)?,
+            ParamPlace::Frozen { vector, .. } => self.frozen[*vector].as_slice().slice(0..0)?,
         };
         let mut state =
             ParamState { range: 0..0, values: nothing, slots: Vec::new(), master: None, t: entry.t };
@@ -55,7 +57,7 @@ impl Optimizer {
         if !entry.param.frozen() {
             state.t += self.unheard_updates(param)?;
         }
-        let Place::Bucket { bucket, range, .. } = &entry.place else { return Ok(state) };
+        let ParamPlace::Bucket { bucket, range, .. } = &entry.place else { return Ok(state) };
         let owned = &self.buckets[*bucket];
         let Some((within, kept, here)) = owned.part_of(range) else { return Ok(state) };
         for (slot, values) in self.groups[entry.group].rule.state().iter().zip(owned.state()) {

@@ -8,7 +8,7 @@ use meshstep_tensor::{Buffer, Queue};
 /// Gradients of a bucket, and their progress.
 #[derive(Debug)]
 pub(crate) struct BucketFill {
-    places: Vec<Place>,
+    places: Vec<GradPlace>,
     /// Number of places that still wait for their gradient in this micro-batch.
     waiting: usize,
     /// The whole bucket, unless it is cut into places or in flight.
@@ -25,7 +25,7 @@ pub(crate) struct BucketFill {
 
 /// Place of one parameter in its bucket, including the padding after it.
 #[derive(Debug)]
-struct Place {
+struct GradPlace {
     buffer: Option<Buffer>,
     /// True if this micro-batch's gradient is in, or if the parameter has no elements.
     filled: bool,
@@ -45,8 +45,8 @@ pub(crate) struct Lent {
 impl BucketFill {
     /// A bucket with gradients that stay (`whole`), or are collected in pooled buffers and end in `shard`.
     pub(crate) fn new(plan: &BucketPlan, whole: Option<Buffer>, shard: Option<Buffer>) -> Self {
-        let place = |len: usize| Place { buffer: None, filled: len == 0, fresh: true, empty: len == 0 };
-        let places: Vec<Place> = plan.params.iter().map(|p| place(p.len)).collect();
+        let place = |len: usize| GradPlace { buffer: None, filled: len == 0, fresh: true, empty: len == 0 };
+        let places: Vec<GradPlace> = plan.params.iter().map(|p| place(p.len)).collect();
         let waiting = places.iter().filter(|p| !p.empty).count();
         BucketFill {
             places,

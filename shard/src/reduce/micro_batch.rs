@@ -1,6 +1,6 @@
 //! Micro-batches: every gradient is handed over once, by name, in any order, from any thread.
 
-use crate::optimizer::layout_state::Place;
+use crate::optimizer::layout_state::ParamPlace;
 use crate::reduce::bucket_fill::Lent;
 use crate::reduce::weights::weighed;
 use crate::{Clip, Combine, Error, Missing, Optimizer, WeightError};
@@ -204,7 +204,7 @@ impl MicroBatch<'_> {
     fn wanted(&self, name: &str) -> Result<Wanted, Error> {
         let param = self.optimizer.index(name)?;
         let entry = &self.optimizer.entries[param];
-        let Place::Bucket { bucket, index, .. } = entry.place else {
+        let ParamPlace::Bucket { bucket, index, .. } = entry.place else {
             return Err(Error::FrozenParam { name: name.to_owned() });
         };
         let dtype = self.optimizer.reducer.config.buckets[bucket].plan.grads;

@@ -1,6 +1,6 @@
 //! Exchange of a step: all ranks reduce two small vectors and derive the same decision from them.
 
-use crate::config::param_groups::Group;
+use crate::config::param_groups::RuleGroup;
 use crate::plan::step_plan::{MAX_HEAD, SUM_HEAD, SUM_TAIL};
 use crate::{Error, Fault, Options};
 use meshstep_comm::{Communicator, Op, Reduction};
@@ -263,7 +263,7 @@ pub(crate) fn disagreement(
     comm: &dyn Communicator,
     options: &Options,
     fields: &[u64; FIELDS.len()],
-    groups: &[Group],
+    groups: &[RuleGroup],
 ) -> Result<Error, Error> {
     let (mut text, mut lines) = (String::new(), FIELDS.iter().zip(fields).map(line));
     text.extend(lines.by_ref().take(FIELDS.len() - 1));

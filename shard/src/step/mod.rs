@@ -9,7 +9,7 @@ pub(crate) mod hooks;
 
 use crate::config::options::StepArgs;
 use crate::config::param_groups::of_groups;
-use crate::optimizer::layout_state::Entry;
+use crate::optimizer::layout_state::ParamEntry;
 use crate::step::exchange::{Brought, FIELDS, FaultCode, Known};
 #[cfg(feature = "cuda")]
 use crate::step::gpu::Ticket;
@@ -120,7 +120,7 @@ impl Optimizer {
         let decided = arrived.and_then(|(fault, norm)| self.decide(&at, fault, &norm));
         let decided = decided.and_then(|decision| self.verify_in_step().map(|()| decision));
         let outcome = match decided {
-            Ok(Decision::Apply { norm, factor, coef }) => {
+            Ok(StepDecision::Apply { norm, factor, coef }) => {
                 self.apply(&at, [factor, coef], hooks).map(|later| {
                     (self.progress.skips, self.progress.skips_at_min_scale) = (0, 0);
                     self.rescale(false);
@@ -128,7 +128,7 @@ impl Optimizer {
                     Outcome::Applied { norm, coef, traffic: self.traffic() }
                 })
             }
-            Ok(Decision::Skip { non_finite }) => self.pass_by(hooks).and_then(|()| self.skip(non_finite)),
+            Ok(StepDecision::Skip { non_finite }) => self.pass_by(hooks).and_then(|()| self.skip(non_finite)),
             Err(error) => Err(error),
         };
         if let Err(Error::Comm(failure)) = &outcome {
@@ -221,7 +221,7 @@ impl Optimizer {
         at: &StepArgs,
         fault: Option<FaultCode>,
         norm: &NormAccumulator,
-    ) -> Result<Decision, Error> {
+    ) -> Result<StepDecision, Error> {
         let comm = Arc::clone(self.reducer.config.words());
         let fields = self.fields(at);
         if self.options.missing.counts() {
@@ -257,7 +257,7 @@ impl Optimizer {
         if self.reducer.config.place.first { self.progress.weight } else { 0 }
     }
 
-    fn judge(&self, at: &StepArgs, known: &Known) -> Result<Decision, Error> {
+    fn judge(&self, at: &StepArgs, known: &Known) -> Result<StepDecision, Error> {
         let combined = match self.options.combine {
             Combine::Mean => 1.0 / self.progress.batches as f64,
             Combine::Sum => 1.0,
@@ -266,12 +266,12 @@ impl Optimizer {
         };
         let non_finite = known.norm.non_finite();
         if non_finite > 0 && self.options.non_finite == NonFinite::Skip {
-            return Ok(Decision::Skip { non_finite });
+            return Ok(StepDecision::Skip { non_finite });
         }
         let factor = self.unscale(at) * combined;
         let norm = reported(factor, &known.norm);
         let coef = self.limit(at).map_or(Ok(1.0), |max_norm| clip_coef(norm, max_norm))?;
-        Ok(Decision::Apply { norm, factor, coef })
+        Ok(StepDecision::Apply { norm, factor, coef })
     }
 
     /// Counts one more skip in a row. Returns the number of skips, or an error if there are too many.
@@ -331,7 +331,7 @@ impl Optimizer {
 }
 
 /// Returns the rows and columns of a two-dimensional parameter.
-pub(crate) fn matrix(entry: &Entry) -> Option<(usize, usize)> {
+pub(crate) fn matrix(entry: &ParamEntry) -> Option<(usize, usize)> {
     if let &[rows, cols] = entry.param.shape() { Some((rows, cols)) } else { None }
 }
 
@@ -340,7 +340,7 @@ pub(crate) fn reported(factor: f64, sum: &NormAccumulator) -> f64 {
     if sum.non_finite() > 0 { f64::INFINITY } else { factor * sum.finish() }
 }
 
-enum Decision {
+enum StepDecision {
     /// `norm` covers the gradients that have arrived.
     Apply {
         norm: f64,

@@ -1,7 +1,7 @@
 //! The update: one step on this rank's shard, then the parameters are gathered.
 
 use crate::config::options::StepArgs;
-use crate::optimizer::layout_state::Entry;
+use crate::optimizer::layout_state::ParamEntry;
 use crate::step::exchange::{Brought, FIELDS};
 use crate::step::hooks::UpdateHooks;
 use crate::step::{matrix, reported};
@@ -100,6 +100,6 @@ impl Optimizer {
 }
 
 /// Returns the update of a parameter at `t`; none at 0.
-fn due(t: u64, entry: &Entry, ratio: f64) -> Option<ParamUpdate> {
+fn due(t: u64, entry: &ParamEntry, ratio: f64) -> Option<ParamUpdate> {
     (t > 0).then_some(ParamUpdate { t, ratio, matrix: matrix(entry) })
 }

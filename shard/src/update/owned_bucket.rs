@@ -1,8 +1,8 @@
 //! This rank's range of one bucket: its parameters and state, and the update over it.
 
-use crate::config::param_groups::{Group, MAX_STATES};
+use crate::config::param_groups::{MAX_STATES, RuleGroup};
 use crate::plan::bucket::BucketPlan;
-use crate::update::segments::{OwnedRange, Table, overlap, runs, within};
+use crate::update::segments::{OwnedRange, UpdateTable, overlap, runs, within};
 pub(crate) use crate::update::segments::{ParamKey, ParamUpdate};
 use crate::{Error, Options};
 use arrayvec::ArrayVec;
@@ -173,7 +173,7 @@ impl Owned {
     pub(crate) fn update(
         &mut self,
         grads: &mut Buffer,
-        groups: &[Group],
+        groups: &[RuleGroup],
         due: impl Fn(usize) -> Option<ParamUpdate>,
         scalars: &Scalars,
     ) -> Result<(), Error> {
@@ -186,7 +186,7 @@ impl Owned {
     pub(crate) fn measure(
         &mut self,
         grads: &mut Buffer,
-        groups: &[Group],
+        groups: &[RuleGroup],
         due: impl Fn(usize) -> Option<ParamUpdate>,
         scalars: &Scalars,
         sums: &mut [TensorSums],
@@ -206,10 +206,10 @@ impl Owned {
     fn each_table(
         &mut self,
         grads: &mut Buffer,
-        groups: &[Group],
+        groups: &[RuleGroup],
         due: impl Fn(usize) -> Option<ParamUpdate>,
         scalars: &Scalars,
-        mut then: impl FnMut(&dyn Rule, Flat<'_, '_>, &Table, &Scalars) -> Result<(), Error>,
+        mut then: impl FnMut(&dyn Rule, Flat<'_, '_>, &UpdateTable, &Scalars) -> Result<(), Error>,
     ) -> Result<(), Error> {
         for OwnedRange { range, kept, tables, .. } in &mut self.runs {
             for table in tables {
@@ -218,7 +218,7 @@ impl Owned {
                 let vectors = [&mut self.params, &mut *grads];
                 let flat =
                     OwnedRange::flat(self.len, range, kept, vectors, self.master.as_mut(), &mut state)?;
-                let Group { rule, lr_scale, .. } = &groups[table.group];
+                let RuleGroup { rule, lr_scale, .. } = &groups[table.group];
                 let scalars = Scalars { lr: scalars.lr * lr_scale, rounding: self.rounding, ..*scalars };
                 then(&**rule, flat, table, &scalars)?;
             }
@@ -232,7 +232,7 @@ impl Owned {
     pub(crate) fn update_on_gpu(
         &mut self,
         grads: &mut Buffer,
-        groups: &[Group],
+        groups: &[RuleGroup],
         next: impl Fn(usize) -> u64,
         (step, prepared): (&StepBlock, Option<&Tables>),
         meter: &Meter,
@@ -246,7 +246,8 @@ impl Owned {
             if gpu.is_none() && !tables.is_empty() {
                 let due = |param: usize| Some(ParamUpdate { t: next(param), ratio: 1.0, matrix: None });
                 tables.iter_mut().for_each(|table| table.fill(due));
-                let counts = |table: &Table| if step.counted() > 0 { table.params() } else { Vec::new() };
+                let counts =
+                    |table: &UpdateTable| if step.counted() > 0 { table.params() } else { Vec::new() };
                 let params: Vec<_> = tables.iter().map(counts).collect();
                 let groups: Vec<_> =
                     tables.iter().zip(&params).map(|(table, params)| table.gpu(groups, params)).collect();

@@ -1,9 +1,9 @@
 //! Owned ranges of a bucket, cut by parameter group: the tables that updates use.
 
 use crate::Parts;
-#[cfg(feature = "cuda")]
-use crate::config::param_groups::Group;
 use crate::config::param_groups::MAX_STATES;
+#[cfg(feature = "cuda")]
+use crate::config::param_groups::RuleGroup;
 use crate::plan::bucket::BucketPlan;
 use arrayvec::ArrayVec;
 use meshstep_optim::{Flat, Segment, Strided};
@@ -36,7 +36,7 @@ pub(crate) struct OwnedRange {
     pub(crate) range: Range<usize>,
     /// Range of its state and master.
     pub(crate) kept: Range<usize>,
-    pub(crate) tables: Vec<Table>,
+    pub(crate) tables: Vec<UpdateTable>,
     /// Tables on a GPU, once there was an update.
     #[cfg(feature = "cuda")]
     pub(crate) gpu: Option<meshstep_optim::cuda::Update>,
@@ -44,16 +44,16 @@ pub(crate) struct OwnedRange {
 
 /// Parameters of one group within one run.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct UpdateTable {
     pub(crate) group: usize,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<SegmentPiece>,
     /// Space for this step's segments.
     pub(crate) segments: Vec<Segment>,
 }
 
 /// Consecutive elements of one parameter.
 #[derive(Debug)]
-pub(crate) struct Piece {
+pub(crate) struct SegmentPiece {
     pub(crate) param: usize,
     /// Elements relative to the run's start.
     pub(crate) range: Range<usize>,
@@ -98,16 +98,16 @@ impl OwnedRange {
     }
 }
 
-impl Table {
+impl UpdateTable {
     /// Returns this step's segments with their group, as a GPU needs them; `params` are their parameters if the device counts
     /// them.
     #[cfg(feature = "cuda")]
     pub(crate) fn gpu<'a>(
         &'a self,
-        groups: &'a [Group],
+        groups: &'a [RuleGroup],
         params: &'a [u32],
     ) -> meshstep_optim::cuda::Group<'a> {
-        let Group { rule, lr_scale, .. } = &groups[self.group];
+        let RuleGroup { rule, lr_scale, .. } = &groups[self.group];
         meshstep_optim::cuda::Group { rule: &**rule, lr_scale: *lr_scale, segments: &self.segments, params }
     }
 
@@ -119,7 +119,7 @@ impl Table {
 
     /// Collects this step's segments: the pieces of parameters that are due.
     pub(crate) fn fill(&mut self, due: impl Fn(usize) -> Option<ParamUpdate>) {
-        let due = |&Piece { param, ref range, first, strided, key }: &Piece| {
+        let due = |&SegmentPiece { param, ref range, first, strided, key }: &SegmentPiece| {
             let ParamUpdate { t, ratio, matrix } = due(param)?;
             Some(Segment { range: range.clone(), t, key, first, strided, ratio, matrix })
         };
@@ -149,8 +149,8 @@ pub(crate) fn runs(
     ranges.into_iter().map(run).collect()
 }
 
-fn tables(plan: &BucketPlan, range: &Range<usize>, of: impl Fn(usize) -> ParamKey) -> Vec<Table> {
-    let mut tables: Vec<Table> = Vec::new();
+fn tables(plan: &BucketPlan, range: &Range<usize>, of: impl Fn(usize) -> ParamKey) -> Vec<UpdateTable> {
+    let mut tables: Vec<UpdateTable> = Vec::new();
     for param in &plan.params {
         if overlap(range, &param.range()).is_none() {
             continue;
@@ -160,12 +160,12 @@ fn tables(plan: &BucketPlan, range: &Range<usize>, of: impl Fn(usize) -> ParamKe
             let both = overlap(range, &(param.start + part.start..param.start + part.end))?;
             let first = (both.start - param.start - part.start) as u64;
             let range = both.start - range.start..both.end - range.start;
-            Some(Piece { param: param.param, range, first, strided, key })
+            Some(SegmentPiece { param: param.param, range, first, strided, key })
         };
         let pieces = parts.into_iter().filter_map(piece);
         match tables.iter_mut().find(|t| t.group == group) {
             Some(table) => table.pieces.extend(pieces),
-            None => tables.push(Table { group, pieces: pieces.collect(), segments: Vec::new() }),
+            None => tables.push(UpdateTable { group, pieces: pieces.collect(), segments: Vec::new() }),
         }
     }
     tables.iter_mut().for_each(|table| table.segments.reserve(table.pieces.len()));

@@ -1,6 +1,6 @@
 //! Sums over whole tensors for layer-wise rules, independent of the ranges that each rank owns.
 
-use crate::config::param_groups::Group;
+use crate::config::param_groups::RuleGroup;
 use crate::update::exact_reduce::from_fold;
 use crate::{Error, Folding, Stage};
 use meshstep_comm::Communicator;
@@ -26,7 +26,7 @@ impl TensorTotals {
     /// Allocates sums for `count` parameters of these groups.
     pub(crate) fn new<'g>(
         count: usize,
-        mut groups: impl Iterator<Item = &'g Group>,
+        mut groups: impl Iterator<Item = &'g RuleGroup>,
         stage: Stage,
         comm: &Arc<dyn Communicator>,
         meter: &Meter,
@@ -53,12 +53,16 @@ impl TensorTotals {
 
     /// Computes each parameter's factor from its whole tensor's sums: 1 if `lr` times it would be out of range. Collective if
     /// tensors are cut.
-    pub(crate) fn finish<'g>(&mut self, group: impl Fn(usize) -> &'g Group, lr: f64) -> Result<(), Error> {
+    pub(crate) fn finish<'g>(
+        &mut self,
+        group: impl Fn(usize) -> &'g RuleGroup,
+        lr: f64,
+    ) -> Result<(), Error> {
         if let Some((folding, words)) = &mut self.fold {
             TensorSums::fold(&mut self.sums, words, folding).map_err(from_fold)?;
         }
         for (p, (ratio, sums)) in self.ratios.iter_mut().zip(&self.sums).enumerate() {
-            let Group { rule, lr_scale, .. } = group(p);
+            let RuleGroup { rule, lr_scale, .. } = group(p);
             let own = rule.ratio(sums);
             *ratio = if ((lr * lr_scale * own) as f32).is_finite() { own } else { 1.0 };
         }

@@ -1,7 +1,7 @@
 //! Survey of the vectors to compare, in one order on all ranks, and of the ranks that hold the same of each.
 
 use super::hash;
-use crate::optimizer::layout_state::Place;
+use crate::optimizer::layout_state::ParamPlace;
 use crate::ranks::host_words;
 use crate::update::segments::overlap;
 use crate::{Error, Optimizer, RankRoles, Stage};
@@ -72,13 +72,13 @@ impl Optimizer {
         let mut survey = Survey::default();
         for param in 0..self.entries.len() {
             let bucket = match (&self.entries[param].place, what) {
-                (Place::Bucket { bucket, .. }, _) => *bucket,
-                (Place::Frozen { vector, .. }, What::Held) => {
+                (ParamPlace::Bucket { bucket, .. }, _) => *bucket,
+                (ParamPlace::Frozen { vector, .. }, What::Held) => {
                     let replicas = Arc::clone(&self.verifying.frozen[*vector].replicas);
                     survey.add(param, Slot::Params, Some(replicas));
                     continue;
                 }
-                (Place::Frozen { .. }, What::Grads) => continue,
+                (ParamPlace::Frozen { .. }, What::Grads) => continue,
             };
             let among = Arc::clone(&self.reducer.config.buckets[bucket].among);
             match what {
@@ -175,10 +175,10 @@ impl Optimizer {
     /// Returns this rank's part of a vector, and the index in the parameter of its first element.
     pub(crate) fn piece(&mut self, item: &Item) -> Result<(usize, Slice<'_>), Error> {
         let (bucket, place) = match &self.entries[item.param].place {
-            Place::Frozen { vector, range } => {
+            ParamPlace::Frozen { vector, range } => {
                 return Ok((0, self.frozen[*vector].as_slice().slice(range.clone())?));
             }
-            Place::Bucket { bucket, range, .. } => (*bucket, range.clone()),
+            ParamPlace::Bucket { bucket, range, .. } => (*bucket, range.clone()),
         };
         let (first, part) = self.part(item, bucket, &place);
         let owned = &self.buckets[bucket];
@@ -197,10 +197,10 @@ impl Optimizer {
         // Values in flight to this memory must arrive first.
         self.piece(item)?;
         let (bucket, place) = match &self.entries[item.param].place {
-            Place::Frozen { vector, range } => {
+            ParamPlace::Frozen { vector, range } => {
                 return Ok(self.frozen[*vector].as_mut().slice(range.clone())?);
             }
-            Place::Bucket { bucket, range, .. } => (*bucket, range.clone()),
+            ParamPlace::Bucket { bucket, range, .. } => (*bucket, range.clone()),
         };
         let (_, part) = self.part(item, bucket, &place);
         let owned = &mut self.buckets[bucket];

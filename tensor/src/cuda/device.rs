@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// GPU by its primary context, which other libraries of this process share: the same memory, the same errors.
 #[derive(Clone, Debug)]
-pub struct Device(Arc<Inner>);
+pub struct Device(Arc<DeviceInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct DeviceInner {
     ordinal: usize,
     handle: sys::CUdevice,
     context: sys::CUcontext,
@@ -20,9 +20,9 @@ struct Inner {
 }
 
 // SAFETY: a context is a handle with the driver's own locking; it is made current in each thread that uses it.
-unsafe impl Send for Inner {}
+unsafe impl Send for DeviceInner {}
 // SAFETY: as above.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for DeviceInner {}
 
 impl Device {
     /// Opens GPU `ordinal` of those that CUDA_VISIBLE_DEVICES leaves visible.
@@ -36,7 +36,7 @@ impl Device {
             call!(cuDeviceGet(&mut handle, number))?;
             call!(cuDevicePrimaryCtxRetain(&mut context, handle))?;
         }
-        Ok(Device(Arc::new(Inner { ordinal, handle, context, late: Mutex::new(None) })))
+        Ok(Device(Arc::new(DeviceInner { ordinal, handle, context, late: Mutex::new(None) })))
     }
 
     /// Ordinal of the device.
@@ -129,7 +129,7 @@ impl Device {
     }
 }
 
-impl Drop for Inner {
+impl Drop for DeviceInner {
     fn drop(&mut self) {
         // SAFETY: retained once, in `open`, and released once, here. No caller is left to receive an error.
         let _ = unsafe { call!(cuDevicePrimaryCtxRelease_v2(self.handle)) };

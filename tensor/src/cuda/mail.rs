@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Pool of page-locked memory for messages of one length; it grows to the number of messages in flight.
 #[derive(Clone, Debug)]
-pub struct Mail(Arc<Inner>);
+pub struct Mail(Arc<MailInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct MailInner {
     device: Device,
     len: usize,
     meter: Meter,
@@ -29,7 +29,12 @@ pub struct Letter {
 impl Mail {
     /// Creates a pool for messages of `len` bytes, counted as staging.
     pub fn new(device: &Device, len: usize, meter: &Meter) -> Self {
-        Mail(Arc::new(Inner { device: device.clone(), len, meter: meter.clone(), spare: Mutex::default() }))
+        Mail(Arc::new(MailInner {
+            device: device.clone(),
+            len,
+            meter: meter.clone(),
+            spare: Mutex::default(),
+        }))
     }
 
     /// Writes `message` into device memory, after the stream's work so far. Does not wait.
@@ -49,7 +54,7 @@ impl Mail {
 
     /// Returns memory that no stream uses: an idle one of the pool, or a new one.
     fn idle(&self) -> Result<Pinned, Error> {
-        let Inner { device, len, meter, .. } = &*self.0;
+        let MailInner { device, len, meter, .. } = &*self.0;
         let mut spare = self.lock();
         for i in 0..spare.len() {
             if spare[i].is_idle()? {

@@ -11,10 +11,10 @@ const LOG: usize = 4096;
 
 /// Kernels loaded on a device.
 #[derive(Clone, Debug)]
-pub struct Module(Arc<Inner>);
+pub struct Module(Arc<ModuleInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct ModuleInner {
     device: Device,
     handle: sys::CUmodule,
 }
@@ -27,9 +27,9 @@ pub struct Function {
 }
 
 // SAFETY: a module is a handle with the driver's own locking; every call makes its context current first.
-unsafe impl Send for Inner {}
+unsafe impl Send for ModuleInner {}
 // SAFETY: as above.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for ModuleInner {}
 // SAFETY: as above; the function holds its module, which keeps the handle valid.
 unsafe impl Send for Function {}
 // SAFETY: as above.
@@ -67,7 +67,7 @@ impl Module {
             call!(cuModuleLoadDataEx(&mut handle, image, 2, options.as_mut_ptr(), values.as_mut_ptr()))
         };
         loaded.map_err(|error| refused(error, &log))?;
-        Ok(Module(Arc::new(Inner { device: device.clone(), handle })))
+        Ok(Module(Arc::new(ModuleInner { device: device.clone(), handle })))
     }
 
     /// Returns the kernel of this name.
@@ -90,7 +90,7 @@ impl Module {
     }
 }
 
-impl Drop for Inner {
+impl Drop for ModuleInner {
     fn drop(&mut self) {
         // SAFETY: loaded once, unloaded once; the driver waits for running kernels of the module.
         self.device.late(|| unsafe { call!(cuModuleUnload(self.handle)) });

@@ -47,12 +47,12 @@ struct Shared {
     /// Longest gap between two checks; after a longer one all deadlines are extended by it.
     stalled: Duration,
     begin: Instant,
-    inside: Mutex<Inside>,
+    inside: Mutex<ArbiterState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct Inside {
+struct ArbiterState {
     durable: DurableArbiter,
     connections: Vec<Connection>,
     threads: Vec<JoinHandle<()>>,
@@ -88,8 +88,13 @@ impl Service {
         let stalled = (silence.min(grace.unwrap_or(GRACE_HERE)) / 2).max(STALL);
         let listener = Listener::bind(addr, token, &purpose(run)).map_err(ConnectionError::from)?;
         let durable = DurableArbiter::open(config, Some(log), Duration::ZERO)?;
-        let inside =
-            Inside { durable, connections: Vec::new(), threads: Vec::new(), next_id: 0, closing: false };
+        let inside = ArbiterState {
+            durable,
+            connections: Vec::new(),
+            threads: Vec::new(),
+            next_id: 0,
+            closing: false,
+        };
         let (inside, changed, begin) = (Mutex::new(inside), Condvar::new(), Instant::now());
         let shared = Arc::new(Shared { listener, silence, grace, stalled, begin, inside, changed });
         let for_thread = Arc::clone(&shared);
@@ -129,7 +134,7 @@ fn join(thread: Option<JoinHandle<()>>) {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Inside> {
+    fn lock(&self) -> MutexGuard<'_, ArbiterState> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -159,7 +164,7 @@ impl Shared {
     }
 
     /// Starts a thread for each new connection; without a thread the connection is closed, and the worker tries again.
-    fn accept(self: &Arc<Self>, inside: &mut Inside) {
+    fn accept(self: &Arc<Self>, inside: &mut ArbiterState) {
         inside.threads.retain(|thread| !thread.is_finished());
         while inside.connections.iter().filter(|connection| connection.outgoing.is_none()).count()
             < MAX_STRANGERS
@@ -228,7 +233,7 @@ fn is_near(stream: &TcpStream) -> bool {
     ends.is_some_and(|(peer, local)| peer.ip().is_loopback() || peer.ip() == local.ip())
 }
 
-impl Inside {
+impl ArbiterState {
     fn connection(&mut self, id: u64) -> Option<&mut Connection> {
         self.connections.iter_mut().find(|connection| connection.id == id)
     }

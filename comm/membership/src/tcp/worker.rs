@@ -37,12 +37,12 @@ pub struct Caller {
 /// Membership of a process. A background thread sends beats, and reconnects when the connection ends.
 #[derive(Debug)]
 pub struct Remote {
-    line: Arc<Line>,
+    line: Arc<ArbiterLink>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Line {
+struct ArbiterLink {
     caller: Caller,
     begin: Instant,
     inside: Mutex<Inside>,
@@ -85,7 +85,7 @@ impl Remote {
         let member = Member::new(worker, caller.digest, caller.contact.clone(), caller.deadline);
         let inside = Inside { member, outgoing: None, refused: None, closing: false };
         let (inside, begin, changed) = (Mutex::new(inside), Instant::now(), Condvar::new());
-        let line = Arc::new(Line { caller, begin, inside, changed });
+        let line = Arc::new(ArbiterLink { caller, begin, inside, changed });
         let for_thread = Arc::clone(&line);
         let thread = Builder::new().name("membership".to_owned()).spawn(move || for_thread.keep());
         let thread = thread.map_err(|error| Error::NoThread { message: error.to_string() })?;
@@ -129,7 +129,7 @@ impl Drop for Remote {
     }
 }
 
-impl Line {
+impl ArbiterLink {
     fn lock(&self) -> MutexGuard<'_, Inside> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }

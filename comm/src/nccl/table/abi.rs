@@ -3,7 +3,7 @@
 //! `cargo xtask ci --only nccl-abi` fetches releases and names the folder of one, with `include` and `lib`, in MESHSTEP_NCCL_ABI.
 //! The tests need no GPU.
 
-use super::{Ability, Config, IN_PROGRESS, NO_COLOR, RawId, SUCCESS, SYMMETRIC, Table, Window};
+use super::{Ability, IN_PROGRESS, NO_COLOR, NcclConfig, NcclWindow, RawId, SUCCESS, SYMMETRIC, Table};
 use crate::nccl::UniqueId;
 use crate::nccl::issue::{self, FROM_HOST};
 use crate::{Error, Reduction};
@@ -82,7 +82,7 @@ constexpr ncclConfig_t initial = NCCL_CONFIG_INITIALIZER;
 
 /// Returns C++ expressions with the values that comm assumes.
 fn claims(version: i32) -> Vec<(String, i64)> {
-    let config = Config::not_blocking();
+    let config = NcclConfig::not_blocking();
     let mut claims = fields();
     let mut claim = |text: &str, value: i64| claims.push((text.to_owned(), value));
     claim("NCCL_VERSION_CODE", version.into());
@@ -99,7 +99,7 @@ fn claims(version: i32) -> Vec<(String, i64)> {
     claim("ncclScalarHostImmediate", FROM_HOST.into());
     if version >= 22_700 {
         claim("NCCL_WIN_COLL_SYMMETRIC", SYMMETRIC.into());
-        claim("sizeof(ncclWindow_t)", size_of::<Window>() as i64);
+        claim("sizeof(ncclWindow_t)", size_of::<NcclWindow>() as i64);
     }
     claims.extend(numbers());
     claims
@@ -108,15 +108,15 @@ fn claims(version: i32) -> Vec<(String, i64)> {
 /// Returns the offsets of the config's fields; the next field begins where comm's config ends.
 fn fields() -> Vec<(String, i64)> {
     let fields = [
-        ("size", offset_of!(Config, size)),
-        ("magic", offset_of!(Config, magic)),
-        ("version", offset_of!(Config, version)),
-        ("blocking", offset_of!(Config, blocking)),
-        ("cgaClusterSize", offset_of!(Config, cluster_size)),
-        ("minCTAs", offset_of!(Config, min_blocks)),
-        ("maxCTAs", offset_of!(Config, max_blocks)),
-        ("netName", offset_of!(Config, net_name)),
-        ("splitShare", size_of::<Config>()),
+        ("size", offset_of!(NcclConfig, size)),
+        ("magic", offset_of!(NcclConfig, magic)),
+        ("version", offset_of!(NcclConfig, version)),
+        ("blocking", offset_of!(NcclConfig, blocking)),
+        ("cgaClusterSize", offset_of!(NcclConfig, cluster_size)),
+        ("minCTAs", offset_of!(NcclConfig, min_blocks)),
+        ("maxCTAs", offset_of!(NcclConfig, max_blocks)),
+        ("netName", offset_of!(NcclConfig, net_name)),
+        ("splitShare", size_of::<NcclConfig>()),
     ];
     fields.map(|(field, at)| (format!("offsetof(ncclConfig_t, {field})"), at as i64)).into()
 }

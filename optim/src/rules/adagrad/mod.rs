@@ -17,7 +17,7 @@ mod reference;
 
 use crate::engine::check::Check;
 use crate::engine::frame::{Frame, common, update_on};
-use crate::engine::pass::Kind;
+use crate::engine::pass::PassKind;
 use crate::precision::number::Real;
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
@@ -103,7 +103,7 @@ pub(crate) struct Constants<T> {
     clr: T,
 }
 
-impl Kind<1> for Adagrad {
+impl PassKind<1> for Adagrad {
     type Step<T: Real> = Constants<T>;
 
     fn constants<T: Real>(&self, scalars: &Scalars, &Segment { t, .. }: &Segment) -> Constants<T> {

@@ -22,7 +22,7 @@ mod reference;
 
 use crate::engine::check::Check;
 use crate::engine::frame::{Frame, common, update_on};
-use crate::engine::pass::Kind;
+use crate::engine::pass::PassKind;
 use crate::precision::number::{Real, power};
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
@@ -103,7 +103,7 @@ macro_rules! rule {
             update_on!(2 or 3);
         }
 
-        impl<const S: usize> Kind<S> for $rule {
+        impl<const S: usize> PassKind<S> for $rule {
             type Step<T: Real> = Constants<T>;
 
             fn constants<T: Real>(&self, scalars: &Scalars, &Segment { t, .. }: &Segment) -> Constants<T> {
@@ -181,7 +181,7 @@ mod tests {
         ];
         for rule in rules {
             cuda::tests::constants_equal(&rule, |scalars, segment| {
-                let c = Kind::<2>::constants::<f64>(&rule, scalars, segment);
+                let c = PassKind::<2>::constants::<f64>(&rule, scalars, segment);
                 vec![c.frame.lw, c.w1, c.b2, c.w2, c.bc2s, c.eps, c.step]
             });
         }

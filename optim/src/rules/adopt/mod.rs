@@ -24,7 +24,7 @@ mod reference;
 use crate::engine::check::Check;
 use crate::engine::frame::{Common, Frame, common, update_on};
 use crate::engine::moments::{Mix, Moments};
-use crate::engine::pass::Kind;
+use crate::engine::pass::PassKind;
 use crate::precision::number::Real;
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
@@ -194,7 +194,7 @@ impl<T: Real> Constants<T> {
     }
 }
 
-impl Kind<2> for Adopt {
+impl PassKind<2> for Adopt {
     type Step<T: Real> = Constants<T>;
 
     fn constants<T: Real>(&self, scalars: &Scalars, segment: &Segment) -> Constants<T> {
@@ -203,7 +203,7 @@ impl Kind<2> for Adopt {
     }
 }
 
-impl<const S: usize> Kind<S> for QhAdopt {
+impl<const S: usize> PassKind<S> for QhAdopt {
     type Step<T: Real> = Constants<T>;
 
     fn constants<T: Real>(&self, scalars: &Scalars, segment: &Segment) -> Constants<T> {
@@ -232,7 +232,7 @@ mod tests {
                     Moments::new(&[(0.9, 0.3), (0.99, 0.2), (0.999, 0.4), (0.0, 0.1)][..n]).unwrap();
                 let rule = QhAdopt { moments, weight_decay: 0.1, decay, ..QhAdopt::default() };
                 cuda::tests::constants_equal(&rule, |scalars, segment| {
-                    constants(&Kind::<5>::constants::<f64>(&rule, scalars, segment))
+                    constants(&PassKind::<5>::constants::<f64>(&rule, scalars, segment))
                 });
             }
         }

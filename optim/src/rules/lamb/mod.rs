@@ -20,7 +20,7 @@ mod kernel;
 mod reference;
 
 use crate::engine::check::Check;
-use crate::engine::pass::{Kind, pass};
+use crate::engine::pass::{PassKind, pass};
 use crate::norm::tensor_sums::{measure, usable_ratio};
 use crate::precision::number::{Real, power};
 use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment, StateSlot, TensorSums};
@@ -134,7 +134,7 @@ impl Rule for Lamb {
     }
 }
 
-impl Kind<2> for Lamb {
+impl PassKind<2> for Lamb {
     type Step<T: Real> = Constants<T>;
 
     fn constants<T: Real>(&self, scalars: &Scalars, &Segment { t, ratio, .. }: &Segment) -> Constants<T> {

@@ -17,7 +17,7 @@ mod kernel;
 mod reference;
 
 use crate::engine::check::Check;
-use crate::engine::pass::{Kind, pass};
+use crate::engine::pass::{PassKind, pass};
 use crate::norm::tensor_sums::{measure, usable_ratio};
 use crate::precision::number::Real;
 use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment, StateSlot, TensorSums};
@@ -122,7 +122,7 @@ impl Rule for Lars {
     }
 }
 
-impl Kind<1> for Lars {
+impl PassKind<1> for Lars {
     type Step<T: Real> = Constants<T>;
 
     fn constants<T: Real>(&self, scalars: &Scalars, segment: &Segment) -> Constants<T> {

@@ -15,7 +15,7 @@ mod reference;
 
 use crate::engine::check::Check;
 use crate::engine::frame::{Frame, common, update_on};
-use crate::engine::pass::Kind;
+use crate::engine::pass::PassKind;
 use crate::precision::number::Real;
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
@@ -86,7 +86,7 @@ pub(crate) struct Constants<T> {
     minus_lr: T,
 }
 
-impl Kind<1> for Lion {
+impl PassKind<1> for Lion {
     type Step<T: Real> = Constants<T>;
 
     fn constants<T: Real>(&self, scalars: &Scalars, _: &Segment) -> Constants<T> {

@@ -19,7 +19,7 @@ mod reference;
 use crate::engine::check::Check;
 use crate::engine::frame::{Frame, common, update_on};
 use crate::engine::moments::{Mix, Moments};
-use crate::engine::pass::Kind;
+use crate::engine::pass::PassKind;
 use crate::precision::number::{Real, power};
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
@@ -108,7 +108,7 @@ pub(crate) struct Constants<T> {
     lr: T,
 }
 
-impl<const S: usize> Kind<S> for QhAdamW {
+impl<const S: usize> PassKind<S> for QhAdamW {
     type Step<T: Real> = Constants<T>;
 
     fn constants<T: Real>(&self, scalars: &Scalars, &Segment { t, .. }: &Segment) -> Constants<T> {
@@ -147,7 +147,7 @@ mod tests {
         ];
         for rule in rules {
             cuda::tests::constants_equal(&rule, |scalars, segment| {
-                let c = Kind::<5>::constants::<f64>(&rule, scalars, segment);
+                let c = PassKind::<5>::constants::<f64>(&rule, scalars, segment);
                 let own = [c.b2, c.w2, c.bc2s, c.eps, c.lr];
                 [&[c.frame.lw][..], &c.mix.w, &c.mix.q, &[c.mix.q0], &own].concat()
             });

@@ -23,7 +23,7 @@ mod reference;
 
 use crate::engine::check::Check;
 use crate::engine::frame::{Frame, common, update_on};
-use crate::engine::pass::Kind;
+use crate::engine::pass::PassKind;
 use crate::precision::number::Real;
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
@@ -133,7 +133,7 @@ pub(crate) struct Constants<T> {
     lr: T,
 }
 
-impl<const S: usize> Kind<S> for RmsProp {
+impl<const S: usize> PassKind<S> for RmsProp {
     type Step<T: Real> = Constants<T>;
 
     fn constants<T: Real>(&self, scalars: &Scalars, _: &Segment) -> Constants<T> {
@@ -163,7 +163,7 @@ mod tests {
         ];
         for rule in rules {
             cuda::tests::constants_equal(&rule, |scalars, segment| {
-                let c = Kind::<3>::constants::<f64>(&rule, scalars, segment);
+                let c = PassKind::<3>::constants::<f64>(&rule, scalars, segment);
                 vec![c.frame.lw, c.a, c.w, c.eps, c.mu, c.lr]
             });
         }

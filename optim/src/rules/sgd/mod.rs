@@ -18,7 +18,7 @@ mod reference;
 
 use crate::engine::check::Check;
 use crate::engine::frame::{Frame, common, update_on};
-use crate::engine::pass::Kind;
+use crate::engine::pass::PassKind;
 use crate::precision::number::{Real, power};
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
@@ -170,7 +170,7 @@ impl Sgd {
     common!();
 }
 
-impl<const S: usize> Kind<S> for Sgd {
+impl<const S: usize> PassKind<S> for Sgd {
     type Step<T: Real> = Constants<T>;
 
     fn constants<T: Real>(&self, scalars: &Scalars, &Segment { t, .. }: &Segment) -> Constants<T> {
@@ -214,11 +214,11 @@ mod tests {
         for rule in rules {
             cuda::tests::constants_equal(&rule, |scalars, segment| match rule.momentum == 0.0 {
                 true => {
-                    let c = Kind::<0>::constants::<f64>(&rule, scalars, segment);
+                    let c = PassKind::<0>::constants::<f64>(&rule, scalars, segment);
                     vec![c.frame.lw, c.r]
                 }
                 false => {
-                    let c = Kind::<1>::constants::<f64>(&rule, scalars, segment);
+                    let c = PassKind::<1>::constants::<f64>(&rule, scalars, segment);
                     vec![c.frame.lw, c.r, c.mu, c.w]
                 }
             });

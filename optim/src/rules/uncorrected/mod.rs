@@ -19,7 +19,7 @@ mod reference;
 
 use crate::engine::check::Check;
 use crate::engine::frame::{Frame, common, update_on};
-use crate::engine::pass::Kind;
+use crate::engine::pass::PassKind;
 use crate::precision::number::Real;
 use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 
@@ -112,7 +112,7 @@ pub(crate) struct Constants<T> {
     lr: T,
 }
 
-impl Kind<2> for UncorrectedAdam {
+impl PassKind<2> for UncorrectedAdam {
     type Step<T: Real> = Constants<T>;
 
     fn constants<T: Real>(&self, scalars: &Scalars, _: &Segment) -> Constants<T> {

@@ -360,7 +360,7 @@ fn elect(
     let mut first: Vec<BTreeMap<(Region, u64), (Piece, usize)>> = vec![BTreeMap::new(); contents.len()];
     let order = std::iter::once(to).chain((0..claims.len()).filter(|&rank| rank != to));
     for rank in order {
-        let claims: Vec<writer_election::Claim> =
+        let claims: Vec<writer_election::WriterClaim> =
             serde_json::from_slice(&claims[rank]).map_err(CheckpointError::memory)?;
         for (param, piece, _) in claims {
             let Some(of) = first.get_mut(param) else { continue };

@@ -63,13 +63,13 @@ struct Header {
     ranks: usize,
     settings: BTreeMap<String, Value>,
     t: Vec<u64>,
-    vectors: Vec<Held>,
+    vectors: Vec<HeldVector>,
 }
 
 /// Local part of a vector.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Held {
+struct HeldVector {
     param: String,
     slot: String,
     dtype: Type,
@@ -156,7 +156,7 @@ fn to_bytes<K: Saveable>(
     let settings = saveable.settings(placing.tied()).to_json();
     let header = Header::new(saveable, moment, placing, &contents, settings)?;
     let text = serde_json::to_vec(&header).map_err(CheckpointError::memory)?;
-    let data = header.vectors.iter().map(Held::bytes).sum::<usize>();
+    let data = header.vectors.iter().map(HeldVector::bytes).sum::<usize>();
     let mut bytes = Vec::new();
     let all = MAGIC.len() + 8 + text.len() + data + HASH;
     bytes.try_reserve_exact(all).map_err(CheckpointError::memory)?;
@@ -229,7 +229,7 @@ fn stage<K: Saveable>(
     Ok(Staged { moment: header.moment, vectors, t, settings })
 }
 
-impl Held {
+impl HeldVector {
     fn bytes(&self) -> usize {
         (self.range[1] - self.range[0]) * self.dtype.size() as usize
     }
@@ -247,7 +247,7 @@ impl Header {
         for (param, SavedTensor { name, holding, vectors: named, .. }) in contents.iter().enumerate() {
             for vector in named {
                 let (first, values) = saveable.vector(param, vector.slot).map_err(CheckpointError::memory)?;
-                vectors.push(Held {
+                vectors.push(HeldVector {
                     param: name.clone(),
                     slot: vector.name.clone(),
                     dtype: vector.dtype,
@@ -273,8 +273,8 @@ impl Header {
         let place = |header: &Header| format!("{} of {} on {}", header.rank, header.ranks, header.mesh);
         same("the rank", place(self), place(here))?;
         for (a, b) in self.vectors.iter().zip(&here.vectors) {
-            let show = |held: &Held| {
-                let Held { param, slot, dtype, shape, boxes, range } = held;
+            let show = |held: &HeldVector| {
+                let HeldVector { param, slot, dtype, shape, boxes, range } = held;
                 format!("{slot:?} of {param:?}, {dtype:?} {shape:?} in {} boxes, {range:?}", boxes.len())
             };
             if a != b {
@@ -287,7 +287,7 @@ impl Header {
         }
         let count = |header: &Header| format!("{} of {} tensors", header.vectors.len(), header.t.len());
         same("the number of vectors", count(self), count(here))?;
-        match here.vectors.iter().map(Held::bytes).sum::<usize>() == data {
+        match here.vectors.iter().map(HeldVector::bytes).sum::<usize>() == data {
             true => Ok(()),
             false => Err(damaged(format!("{data} bytes of vectors"))),
         }

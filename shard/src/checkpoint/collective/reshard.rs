@@ -146,10 +146,10 @@ struct Reshard<'a> {
 }
 
 /// Present or future state of an optimizer on one rank.
-type Told = (Vec<SavedTensor>, Side);
+type ReshardPieces = (Vec<SavedTensor>, Side);
 
 /// Memory for a rank's future state.
-struct Room {
+struct TransferRoom {
     contents: Vec<SavedTensor>,
     staged: Staged,
     /// Index in `staged` of each parameter's first vector.
@@ -201,7 +201,7 @@ impl Reshard<'_> {
         &self,
         moves: &Moves,
         old: &mut Option<(&mut K, Vec<SavedTensor>)>,
-        room: &mut Option<Room>,
+        room: &mut Option<TransferRoom>,
         window: &mut Window<'_>,
     ) -> Result<Moved, Error> {
         let rank = self.ranks.rank();
@@ -233,7 +233,7 @@ impl Reshard<'_> {
 }
 
 /// Describes an optimizer on this rank.
-fn tell<K: Saveable>((kept, placing): &mut Kept<'_, K>) -> Result<Told, CheckpointError> {
+fn tell<K: Saveable>((kept, placing): &mut Kept<'_, K>) -> Result<ReshardPieces, CheckpointError> {
     let contents = kept.contents(*placing)?;
     let mut tensors = Vec::new();
     for (param, content) in contents.iter().enumerate() {
@@ -257,7 +257,7 @@ fn room<K: Saveable>(
     (kept, placing): &mut Kept<'_, K>,
     contents: Vec<SavedTensor>,
     moves: &Moves,
-) -> Result<Room, CheckpointError> {
+) -> Result<TransferRoom, CheckpointError> {
     let manifest = moves.manifest();
     let settings = Settings::from_json(&manifest.settings)?;
     let mut tied = settings.tied.clone();
@@ -278,7 +278,7 @@ fn room<K: Saveable>(
         }
     }
     let staged = Staged { vectors, t, settings, ..Staged::default() };
-    Ok(Room { contents, staged, firsts, begins })
+    Ok(TransferRoom { contents, staged, firsts, begins })
 }
 
 /// Sends this rank's elements of a move.
@@ -296,7 +296,7 @@ fn send(
         .try_for_each(|place| window.send(values.slice(place.start - first..place.end - first)?))
 }
 
-impl Room {
+impl TransferRoom {
     /// Copies elements of a move that this rank has already.
     fn copy(
         &mut self,

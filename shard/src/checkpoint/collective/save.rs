@@ -1,7 +1,7 @@
 //! Saving: every rank writes the elements it owns, and the step becomes the newest one when all ranks have written.
 
 use super::ranks::{Ranks, Work};
-use super::write::{Job, Written};
+use super::write::{WriteJob, Written};
 use super::writer_election::{claims, elected, parts};
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::format::local_pieces::Part;
@@ -192,7 +192,7 @@ impl Agreed {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Written, CheckpointError> {
         let Agreed { contents, parts, blobs, .. } = self;
-        let job = Job { rank: ranks.rank(), contents, parts, blobs, meter: ranks.memory().1 };
+        let job = WriteJob { rank: ranks.rank(), contents, parts, blobs, meter: ranks.memory().1 };
         job.write(&store.folder(self.step), from, progress)
     }
 

@@ -28,7 +28,7 @@ pub(crate) struct Written {
 
 /// Work of one rank.
 #[derive(Clone, Debug)]
-pub(crate) struct Job<'a> {
+pub(crate) struct WriteJob<'a> {
     pub(crate) rank: usize,
     pub(crate) contents: &'a [SavedTensor],
     /// Parts of parameters, by the parameter's index.
@@ -52,7 +52,7 @@ struct Task<'a> {
 /// Callback with the bytes written so far and the total.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-impl Job<'_> {
+impl WriteJob<'_> {
     /// Writes the file. On return the file and its name survive a crash.
     pub(crate) fn write(
         &self,

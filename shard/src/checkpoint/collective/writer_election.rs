@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Claim of a rank: a parameter, a piece of it, and the size in bytes of all its vectors there.
-pub(crate) type Claim = (usize, Piece, u64);
+pub(crate) type WriterClaim = (usize, Piece, u64);
 
 /// Returns this rank's parts of each parameter: its own shard where state is sharded, all elements where it is replicated.
 pub(crate) fn parts(contents: &[SavedTensor]) -> Vec<(usize, Part)> {
@@ -20,13 +20,17 @@ pub(crate) fn parts(contents: &[SavedTensor]) -> Vec<(usize, Part)> {
 }
 
 /// Returns the claims of this rank for all parts that it could write.
-pub(crate) fn claims(contents: &[SavedTensor], parts: &[(usize, Part)]) -> Vec<Claim> {
+pub(crate) fn claims(contents: &[SavedTensor], parts: &[(usize, Part)]) -> Vec<WriterClaim> {
     let bytes = |i: usize| contents[i].vectors.iter().map(|vector| vector.dtype.size()).sum::<u64>();
     parts.iter().map(|(i, part)| (*i, part.global.clone(), part.global.len() * bytes(*i))).collect()
 }
 
 /// Returns the portions of `parts` that rank `rank` writes, given the claims of all ranks. The partition is the same on every rank.
-pub(crate) fn elected(claims: Vec<Vec<Claim>>, rank: usize, parts: &[(usize, Part)]) -> Vec<(usize, Part)> {
+pub(crate) fn elected(
+    claims: Vec<Vec<WriterClaim>>,
+    rank: usize,
+    parts: &[(usize, Part)],
+) -> Vec<(usize, Part)> {
     let mut mine = Vec::new();
     for (i, piece) in shared_out(claims).swap_remove(rank) {
         let own = parts[parts.partition_point(|&(of, _)| of < i)..].iter().take_while(|&&(of, _)| of == i);
@@ -43,11 +47,11 @@ pub(crate) fn elected(claims: Vec<Vec<Claim>>, rank: usize, parts: &[(usize, Par
 }
 
 /// Returns the pieces that each rank is elected to write, given the claims of all ranks.
-pub(crate) fn shared_out(mut claims: Vec<Vec<Claim>>) -> Vec<Vec<(usize, Piece)>> {
+pub(crate) fn shared_out(mut claims: Vec<Vec<WriterClaim>>) -> Vec<Vec<(usize, Piece)>> {
     share_out(&mut claims);
     let writers = writers(&claims);
-    let own = |(rank, claims): (usize, &Vec<Claim>)| {
-        let elected = |(i, piece, _): &&Claim| {
+    let own = |(rank, claims): (usize, &Vec<WriterClaim>)| {
+        let elected = |(i, piece, _): &&WriterClaim| {
             writers.get(&(*i, piece.region.clone(), piece.range.start)) == Some(&rank)
         };
         claims.iter().filter(elected).map(|(i, piece, _)| (*i, piece.clone())).collect()
@@ -56,12 +60,12 @@ pub(crate) fn shared_out(mut claims: Vec<Vec<Claim>>) -> Vec<Vec<(usize, Piece)>
 }
 
 /// Cuts long pieces that several ranks claim into as many parts as there are claimants.
-fn share_out(claims: &mut [Vec<Claim>]) {
+fn share_out(claims: &mut [Vec<WriterClaim>]) {
     let mut ranks: BTreeMap<_, u64> = BTreeMap::new();
-    let key = |(i, piece, _): &Claim| (*i, piece.region.clone(), piece.range.start);
+    let key = |(i, piece, _): &WriterClaim| (*i, piece.region.clone(), piece.range.start);
     claims.iter().flatten().for_each(|claim| *ranks.entry(key(claim)).or_default() += 1);
     for own in claims {
-        let cut = |claim: &Claim| {
+        let cut = |claim: &WriterClaim| {
             let (i, piece, bytes) = claim;
             let most = bytes.div_ceil(STAGING as u64).min(piece.len()).max(1);
             let parts = ranks.get(&key(claim)).map_or(1, |&ranks| ranks.min(most));

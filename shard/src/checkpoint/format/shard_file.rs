@@ -51,12 +51,12 @@ struct Header<'a> {
     #[serde(rename = "__metadata__", skip_serializing_if = "BTreeMap::is_empty")]
     texts: BTreeMap<&'a str, &'a str>,
     #[serde(flatten)]
-    entries: BTreeMap<&'a String, Entry>,
+    entries: BTreeMap<&'a String, VectorEntry>,
 }
 
 /// Header entry of a vector in the format's layout.
 #[derive(Serialize)]
-struct Entry {
+struct VectorEntry {
     dtype: Type,
     shape: Vec<u64>,
     data_offsets: [u64; 2],
@@ -97,7 +97,7 @@ impl ShardWriter {
         let (mut end, mut left) = (0, Vec::new());
         for Vector { key, dtype, shape } in vectors {
             let bytes = shape.iter().product::<u64>() * dtype.size();
-            let entry = Entry { dtype: *dtype, shape: shape.clone(), data_offsets: [end, end + bytes] };
+            let entry = VectorEntry { dtype: *dtype, shape: shape.clone(), data_offsets: [end, end + bytes] };
             assert!(entries.insert(key, entry).is_none(), "two vectors are called {key:?}");
             end += bytes;
             left.push(bytes);

@@ -19,7 +19,7 @@ const EXACT: u64 = 1 << 24;
 
 /// Contents of the file in their order: vectors of parameters, then counts of updates.
 #[derive(Debug, Default)]
-struct Plan {
+struct ExportPlan {
     vectors: Vec<(usize, Named)>,
     steps: Vec<u64>,
     entries: Vec<Vector>,
@@ -54,8 +54,8 @@ impl Optimizer {
         exported.map(|((), _)| ())
     }
 
-    fn plan(&self, contents: &[SavedTensor]) -> Result<Plan, CheckpointError> {
-        let mut plan = Plan::default();
+    fn plan(&self, contents: &[SavedTensor]) -> Result<ExportPlan, CheckpointError> {
+        let mut plan = ExportPlan::default();
         let mut steps = Vec::new();
         for (param, content) in contents.iter().enumerate() {
             let Keys { dtype, value, step, state } = Keys::new(content, self.rule(param))?;
@@ -86,7 +86,7 @@ impl Optimizer {
     }
 }
 
-impl Plan {
+impl ExportPlan {
     fn check_names(&self) -> Result<(), PyTorchError> {
         let mut names = BTreeSet::from(["__metadata__"]);
         let taken = self.entries.iter().find(|entry| !names.insert(&entry.key));

@@ -42,7 +42,7 @@ pub struct Imported {
 const MOST: f64 = (1u64 << 53) as f64;
 
 /// Entries of the file for one parameter.
-struct Found {
+struct FoundTensors {
     value: Entry,
     /// Entry of each state vector; `None` if the parameter begins anew.
     state: Option<Vec<Entry>>,
@@ -135,7 +135,7 @@ impl Optimizer {
         contents: &[SavedTensor],
         import: Import,
         tied: &BTreeMap<String, String>,
-    ) -> Result<(Vec<Found>, Vec<String>), CheckpointError> {
+    ) -> Result<(Vec<FoundTensors>, Vec<String>), CheckpointError> {
         let (mut all, mut fresh, mut known) = (Vec::new(), Vec::new(), BTreeSet::new());
         for (param, content) in contents.iter().enumerate() {
             let own = tied.get(&content.name).unwrap_or(&content.name);
@@ -143,7 +143,7 @@ impl Optimizer {
             let mut names = [&content.name, own].into_iter().chain(others);
             let name = names.find(|name| plain.get(name).is_some()).unwrap_or(&content.name);
             let keys = Keys::new(&SavedTensor { name: name.clone(), ..content.clone() }, self.rule(param))?;
-            let found = Found::new(plain, content, name, keys, import)?;
+            let found = FoundTensors::new(plain, content, name, keys, import)?;
             known.insert(name.clone());
             if found.state.is_some() {
                 known.extend(found.keys.state.iter().map(|(key, _)| key.clone()));
@@ -160,7 +160,7 @@ impl Optimizer {
     }
 }
 
-impl Found {
+impl FoundTensors {
     fn new(
         plain: &mut Plain,
         content: &SavedTensor,
@@ -173,7 +173,7 @@ impl Found {
         let mut all = keys.state.iter().map(|(key, _)| key).chain(&keys.step);
         let none = !keys.state.is_empty() && all.all(|key| plain.get(key).is_none());
         if none && import.fresh {
-            return Ok(Found { value, state: None, keys, t: Some(0) });
+            return Ok(FoundTensors { value, state: None, keys, t: Some(0) });
         }
         let state = keys.state.iter().map(|(key, _)| get(key)).collect::<Result<_, _>>()?;
         let t = match &keys.step {
@@ -181,7 +181,7 @@ impl Found {
             None if keys.state.is_empty() => None,
             None => Some(content.t.max(1)),
         };
-        Ok(Found { value, state: Some(state), keys, t })
+        Ok(FoundTensors { value, state: Some(state), keys, t })
     }
 
     /// Returns the source of one of the parameter's vectors; `None` if it becomes zeros.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Error of a caller's closure.
-pub(crate) type Failed = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type EvaluationFailed = Box<dyn std::error::Error + Send + Sync>;
 
 /// Layout of each bucket's owned elements in this rank's vector.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ pub(super) struct Evaluation<'a> {
 impl Evaluation<'_> {
     /// Evaluates the closure at `x`: writes this rank's reduced gradient to `grad` and returns its loss. Collective even if it
     /// fails: an error that the ranks do not exchange afterwards aborts the run.
-    pub(super) fn run<E: Into<Failed>>(
+    pub(super) fn run<E: Into<EvaluationFailed>>(
         &mut self,
         x: Slice<'_>,
         grad: SliceMut<'_>,
@@ -141,7 +141,7 @@ impl Evaluation<'_> {
         loss
     }
 
-    fn evaluate<E: Into<Failed>>(
+    fn evaluate<E: Into<EvaluationFailed>>(
         &mut self,
         x: Slice<'_>,
         grad: SliceMut<'_>,
@@ -172,7 +172,7 @@ impl Evaluation<'_> {
 }
 
 /// Runs one micro-batch through the closure; its buckets are in flight afterwards, even after a failure.
-pub(crate) fn backward<E: Into<Failed>>(
+pub(crate) fn backward<E: Into<EvaluationFailed>>(
     opt: &mut Optimizer,
     weight: u64,
     closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,

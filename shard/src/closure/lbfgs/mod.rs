@@ -5,7 +5,7 @@ mod refusal;
 #[cfg(feature = "checkpoint")]
 mod saving;
 
-pub(crate) use evaluate::{Failed, backward};
+pub(crate) use evaluate::{EvaluationFailed, backward};
 pub use refusal::NotForLbfgs;
 
 use crate::closure::minimize::{Minimized, Passed};
@@ -153,7 +153,7 @@ impl ShardedLbfgs {
     /// returns the loss of its data; every rank calls it equally often. If it fails on one rank, every rank's step is an error,
     /// the parameters are at the last accepted point, and the next step continues from there. A failure of a single rank, such as
     /// lack of memory, ends the run: the other ranks get [`Error::Comm`], that rank the cause.
-    pub fn step<E: Into<Failed>>(
+    pub fn step<E: Into<EvaluationFailed>>(
         &mut self,
         closure: impl FnMut(&crate::MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<LbfgsStep, Error> {
@@ -161,7 +161,7 @@ impl ShardedLbfgs {
     }
 
     /// Takes a [`step`](Self::step) to its end, and returns every iterate's loss and gradient norm.
-    pub fn minimize<E: Into<Failed>>(
+    pub fn minimize<E: Into<EvaluationFailed>>(
         &mut self,
         closure: impl FnMut(&crate::MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Minimized, Error> {
@@ -174,7 +174,7 @@ impl ShardedLbfgs {
     }
 
     /// Takes a [`step`](Self::step) and calls `each` with this rank's shard of every iterate that is accepted and evaluated.
-    pub fn step_watched<E: Into<Failed>>(
+    pub fn step_watched<E: Into<EvaluationFailed>>(
         &mut self,
         mut closure: impl FnMut(&crate::MicroBatch<'_>) -> Result<f64, E>,
         each: impl FnMut(&Iterate<'_>),

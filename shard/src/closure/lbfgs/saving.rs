@@ -6,7 +6,7 @@ use crate::checkpoint::{
     Settings, Sink, Store, Type, Unsharded, Vectors, consolidate_all, deserialize_all, load_all, reshard_all,
     save_all, save_all_async, serialize_all,
 };
-use crate::optimizer::layout_state::Place;
+use crate::optimizer::layout_state::ParamPlace;
 use crate::verify::Slot;
 use crate::{Error, Optimizer};
 use meshstep_comm::Communicator;
@@ -122,7 +122,9 @@ impl ShardedLbfgs {
 
     /// Returns this rank's part of a parameter, and its range in the rank's vectors.
     fn part(&self, param: usize) -> (usize, Range<usize>) {
-        let Place::Bucket { bucket, range, .. } = &self.opt.entries[param].place else { return (0, 0..0) };
+        let ParamPlace::Bucket { bucket, range, .. } = &self.opt.entries[param].place else {
+            return (0, 0..0);
+        };
         let first = self.spread.first(*bucket);
         let part = self.opt.buckets[*bucket].part_of(range);
         part.map_or((0, 0..0), |(within, kept, _)| (within.start, first + kept.start..first + kept.end))

@@ -50,7 +50,7 @@ pub(super) enum Kind {
 }
 
 /// Vector that a fragment exchanges: its name, its type, and the type in which it travels.
-type Own = (String, DType, DType);
+type OwnRows = (String, DType, DType);
 
 /// Rows of a checkpoint.
 #[derive(Clone, Debug, Default)]
@@ -247,7 +247,7 @@ pub(super) fn sent_mut(flights: &mut [Flight], f: usize) -> Option<&mut Sent> {
 
 impl LocalPlan {
     /// Returns the vectors of a parameter that a fragment exchanges.
-    pub(super) fn own(&self, f: usize, param: &ParamSpec) -> Vec<Own> {
+    pub(super) fn own(&self, f: usize, param: &ParamSpec) -> Vec<OwnRows> {
         let fragment = &self.fragments[f];
         let of = |own: DType| move |name: &str| (name.to_owned(), own, fragment.wire_of(param));
         match &fragment.what {
@@ -260,7 +260,7 @@ impl LocalPlan {
     }
 
     /// Returns the vectors that all workers keep for a fragment's own vectors.
-    fn shared(&self, f: usize, own: &[Own], flight: bool) -> Result<Vec<(Kind, Named)>, CheckpointError> {
+    fn shared(&self, f: usize, own: &[OwnRows], flight: bool) -> Result<Vec<(Kind, Named)>, CheckpointError> {
         let mut vectors = Vec::new();
         for (of, (name, own, wire)) in own.iter().enumerate() {
             if self.fragments[f].has_anchor(*wire, *own) {
@@ -278,8 +278,8 @@ impl LocalPlan {
 }
 
 /// Returns the vectors that a worker sent.
-fn snapshots(own: &[Own]) -> Result<Vec<(Kind, Named)>, CheckpointError> {
-    let sent = |(of, (name, own, _)): (usize, &Own)| (Kind::Sent { of }, format!("{name}.sent"), *own);
+fn snapshots(own: &[OwnRows]) -> Result<Vec<(Kind, Named)>, CheckpointError> {
+    let sent = |(of, (name, own, _)): (usize, &OwnRows)| (Kind::Sent { of }, format!("{name}.sent"), *own);
     number(own.iter().enumerate().map(sent).collect())
 }
 
