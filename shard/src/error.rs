@@ -342,7 +342,7 @@ pub enum Error {
     #[error(transparent)]
     NotForLbfgs(#[from] crate::NotForLbfgs),
     /// A scheduled rate was requested, and there is no schedule.
-    #[error("this optimizer has no schedule; set Options::schedule, or give each step its own At::lr")]
+    #[error("this optimizer has no schedule; set Options::schedule, or give each step its own StepArgs::lr")]
     NoSchedule,
     /// A loss scale was to be restored, and none is kept.
     #[error("this optimizer keeps no loss scale; set Options::loss_scale to restore one")]

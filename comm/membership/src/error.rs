@@ -14,7 +14,10 @@ pub enum Error {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The arbiter could not be reached, or did not answer. The worker may repeat the request: a decision on a vote stays the same.
-    #[error("no answer to {what} for {after:?}; check that the arbiter runs, and call again")]
+    #[error(
+        "no answer to {what} for {after:?}; check that the arbiter runs and that the deadline is longer than the time between exchanges, \
+         and call again"
+    )]
     Unanswered {
         /// The request.
         what: &'static str,

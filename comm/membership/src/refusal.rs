@@ -51,7 +51,7 @@ pub enum Refusal {
     },
     /// The worker was a member and is not one any more.
     #[error(
-        "this worker was a member up to epoch {epoch} and is not in epoch {now}{}; its state has diverged: join again",
+        "this worker was a member up to epoch {epoch} and is not one in epoch {now}{}; its state has diverged: join again",
         Because(.why)
     )]
     Fenced {
@@ -78,7 +78,8 @@ pub enum Refusal {
         /// `min_workers`.
         min: usize,
     },
-    /// Members are at different steps, and no step has a majority. The worker stays a member.
+    /// Members are at different steps, and no step has a majority of the members that count; the founders of a run must all name the
+    /// same step. The worker stays a member.
     #[error(
         "worker {id} is at step {step}, worker {other} at step {other_step}; all members must exchange at the same step"
     )]
@@ -92,7 +93,8 @@ pub enum Refusal {
         /// Step of the other worker.
         other_step: u64,
     },
-    /// The exchange of that step, or a later one, was committed. The worker stays a member.
+    /// All members ask for a step whose exchange, or a later one, was committed. The worker stays a member. A member that asks alone for
+    /// such a step is not refused at once: it waits until the others arrive, and is then [`Fenced`](Self::Fenced) as out of step.
     #[error("the exchange of step {step} is committed already; ask for a later step, not for {asked}")]
     Passed {
         /// The step asked for.

@@ -13,7 +13,7 @@ pub enum Error {
     Environment(#[from] EnvironmentError),
     /// The host name of rank 0 has no usable address.
     #[error(
-        "no usable address for {host:?} ({message}); set MASTER_ADDR to a name or address of rank 0's machine"
+        "no usable address for {host:?} ({message}); give a name or address of rank 0's machine (MASTER_ADDR, if the environment gives it)"
     )]
     NoAddress {
         /// Host name.
@@ -23,7 +23,7 @@ pub enum Error {
     },
     /// Rank 0 does not run on the machine of MASTER_ADDR.
     #[error(
-        "{addr} is not an address of this machine, on which rank 0 runs; set MASTER_ADDR to an address of rank 0's machine, \
+        "{addr} is not an address of this machine, on which rank 0 runs; give an address of this machine (MASTER_ADDR, if the environment gives it), \
          the same on every rank"
     )]
     NotLocal {

@@ -26,7 +26,9 @@ pub enum Stage {
     /// Optimizer state is sharded.
     #[default]
     Zero1,
-    /// Optimizer state and gradients are sharded; the memory of a bucket of gradients is reused once it is reduced.
+    /// Optimizer state and gradients are sharded; the memory of a bucket of gradients is reused once it is reduced. No parameter is
+    /// cut by a bucket's end, so a model with one parameter of about half its elements, or on 1 or 2 ranks, can take more memory than at
+    /// stage 1; [`Plan::memory`](crate::Plan::memory) gives both.
     Zero2,
     /// Parameters are sharded too, as in ZeRO-3 and FSDP: a reader gathers their unit
     /// ([`Optimizer::gather`](crate::Optimizer::gather)) and drops it afterwards; a step gathers nothing. Every rank holds the
@@ -79,7 +81,8 @@ pub enum Missing {
     /// The step fails on every rank, naming rank and parameter; nothing changes.
     #[default]
     Error,
-    /// The missing gradient counts as zeros.
+    /// The missing gradient counts as zeros. At stages 2 and 3 a gradient that is absent without
+    /// [`MicroBatch::none`](crate::MicroBatch::none) keeps the buckets behind it waiting, and their memory grows beyond the plan.
     Zero,
     /// A parameter without a gradient on any rank is not updated, and its state and `t` stay; a gradient that is missing on some
     /// ranks only counts as zeros there.

@@ -318,8 +318,12 @@ impl Engine {
             Err(_) => Ballot::Failed,
         };
         Ok(match self.end_round(ballot)? {
-            Ok(true) => counted,
-            Ok(false) => counted.and(Err(failed)),
+            Ok(None | Some(Decision::Commit {})) => counted,
+            // All members name the lost worker, whatever each of them has seen of it.
+            Ok(Some(Decision::Abort { lost, .. })) if let Some(&worker) = lost.iter().min() => {
+                Err(Veto::Lost { worker })
+            }
+            Ok(Some(_)) => counted.and(Err(failed)),
             Err(error) => {
                 self.following.iter_mut().for_each(|following| following.lost = Some(error.clone()));
                 counted.and(Err(failed))
@@ -335,15 +339,15 @@ impl Engine {
         Ok(lost.map_or(ended.map(drop), Err))
     }
 
-    /// Votes on the granted exchange, if it has not ended; returns true if it is applied.
-    fn end_round(&mut self, ballot: Ballot) -> Heard<bool> {
-        let Some(following) = &mut self.following else { return Ok(Ok(true)) };
-        let Some(round) = following.round.take() else { return Ok(Ok(true)) };
+    /// Votes on the granted exchange and returns the members' decision; `None` if no exchange is open.
+    fn end_round(&mut self, ballot: Ballot) -> Heard<Option<Decision>> {
+        let Some(following) = &mut self.following else { return Ok(Ok(None)) };
+        let Some(round) = following.round.take() else { return Ok(Ok(None)) };
         let decision = following.replica.vote(&round, ballot)?;
         if decision.is_err() {
             following.unheard = Some(round);
         }
-        Ok(decision.map(|decision| decision.is_commit()))
+        Ok(decision.map(Some))
     }
 
     /// Leaves the run after a rank of this worker was lost, so that no other worker waits.

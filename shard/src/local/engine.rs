@@ -176,7 +176,7 @@ impl Engine {
         };
         let (later, landed) = match (reduced, counted) {
             (Ok(reduced), Ok(())) => reduced,
-            (Err(veto), _) | (_, Err(veto)) => return Ok(Err(veto)),
+            (_, Err(veto)) | (Err(veto), _) => return Ok(Err(veto)),
         };
         self.report.sent.extend(later.iter().flat_map(|flight| &flight.fragments));
         self.flights.extend(later);

@@ -193,7 +193,10 @@ pub enum LocalError {
         why: String,
     },
     /// No rule of the fragment's parameters has the state.
-    #[error("fragment {fragment} selects the state {slots}, but rule {rule} has only {has:?}")]
+    #[error(
+        "fragment {fragment} selects the state {slots}, but rule {rule} has only {has:?}; choose a preset for this rule, or select its state \
+         by these names"
+    )]
     NoState {
         /// Index of the fragment.
         fragment: usize,

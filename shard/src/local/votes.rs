@@ -35,11 +35,17 @@ pub enum Veto {
         /// The lowest such rank.
         rank: usize,
     },
-    /// A collective failed.
+    /// A collective failed. In an elastic run without a lost worker each worker names a rank of its own.
     #[error("the exchange failed on rank {rank}")]
     Failed {
         /// The lowest such rank.
         rank: usize,
+    },
+    /// In an elastic run, a worker died, or was dropped, before it voted.
+    #[error("worker {worker} was lost during the exchange")]
+    Lost {
+        /// The lowest id of a lost worker.
+        worker: u64,
     },
 }
 

@@ -35,8 +35,8 @@ pub struct Slot<'a> {
 
 impl Optimizer {
     /// Begins the step's last micro-batch, usually its only one: its buckets are sent as they fill. `weight` is its number of
-    /// samples or tokens, at most 2^24; only [`Combine::Weighted`] uses it. A micro-batch of weight 0 counts as zeros whatever
-    /// its gradients are, because the mean over no tokens is NaN.
+    /// samples or tokens. [`Combine::Weighted`] multiplies by it: there it is at most 2^24, and a micro-batch of weight 0 counts as
+    /// zeros whatever its gradients are, because the mean over no tokens is NaN. Other combinations do not use it.
     pub fn micro_batch(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
         self.begin(weight, true)
     }

@@ -206,7 +206,7 @@ fn a_worker_that_was_stopped_learns_that_it_is_fenced_whatever_it_was_about_to_d
     assert_eq!(all(&mut workers, &[0], "vote ready"), ["commit"]);
     workers[2].signal("-CONT");
     let fenced = workers[2].says_one_of(&ANSWERS);
-    assert!(fenced.starts_with("error") && fenced.contains("not in epoch 3"), "{fenced}");
+    assert!(fenced.starts_with("error") && fenced.contains("not one in epoch 3"), "{fenced}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use meshstep_comm::{Clock, Communicator, Faults, loopback};
 use meshstep_membership::{
     Ballot, Config, Decision, Digest, Error, InProcess, InProcessWorker, Membership, Refusal, Round,
 };
-use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, Workers};
+use meshstep_shard::local::{Exchanged, LocalError, LocalOptimizer, LocalPlan, Veto, Workers};
 use meshstep_shard::{Optimizer, Stage};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -53,6 +53,17 @@ pub fn has(run: &Run, local: &LocalOptimizer) -> Has {
 
 /// Takes one step of worker `id`; returns the round's divisor and the number of merged fragments.
 pub fn step(run: &Run, local: &mut LocalOptimizer, member: &InProcessWorker, id: usize) -> (usize, usize) {
+    let (divisor, exchanged) = exchange(run, local, member, id);
+    (divisor, exchanged.merged.len())
+}
+
+/// Takes one step of worker `id`; returns the round's divisor and what became of the fragments.
+fn exchange(
+    run: &Run,
+    local: &mut LocalOptimizer,
+    member: &InProcessWorker,
+    id: usize,
+) -> (usize, Exchanged) {
     let round = local.follow(|round| workers(member, round)).unwrap();
     let counts = round.map_or(0, Round::divisor);
     let t = local.steps() + 1;
@@ -62,7 +73,7 @@ pub fn step(run: &Run, local: &mut LocalOptimizer, member: &InProcessWorker, id:
         mb.grad(&common::name(i), &grad[..]).unwrap();
     }
     mb.finish().unwrap();
-    (counts, local.step(run.at(t)).unwrap().exchanged.merged.len())
+    (counts, local.step(run.at(t)).unwrap().exchanged)
 }
 
 /// Takes a step of one worker alone: the rule over whole vectors.
@@ -140,7 +151,12 @@ fn come_and_go(goes: Goes) -> (BTreeMap<usize, Ended>, u64) {
                 }
                 break;
             }
-            divisors.push(step(&run, &mut local, &member, id).0);
+            let (divisor, exchanged) = exchange(&run, &mut local, &member, id);
+            // All survivors name the lost worker, whichever collective failed on each of them.
+            let vetoes = exchanged.failed.iter().map(|(_, veto)| *veto);
+            assert!(vetoes.clone().all(|veto| veto == Veto::Lost { worker: 2 }), "{:?}", exchanged.failed);
+            assert_eq!(vetoes.len() > 0, goes == Goes::IsLostWithin && local.steps() == 8, "{exchanged:?}");
+            divisors.push(divisor);
         }
         (id, (has(&run, &local), divisors))
     };

@@ -136,7 +136,8 @@ fn plans_that_cannot_work_are_refused() {
         ),
         (
             change(1, &|f| f.what = named("momentum")),
-            "fragment 1 selects the state \"momentum\", but rule adamw has only [\"m\", \"v\"]",
+            "fragment 1 selects the state \"momentum\", but rule adamw has only [\"m\", \"v\"]; \
+             choose a preset for this rule, or select its state by these names",
         ),
         (
             change(1, &|f| f.what = What::OuterMomentum(0)),

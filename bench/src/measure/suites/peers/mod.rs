@@ -8,11 +8,9 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use meshstep_bench_cases::ranks::Race;
-
 use crate::measure::effort::Effort;
 use crate::measure::peers::{self, Mpi};
-use crate::measure::record::{Cell, Section, Table, Wanted};
+use crate::measure::record::Section;
 use ranks::RANKS;
 
 const ABOUT: &str = "Ratio of the other system's time to ours: medians of ratios, round by round, in turns. Updates have as many \

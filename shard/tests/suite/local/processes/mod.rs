@@ -272,7 +272,7 @@ fn stopped_for_long(where_: &str) {
     workers[1].signal("-CONT");
     let (ended, steps) = (workers[1].says("ended"), if within { 8 } else { 7 });
     assert!(ended.starts_with(&format!("ended at {steps} with {:016x}: ", apart(1, steps))), "{ended}");
-    let fenced = "up to epoch 1 and is not in epoch 2 because no message came from it";
+    let fenced = "up to epoch 1 and is not one in epoch 2 because no message came from it";
     assert!(ended.contains(fenced), "{ended}");
     workers[1].order("join");
     let at = until_it_comes(&mut workers, 1, 12);
