@@ -23,6 +23,7 @@ mod cuda;
 mod equality;
 mod faults;
 mod gathers;
+mod grad_forms;
 mod hyperparameters;
 mod layer_wise;
 mod lbfgs;
