@@ -11,6 +11,7 @@
 //! | [`Error`] | typed error, the same on every rank |
 //! | [`Stats`] | operations and bytes by [`Kind`], as a ring algorithm would send them |
 //! | [`Clock`], [`Faults`] | manual time and injected faults for tests |
+//! | [`prelude`] | types for a glob import |
 //!
 //! ```
 //! use meshstep_comm::{Op, Reduction, loopback};
@@ -71,6 +72,7 @@ pub mod loopback;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 mod op;
+pub mod prelude;
 mod reduce;
 pub mod rendezvous;
 mod split_groups;

@@ -21,6 +21,7 @@
 //! | [`schedule`] | learning rate as a function of the step, with Hugging Face's and PyTorch's schedules |
 //! | [`cuda`] | arguments of the rules' CUDA kernels; the caller launches them |
 //! | [`Isa`] | instruction set in use; it affects speed, never bits |
+//! | [`prelude`] | types for a glob import |
 //!
 //! A rule holds hyperparameters; the caller owns memory, state and step counts. One pass scales the gradient, updates, writes a
 //! low-precision copy and resets the gradient.
@@ -102,6 +103,7 @@ mod number;
 mod pass;
 mod philox;
 mod placed;
+pub mod prelude;
 mod qhadamw;
 mod recipe;
 mod reduce;

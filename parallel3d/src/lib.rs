@@ -14,6 +14,7 @@
 //! | [`elements`] | elements of a parameter held by a rank |
 //! | `reshard` (feature `checkpoint`) | moves state from one mesh to another without a file |
 //! | `candle` (feature) | layers of a network that is distributed over a mesh |
+//! | [`prelude`] | names of a training loop, for a glob import |
 
 mod axis;
 #[cfg(feature = "candle")]
@@ -31,6 +32,7 @@ pub mod models;
 mod optimizer;
 mod placement;
 mod plan;
+pub mod prelude;
 mod site;
 mod step;
 mod verify;

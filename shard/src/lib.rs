@@ -18,6 +18,7 @@
 //! | `checkpoint` (a feature) | steps saved to folders, also in the background, and loaded onto any ranks; in-memory moves |
 //! | [`local`] | workers that step alone and exchange seldom, by a plan |
 //! | [`Plan`], [`Part`] | ownership and bytes, computed without memory or ranks |
+//! | [`prelude`] | names of a training loop, for a glob import |
 //!
 //! ```
 //! use meshstep_optim::AdamW;
@@ -138,6 +139,7 @@ mod gather;
 pub mod local;
 mod optimizer;
 mod plan;
+pub mod prelude;
 mod ranks;
 mod reduce;
 mod step;

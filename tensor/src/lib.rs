@@ -10,6 +10,7 @@
 //! | `cuda` (a feature) | devices, streams, events and memory of NVIDIA GPUs |
 //! | [`simd`], [`narrow`] | loops compiled for every instruction set; conversions that vectorise in them |
 //! | [`fetch`], [`copy_non_temporal`] | software prefetch; copies larger than the caches |
+//! | [`prelude`] | types for a glob import |
 //!
 //! ```
 //! use meshstep_tensor::{Buffer, Category, DType, Layout, Meter};
@@ -40,6 +41,7 @@ mod meter;
 pub mod narrow;
 mod non_temporal;
 mod place;
+pub mod prelude;
 mod queue;
 pub mod simd;
 mod slice;

@@ -32,6 +32,7 @@ mod loss_scale;
 mod misuse;
 mod parts;
 mod pool;
+mod prelude;
 mod propagate;
 mod recipes;
 mod schedules;
