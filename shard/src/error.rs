@@ -304,8 +304,10 @@ pub enum Error {
     /// The assignment of ranks to groups is invalid.
     #[error(transparent)]
     Assignment(#[from] crate::AssignmentError),
-    /// A cross-shard optimizer replicates, and the stage shards.
-    #[error("a cross-shard optimizer replicates, and stage is {stage:?}; set `stage: Stage::Replicated`")]
+    /// A cross-shard optimizer replicates, and a stage was chosen that shards.
+    #[error(
+        "a cross-shard optimizer replicates, and stage is {stage:?}; leave out `stage`, or set `Stage::Replicated`"
+    )]
     NotReplicated {
         /// The stage given.
         stage: crate::Stage,

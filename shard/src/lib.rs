@@ -152,6 +152,7 @@ pub use config::fault::Fault;
 pub use config::options::{Clip, Combine, Initial, Missing, NonFinite, Options, Stage, StepArgs};
 pub use config::param_groups::Groups;
 pub use config::precision::{Master, Moments, Precision};
+pub use config::selection::{ByName, ByPredicate, SelectParams, Selection};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
 pub use error::Error;
 pub use gather::unit_gather::{Gathered, PendingGather, UnitError};

@@ -41,17 +41,16 @@ use std::sync::Arc;
 ///
 /// ```
 /// use meshstep_optim::Sgd;
-/// use meshstep_shard::{StepArgs, CrossShard, Options, Stage};
+/// use meshstep_shard::{StepArgs, CrossShard, Options};
 /// use meshstep_tensor::{DType, Layout};
 ///
 /// let w = meshstep_comm::loopback::spawn(4, |comm| -> Result<f32, meshstep_shard::Error> {
 ///     let grad = 1.0 + comm.rank() as f32;
 ///     let layout = Layout::builder().param("w", &[1], DType::F32).build()?;
-///     let options = Options { stage: Stage::Replicated, ..Options::default() };
 ///     let groups = [vec![0, 2], vec![1, 3]];
-///     let mut opt = CrossShard::new(comm, Some(&groups), layout, Sgd::default(), |_, _| Ok(()), options)?;
+///     let mut opt = CrossShard::new(comm, Some(&groups), layout, Sgd::default(), |_, _| Ok(()), Options::default())?;
 ///     let mb = opt.micro_batch(1)?;
-///     mb.grad("w", &[grad][..])?;
+///     mb.grad("w", &[grad])?;
 ///     mb.finish()?;
 ///     opt.step(StepArgs { lr: 1.0, ..StepArgs::default() })?.outcome()?;
 ///     Ok(opt.param("w")?.typed::<f32>()?[0])
@@ -76,7 +75,10 @@ impl CrossShard {
     ///
     /// `groups` are lists of ranks that contain every rank exactly once and are of equal size; `None`: one group of all ranks.
     /// Sums run in order of rank, whatever the order in the list. First values are the same in all groups: rank 0's, or compared
-    /// ([`Options::initial`]). [`Options::stage`] is [`Stage::Replicated`].
+    /// ([`Options::initial`]).
+    ///
+    /// The stage is [`Stage::Replicated`]: the default of [`Options::stage`] is replaced, and [`Stage::Zero2`], [`Stage::Zero3`]
+    /// and [`Stage::WholeParams`] are [`Error::NotReplicated`].
     pub fn new(
         world: Arc<dyn Communicator>,
         groups: Option<&[Vec<usize>]>,
@@ -88,7 +90,8 @@ impl CrossShard {
         let everyone = [(0..world.world_size()).collect()];
         let groups = groups.unwrap_or(&everyone);
         let rules = rules.into();
-        let options = Options { missing: within_a_group(options.missing), ..options };
+        let stage = if options.stage == Stage::default() { Stage::Replicated } else { options.stage };
+        let options = Options { missing: within_a_group(options.missing), stage, ..options };
         let mine = my_group(groups, &*world, &options);
         let text = match &mine {
             Ok(_) => describe(groups, &layout, &rules, &options),

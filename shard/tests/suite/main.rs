@@ -24,6 +24,7 @@ mod equality;
 mod faults;
 mod gathers;
 mod grad_forms;
+mod group_predicates;
 mod hyperparameters;
 mod layer_wise;
 mod lbfgs;
