@@ -155,6 +155,9 @@ pub enum Error {
     /// A unit of sharded parameters was used wrongly.
     #[error(transparent)]
     Unit(#[from] crate::UnitError),
+    /// A parameter cannot be read into the memory given.
+    #[error(transparent)]
+    Read(#[from] crate::ReadError),
     /// Groups of one layout have different rules.
     #[error("rules {first} and {other} for one layout; groups may differ in hyperparameters only")]
     MixedRules {

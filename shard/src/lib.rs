@@ -159,6 +159,7 @@ pub use gather::unit_gather::{Gathered, PendingGather, UnitError};
 pub use meshstep_optim::Stop;
 pub use optimizer::Optimizer;
 pub use optimizer::add_params::ParamGroup;
+pub use optimizer::read::ReadError;
 pub use optimizer::values::ParamState;
 pub use plan::bucket::{BucketPlan, Placed};
 pub use plan::bytes::{Memory, Wire};

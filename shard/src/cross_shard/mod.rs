@@ -249,6 +249,11 @@ impl CrossShard {
         self.optimizer.param(name)
     }
 
+    /// Writes the values of a parameter into `out` ([`Optimizer::read`]).
+    pub fn read<'o>(&mut self, name: &str, out: impl Into<SliceMut<'o>>) -> Result<(), Error> {
+        self.optimizer.read(name, out)
+    }
+
     /// Returns the optimizer of this rank's group, with its state, loss scale and options.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer

@@ -4,6 +4,7 @@ pub(crate) mod add_params;
 pub(crate) mod initial_chunks;
 pub(crate) mod initial_values;
 pub(crate) mod layout_state;
+pub(crate) mod read;
 pub(crate) mod values;
 
 use crate::config::param_groups::Group;

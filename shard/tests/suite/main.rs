@@ -35,6 +35,7 @@ mod parts;
 mod pool;
 mod prelude;
 mod propagate;
+mod reads;
 mod recipes;
 mod schedules;
 mod verify;

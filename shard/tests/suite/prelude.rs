@@ -1,6 +1,9 @@
 //! Preludes of all crates are imported together: no name is ambiguous, and another crate's `Error` keeps its name.
 
-#![allow(unused_imports, reason = "the shard prelude contains the others, which must be importable beside it")]
+#![allow(
+    unused_imports,
+    reason = "the shard prelude contains the others, which must be importable beside it"
+)]
 
 use meshstep_comm::prelude::*;
 use meshstep_optim::prelude::*;
