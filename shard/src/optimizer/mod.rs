@@ -1,6 +1,7 @@
 //! Sharded optimizer: all ranks build it together, then step it together.
 
 pub(crate) mod add_params;
+pub(crate) mod freeze;
 pub(crate) mod initial_chunks;
 pub(crate) mod initial_values;
 pub(crate) mod layout_state;

@@ -204,9 +204,10 @@ impl MicroBatch<'_> {
     fn wanted(&self, name: &str) -> Result<Wanted, Error> {
         let param = self.optimizer.index(name)?;
         let entry = &self.optimizer.entries[param];
-        let Place::Bucket { bucket, index, .. } = entry.place else {
+        let (Place::Bucket { bucket, index, .. }, false) = (&entry.place, entry.paused) else {
             return Err(Error::FrozenParam { name: name.to_owned() });
         };
+        let (bucket, index) = (*bucket, *index);
         let dtype = self.optimizer.reducer.config.buckets[bucket].plan.grads;
         Ok(Wanted { param, bucket, index, len: entry.param.len(), dtype })
     }

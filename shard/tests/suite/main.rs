@@ -22,6 +22,7 @@ mod cross_shard;
 mod cuda;
 mod equality;
 mod faults;
+mod freezing;
 mod gathers;
 mod grad_forms;
 mod group_predicates;
