@@ -10,6 +10,8 @@
 //! | [`Decay`], [`Momentum`], [`Moments`] | forms of weight decay; SGD's forms of momentum; several slow moments |
 //! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
 //! | [`Segment`], [`Scalars`] | elements to update and their `t`; learning rate, gradient scale, gradient reset |
+//! | [`elementwise`] | helpers for a rule outside this crate: any recipe of types, on every instruction set |
+//! | [`remainder`] | f32 masters from bf16 parameters and their 16-bit remainders |
 //! | [`Strided`] | elements of a tensor held by a part of it |
 //! | [`Norm`], [`NormAccumulator`], [`NormSum`], [`ExactSum`] | norms with bits that do not depend on order, splits or merges |
 //! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
@@ -88,6 +90,7 @@ mod check;
 mod clip;
 pub mod cuda;
 mod decay;
+pub mod elementwise;
 mod error;
 mod frame;
 mod lamb;
@@ -107,7 +110,7 @@ pub mod prelude;
 mod qhadamw;
 mod recipe;
 mod reduce;
-mod remainder;
+pub mod remainder;
 mod rmsprop;
 mod rule;
 pub mod schedule;
