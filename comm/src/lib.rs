@@ -63,6 +63,7 @@
 //!
 //! `shuttle` is for this crate's own tests: inside a shuttle execution the crate's locks and threads are shuttle's.
 
+mod call_name;
 mod clock;
 mod communicator;
 mod error;
@@ -83,6 +84,7 @@ mod sync;
 #[doc = include_str!("../README.md")]
 mod readme {}
 
+pub use call_name::{CallName, name_calls};
 pub use clock::{Clock, Wake};
 pub use communicator::Communicator;
 pub use error::{Called, Error};

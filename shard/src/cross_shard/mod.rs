@@ -18,7 +18,7 @@ use crate::{
     Error, Evaluated, Groups, Initial, Master, MicroBatch, Minimized, Missing, Optimizer, Options, Pending,
     Stage, StepArgs, Until, Verified,
 };
-use meshstep_comm::{Communicator, Op};
+use meshstep_comm::{Communicator, Op, name_calls};
 use meshstep_optim::LossScaleState;
 use meshstep_tensor::{Layout, Param, Slice, SliceMut};
 use std::fmt::Write;
@@ -87,6 +87,7 @@ impl CrossShard {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
         options: Options,
     ) -> Result<Self, Error> {
+        let _name = name_calls("CrossShard::new");
         let everyone = [(0..world.world_size()).collect()];
         let groups = groups.unwrap_or(&everyone);
         let rules = rules.into();
@@ -124,6 +125,7 @@ impl CrossShard {
         rules: impl Into<Groups>,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
+        let _name = name_calls("CrossShard::add_param_group");
         let Optimizer { entries, buckets, frozen, options, .. } = &self.optimizer;
         let (before, options, rules) =
             ([entries.len(), buckets.len(), frozen.len()], options.clone(), rules.into());

@@ -3,6 +3,7 @@
 use crate::config::selection::{Select, SelectParams};
 use crate::optimizer::layout_state::Place;
 use crate::{Error, Optimizer};
+use meshstep_comm::name_calls;
 use meshstep_tensor::Place as Memory;
 
 impl Optimizer {
@@ -32,6 +33,7 @@ impl Optimizer {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_frozen<By>(&mut self, params: impl SelectParams<By>, frozen: bool) -> Result<(), Error> {
+        let _name = name_calls("Optimizer::set_frozen");
         self.reducer.healthy()?;
         let ready = self.finish_dropped().and_then(|()| self.check_heard()).and_then(|()| self.check_idle());
         let chosen = ready.and_then(|()| self.trainable(&params.select().0));

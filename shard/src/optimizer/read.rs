@@ -1,6 +1,7 @@
 //! Whole values of one parameter, copied into memory of the caller at any stage.
 
 use crate::{Error, Optimizer};
+use meshstep_comm::name_calls;
 use meshstep_tensor::{DType, Place, Slice, SliceMut};
 
 /// Error in the memory that a parameter was to be read into.
@@ -65,6 +66,7 @@ impl Optimizer {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn read<'o>(&mut self, name: &str, out: impl Into<SliceMut<'o>>) -> Result<(), Error> {
+        let _name = name_calls("Optimizer::read");
         let out = out.into();
         let param = self.readable(name, &out);
         if !self.options.stage.cuts_params() {

@@ -32,6 +32,7 @@ mod lbfgs;
 mod local;
 mod loss_scale;
 mod misuse;
+mod one_sided;
 mod parts;
 mod pool;
 mod prelude;
