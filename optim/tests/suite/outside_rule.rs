@@ -136,7 +136,7 @@ fn recipes_that_lose_steps_are_refused_for_a_rule_outside_too() {
 
 #[test]
 fn masters_are_joined_from_parameters_and_remainders() {
-    let values = [1.001f32, -3.141_592_7, 0.0, -0.0, 1e-40, 65_504.0];
+    let values = [1.001f32, -std::f32::consts::PI, 0.0, -0.0, 1e-40, 65_504.0];
     let (params, remainders): (Vec<bf16>, Vec<u16>) = values.into_iter().map(remainder::split).unzip();
     assert!(params.iter().zip(values).all(|(p, x)| p.to_bits() == bf16::from_f32(x).to_bits()));
     let mut masters = [9f32; 6];

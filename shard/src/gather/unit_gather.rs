@@ -98,7 +98,7 @@ impl Optimizer {
     /// Gathers a unit's parameters on this rank. Collective at [`Stage::Zero3`](crate::Stage::Zero3), over the ranks that divide
     /// the unit: they gather the same units in the same order, each from one thread, and between two gathers hand over the
     /// gradients of the same parameters, in any order. If one rank lacks some, others may wait for
-    /// [`Options::patience`](crate::Options::patience) before they gather. Ranks that gather different units get an error here if
+    /// [`Options::wait_budget`](crate::Options::wait_budget) before they gather. Ranks that gather different units get an error here if
     /// the lengths differ, else from the next step. Ranks that wait for a gather get an error when another rank ends its
     /// micro-batch without it, if communicators compare calls, else at the deadline.
     ///
