@@ -237,6 +237,8 @@ pub struct Called {
     pub len: usize,
     /// Type of the buffer.
     pub dtype: DType,
+    /// Name given to the calls by the rank ([`name_calls`](crate::name_calls)), on backends whose ranks are one process.
+    pub by: Option<&'static str>,
 }
 
 impl Called {
@@ -259,7 +261,7 @@ impl fmt::Display for Called {
         if self.action.moves_data() {
             write!(f, " of {} {}", self.len, self.dtype)?;
         }
-        Ok(())
+        self.by.map_or(Ok(()), |by| write!(f, " in {by}"))
     }
 }
 
@@ -286,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_mismatch_names_what_each_rank_called() {
-        let call = |action, len| Some(Called { op_number: 3, action, len, dtype: DType::F32 });
+        let call = |action, len| Some(Called { op_number: 3, action, len, dtype: DType::F32, by: None });
         let calls = vec![call(Action::AllGather, 8), None, call(Action::Barrier, 0)];
         let error = Error::Mismatch { op_number: 3, calls };
         assert_eq!(

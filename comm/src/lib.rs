@@ -11,6 +11,7 @@
 //! | [`Error`] | typed error, the same on every rank |
 //! | [`Stats`] | operations and bytes by [`Kind`], as a ring algorithm would send them |
 //! | [`Clock`], [`Faults`] | manual time and injected faults for tests |
+//! | [`prelude`] | types for a glob import |
 //!
 //! ```
 //! use meshstep_comm::{Op, Reduction, loopback};
@@ -62,6 +63,7 @@
 //!
 //! `shuttle` is for this crate's own tests: inside a shuttle execution the crate's locks and threads are shuttle's.
 
+mod call_name;
 mod clock;
 mod communicator;
 mod error;
@@ -71,6 +73,7 @@ pub mod loopback;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 mod op;
+pub mod prelude;
 mod reduce;
 pub mod rendezvous;
 mod split_groups;
@@ -81,6 +84,7 @@ mod sync;
 #[doc = include_str!("../README.md")]
 mod readme {}
 
+pub use call_name::{CallName, name_calls};
 pub use clock::{Clock, Wake};
 pub use communicator::Communicator;
 pub use error::{Called, Error};

@@ -10,6 +10,8 @@
 //! | [`Decay`], [`Momentum`], [`Moments`] | forms of weight decay; SGD's forms of momentum; several slow moments |
 //! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
 //! | [`Segment`], [`Scalars`] | elements to update and their `t`; learning rate, gradient scale, gradient reset |
+//! | [`elementwise`] | helpers for a rule outside this crate: any recipe of types, on every instruction set |
+//! | [`remainder`] | f32 masters from bf16 parameters and their 16-bit remainders |
 //! | [`Strided`] | elements of a tensor held by a part of it |
 //! | [`Norm`], [`NormAccumulator`], [`NormSum`], [`ExactSum`] | norms with bits that do not depend on order, splits or merges |
 //! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
@@ -21,6 +23,7 @@
 //! | [`schedule`] | learning rate as a function of the step, with Hugging Face's and PyTorch's schedules |
 //! | [`cuda`] | arguments of the rules' CUDA kernels; the caller launches them |
 //! | [`Isa`] | instruction set in use; it affects speed, never bits |
+//! | [`prelude`] | types for a glob import |
 //!
 //! A rule holds hyperparameters; the caller owns memory, state and step counts. One pass scales the gradient, updates, writes a
 //! low-precision copy and resets the gradient.
@@ -79,16 +82,16 @@
 //!   each fused multiply-add in software: slow, with the same bits.
 //! - Floating-point state (rounding mode, flush-to-zero) must be the default one.
 
-mod accumulate;
 pub mod cuda;
 mod engine;
 mod error;
+mod flat;
 mod lbfgs;
 mod loss_scale;
 mod merge;
 mod norm;
-mod placed;
 mod precision;
+pub mod prelude;
 mod reduce;
 mod rule;
 mod rules;
@@ -99,11 +102,13 @@ mod state_slot;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub use accumulate::{accumulate, accumulate_on};
 pub use engine::decay::Decay;
+pub use engine::elementwise;
 pub use engine::moments::Moments;
 pub use engine::strided::Strided;
 pub use error::Error;
+pub use flat::accumulate::{accumulate, accumulate_on};
+pub use flat::placed::{cast, scale};
 pub use lbfgs::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Loss, Stop};
 pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use merge::{Merge, OuterStep, mix_zeros, pack};
@@ -111,8 +116,8 @@ pub use meshstep_tensor::simd::Isa;
 pub use norm::clip::clip_coef;
 pub use norm::tensor_sums::TensorSums;
 pub use norm::{ExactSum, Norm, NormAccumulator, NormSum};
-pub use placed::{cast, scale};
 pub use precision::number::power;
+pub use precision::remainder;
 pub use reduce::{Alone, Reduce, ReduceError, ordered, unordered};
 pub use rule::{Flat, NEAREST_RETENTION, Rounding, Rule, Scalars, Sees, Segment};
 pub use rules::adagrad::Adagrad;

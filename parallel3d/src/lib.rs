@@ -14,6 +14,7 @@
 //! | [`elements`] | elements of a parameter held by a rank |
 //! | `reshard` (feature `checkpoint`) | moves state from one mesh to another without a file |
 //! | `candle` (feature) | layers of a network that is distributed over a mesh |
+//! | [`prelude`] | names of a training loop, for a glob import |
 
 #[cfg(feature = "candle")]
 pub mod candle;
@@ -29,6 +30,7 @@ pub mod models;
 mod optimizer;
 mod placement;
 mod plan;
+pub mod prelude;
 mod step;
 mod verify;
 

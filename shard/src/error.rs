@@ -155,6 +155,9 @@ pub enum Error {
     /// A unit of sharded parameters was used wrongly.
     #[error(transparent)]
     Unit(#[from] crate::UnitError),
+    /// A parameter cannot be read into the memory given.
+    #[error(transparent)]
+    Read(#[from] crate::ReadError),
     /// Groups of one layout have different rules.
     #[error("rules {first} and {other} for one layout; groups may differ in hyperparameters only")]
     MixedRules {
@@ -304,8 +307,10 @@ pub enum Error {
     /// The assignment of ranks to groups is invalid.
     #[error(transparent)]
     Assignment(#[from] crate::AssignmentError),
-    /// A cross-shard optimizer replicates, and the stage shards.
-    #[error("a cross-shard optimizer replicates, and stage is {stage:?}; set `stage: Stage::Replicated`")]
+    /// A cross-shard optimizer replicates, and a stage was chosen that shards.
+    #[error(
+        "a cross-shard optimizer replicates, and stage is {stage:?}; leave out `stage`, or set `Stage::Replicated`"
+    )]
     NotReplicated {
         /// The stage given.
         stage: crate::Stage,

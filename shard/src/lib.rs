@@ -18,6 +18,7 @@
 //! | `checkpoint` (a feature) | steps saved to folders, also in the background, and loaded onto any ranks; in-memory moves |
 //! | [`local`] | workers that step alone and exchange seldom, by a plan |
 //! | [`Plan`], [`Part`] | ownership and bytes, computed without memory or ranks |
+//! | [`prelude`] | names of a training loop, for a glob import |
 //!
 //! ```
 //! use meshstep_optim::AdamW;
@@ -138,6 +139,7 @@ mod gather;
 pub mod local;
 mod optimizer;
 mod plan;
+pub mod prelude;
 mod ranks;
 mod reduce;
 mod step;
@@ -150,12 +152,14 @@ pub use config::fault::Fault;
 pub use config::options::{Clip, Combine, Initial, Missing, NonFinite, Options, Stage, StepArgs};
 pub use config::param_groups::Groups;
 pub use config::precision::{Master, Moments, Precision};
+pub use config::selection::{ByName, ByPredicate, SelectParams, Selection};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};
 pub use error::Error;
 pub use gather::unit_gather::{Gathered, PendingGather, UnitError};
 pub use meshstep_optim::Stop;
 pub use optimizer::Optimizer;
 pub use optimizer::add_params::ParamGroup;
+pub use optimizer::read::ReadError;
 pub use optimizer::values::ParamState;
 pub use plan::bucket::{BucketPlan, Placed};
 pub use plan::bytes::{Memory, Wire};

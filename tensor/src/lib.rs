@@ -10,6 +10,7 @@
 //! | `cuda` (a feature) | devices, streams, events and memory of NVIDIA GPUs |
 //! | [`simd`], [`narrow`] | loops compiled for every instruction set; conversions that vectorise in them |
 //! | [`fetch`], [`copy_non_temporal`] | software prefetch; copies larger than the caches |
+//! | [`prelude`] | types for a glob import |
 //!
 //! ```
 //! use meshstep_tensor::{Buffer, Category, DType, Layout, Meter};
@@ -37,15 +38,16 @@ pub mod fetch;
 mod layout;
 mod memory;
 mod meter;
-pub mod narrow;
 mod non_temporal;
 mod place;
+pub mod prelude;
 mod queue;
 pub mod simd;
 mod slice;
 
 pub use buffer::Buffer;
 pub use cast::cast;
+pub use cast::narrow;
 pub use dtype::{DType, Element};
 pub use error::Error;
 pub use half::{bf16, f16};

@@ -8,6 +8,20 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 /// Shared flat memory of one [`DType`].
+///
+/// Slices, arrays and vectors of an [`Element`] convert into it by reference:
+///
+/// ```
+/// use meshstep_tensor::{DType, Slice, SliceMut, bf16};
+///
+/// let values = vec![bf16::ONE; 3];
+/// assert_eq!(Slice::from(&values).dtype(), DType::BF16);
+/// assert_eq!(Slice::from(&[1f32, 2.0]).len(), 2);
+/// let mut out = vec![0f32; 2];
+/// SliceMut::from(&mut out).copy_from(Slice::from(&[1f32, 2.0]))?;
+/// assert_eq!(out, [1.0, 2.0]);
+/// # Ok::<(), meshstep_tensor::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Slice<'a> {
     start: NonNull<u8>,
@@ -265,6 +279,30 @@ impl<'a, T: Element> From<&'a [T]> for Slice<'a> {
 impl<'a, T: Element> From<&'a mut [T]> for SliceMut<'a> {
     fn from(values: &'a mut [T]) -> Self {
         SliceMut::of_cpu(bytemuck::cast_slice_mut(values), T::DTYPE)
+    }
+}
+
+impl<'a, T: Element, const N: usize> From<&'a [T; N]> for Slice<'a> {
+    fn from(values: &'a [T; N]) -> Self {
+        values.as_slice().into()
+    }
+}
+
+impl<'a, T: Element> From<&'a Vec<T>> for Slice<'a> {
+    fn from(values: &'a Vec<T>) -> Self {
+        values.as_slice().into()
+    }
+}
+
+impl<'a, T: Element, const N: usize> From<&'a mut [T; N]> for SliceMut<'a> {
+    fn from(values: &'a mut [T; N]) -> Self {
+        values.as_mut_slice().into()
+    }
+}
+
+impl<'a, T: Element> From<&'a mut Vec<T>> for SliceMut<'a> {
+    fn from(values: &'a mut Vec<T>) -> Self {
+        values.as_mut_slice().into()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::meeting::MeetingSeat;
 use super::shared::View;
+use crate::call_name;
 use crate::clock::Wake;
 use crate::sync::{Condvar, Mutex};
 use crate::{Called, Clock, Error, Op, Stats};
@@ -99,6 +100,7 @@ impl Lane {
             action: op.action(),
             len: buffer.len(),
             dtype: buffer.dtype(),
+            by: call_name::current(),
         };
         state.started += 1;
         let view = View::of(&buffer, op.action());

@@ -153,7 +153,7 @@ mod tests {
     use meshstep_tensor::DType;
 
     fn in_(action: Action) -> Stand {
-        Stand::Waiting(Called { op_number: 7, action, len: 8, dtype: DType::F32 })
+        Stand::Waiting(Called { op_number: 7, action, len: 8, dtype: DType::F32, by: None })
     }
     fn send(to: usize) -> Stand {
         in_(Action::Send { to })
@@ -179,15 +179,18 @@ mod tests {
     #[test]
     fn a_contradiction_is_seen_before_everybody_has_come() {
         assert!(fails(&[in_(GATHER), in_(BARRIER), Stand::Idle]));
-        let short = Stand::Waiting(Called { op_number: 7, action: GATHER, len: 7, dtype: DType::F32 });
+        let short =
+            Stand::Waiting(Called { op_number: 7, action: GATHER, len: 7, dtype: DType::F32, by: None });
         assert!(fails(&[short, in_(GATHER), Stand::Idle]));
-        let other_type = Stand::Waiting(Called { op_number: 7, action: GATHER, len: 8, dtype: DType::U64 });
+        let other_type =
+            Stand::Waiting(Called { op_number: 7, action: GATHER, len: 8, dtype: DType::U64, by: None });
         assert!(fails(&[other_type, in_(GATHER)]));
     }
 
     #[test]
     fn only_operations_with_data_compare_lengths() {
-        let long = Stand::Waiting(Called { op_number: 0, action: BARRIER, len: 9, dtype: DType::U64 });
+        let long =
+            Stand::Waiting(Called { op_number: 0, action: BARRIER, len: 9, dtype: DType::U64, by: None });
         assert_eq!(verdict(&[long, in_(BARRIER)], 0), Verdict::Go(Party::All));
     }
 

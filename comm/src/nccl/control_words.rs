@@ -15,7 +15,7 @@ impl Core {
         let next = self.ledger().next();
         for (number, (op, buffer)) in (next..).zip(calls) {
             let (action, len, dtype) = (op.action(), buffer.len(), buffer.dtype());
-            let mine = Called { op_number: number, action, len, dtype };
+            let mine = Called { op_number: number, action, len, dtype, by: None };
             self.compare_one(Patience { called: mine, within: self.within(*op) })?;
         }
         Ok(())
@@ -128,7 +128,7 @@ fn decode(words: &[u64]) -> Option<Called> {
         _ => return None,
     };
     let dtype = DTYPES.get(usize::try_from(dtype).ok()?).copied().unwrap_or(DType::F32);
-    Some(Called { op_number, action, len: usize::try_from(len).ok()?, dtype })
+    Some(Called { op_number, action, len: usize::try_from(len).ok()?, dtype, by: None })
 }
 
 /// Types by their word values; collectives support no other type.
@@ -159,7 +159,7 @@ mod tests {
         actions.extend(REDUCTIONS.map(Action::ReduceScatter));
         for action in actions {
             for dtype in DTYPES {
-                let called = Called { op_number: 1 << 40, action, len: usize::MAX, dtype };
+                let called = Called { op_number: 1 << 40, action, len: usize::MAX, dtype, by: None };
                 assert_eq!(decode(&encode(&called)), Some(called));
             }
         }

@@ -211,7 +211,7 @@ fn is_capturing(queue: &Queue) -> Result<bool, Error> {
 }
 
 pub(super) fn called(op_number: u64, (op, buffer): &(Op, Buffer)) -> Called {
-    Called { op_number, action: op.action(), len: buffer.len(), dtype: buffer.dtype() }
+    Called { op_number, action: op.action(), len: buffer.len(), dtype: buffer.dtype(), by: None }
 }
 
 impl Own {

@@ -122,7 +122,7 @@ impl Ledger {
 
     /// Counts a successful operation.
     pub(super) fn done(&mut self, called: Called, now: Duration) {
-        let Called { op_number, action, len, dtype } = called;
+        let Called { op_number, action, len, dtype, .. } = called;
         self.stats.count(action, self.rank, self.world_size, len, dtype.size());
         self.recorder.ended(op_number, now);
     }

@@ -85,7 +85,7 @@ mod tests {
     use meshstep_tensor::DType;
 
     fn called(op_number: u64) -> Called {
-        Called { op_number, action: Action::AllGather, len: 8, dtype: DType::F32 }
+        Called { op_number, action: Action::AllGather, len: 8, dtype: DType::F32, by: None }
     }
 
     #[test]

@@ -72,8 +72,13 @@ impl Core {
         let _turn = self.turn();
         self.ledger().refuse()?;
         self.outside_captures(&self.stream)?;
-        let called =
-            Called { op_number: 0, action: Action::Barrier, len: buffer.len(), dtype: buffer.dtype() };
+        let called = Called {
+            op_number: 0,
+            action: Action::Barrier,
+            len: buffer.len(),
+            dtype: buffer.dtype(),
+            by: None,
+        };
         let op_number = self.number(std::iter::once(called))?;
         let patience = Patience { called: Called { op_number, ..called }, within: self.options.deadline };
         let start = buffer.as_ptr().addr().get();
@@ -133,7 +138,8 @@ impl Core {
         // SAFETY: the window was made for this communicator and is not used after this. A communicator that has ended has ended
         // its windows, and `call` does not reach it.
         self.raw.call("ncclCommWindowDeregister", |comm| unsafe { deregister(comm, window) })?;
-        let called = Called { op_number: 0, action: Action::Barrier, len: room.bytes, dtype: DType::U64 };
+        let called =
+            Called { op_number: 0, action: Action::Barrier, len: room.bytes, dtype: DType::U64, by: None };
         self.wait_until(Patience { called, within: self.options.abort_within }, || self.raw.state())
     }
 

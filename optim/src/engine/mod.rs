@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 pub(crate) mod decay;
+pub mod elementwise;
 pub(crate) mod frame;
 pub(crate) mod moments;
 pub(crate) mod pass;

@@ -201,7 +201,7 @@ impl<T: Real> Body for Split<'_, T> {
         for ((halves, high), low) in halves.iter().zip(self.high).zip(self.low) {
             let [lower, upper] =
                 if cfg!(target_endian = "little") { *halves } else { [halves[1], halves[0]] };
-            (*high, *low) = remainder::split(upper, lower);
+            (*high, *low) = remainder::split_bits(upper, lower);
         }
     }
 }

@@ -12,12 +12,15 @@ use meshstep_tensor::fetch::{LINE, fetch, fetch_line};
 use meshstep_tensor::simd::{Body, Isa};
 
 /// Update of one element by a rule with `S` state vectors; holds the constants of one segment.
-pub(crate) trait Step<T: Real, const S: usize>: Copy + Send + Sync {
-    /// Returns the element's new parameter and state. `#[inline(always)]`, without calls.
+pub trait Step<T: Real, const S: usize>: Copy + Send + Sync {
+    /// Returns the new parameter and state of an element with gradient `g`. The loop around it is compiled for every instruction
+    /// set and vectorises if this method is `#[inline(always)]` and calls nothing that is not.
     fn step(&self, p: T, g: T, s: [T; S]) -> (T, [T; S]);
 
-    /// Slow and obvious: the definition that `step` must equal.
-    fn reference(&self, p: T, g: T, s: [T; S]) -> (T, [T; S]);
+    /// Slow and obvious: the definition that `step` must equal, for [`Isa::Reference`]. The default is `step` itself.
+    fn reference(&self, p: T, g: T, s: [T; S]) -> (T, [T; S]) {
+        self.step(p, g, s)
+    }
 }
 
 /// Above this many elements work is split in two; below, starting a second thread costs more than it saves.

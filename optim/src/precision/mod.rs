@@ -3,5 +3,5 @@
 pub(crate) mod number;
 pub(crate) mod philox;
 pub(crate) mod recipe;
-pub(crate) mod remainder;
+pub mod remainder;
 pub(crate) mod stochastic;

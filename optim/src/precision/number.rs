@@ -5,8 +5,8 @@
 use meshstep_tensor::{Element, bf16, f16, narrow};
 use std::ops::{Add, Div, Mul, Sub};
 
-/// Type of a rule's computation: f32, or f64 throughout.
-pub(crate) trait Real:
+/// Type of a rule's computation: f32, or f64 throughout. The trait is sealed.
+pub trait Real:
     Element
     + PartialOrd
     + Add<Output = Self>
@@ -33,7 +33,7 @@ pub(crate) trait Real:
 }
 
 /// Division of many numbers by the same divisor.
-pub(crate) trait Divide: Sized {
+pub trait Divide: Sized {
     /// Prepares the divisor `d` for `div_by`.
     fn divisor(d: Self) -> f64;
     /// Returns `self / d` rounded to nearest even: the bits of a division, unless the quotient is subnormal.

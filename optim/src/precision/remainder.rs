@@ -15,7 +15,8 @@
 //! - 65,536 saturate: the 2 * 32,768 finite numbers with an infinite nearest bf16 become infinite.
 //! - NaN stays some NaN. All others round-trip exactly, and the result of one round trip always round-trips exactly.
 
-use meshstep_tensor::bf16;
+use crate::Error;
+use meshstep_tensor::{DType, Slice, SliceMut, bf16};
 
 /// Lower half of an f32 number half-way between two bf16 numbers, and the largest lower half that is nearer to the one below.
 const TIE: u16 = 0x8000;
@@ -25,9 +26,56 @@ const NEAR: u16 = 0x7FFF;
 const INFINITE: u16 = 0x7F80;
 const QUIET: u16 = 0x40;
 
+/// Splits `x` into a bf16 parameter and its remainder.
+pub fn split(x: f32) -> (bf16, u16) {
+    split_bits((x.to_bits() >> 16) as u16, x.to_bits() as u16)
+}
+
+/// Returns the f32 master of a bf16 parameter and its remainder: the f32 number with the bits `high * 2^16 + remainder`, with the
+/// remainder as a signed integer.
+///
+/// ```
+/// use meshstep_optim::remainder::{join, split};
+/// use meshstep_tensor::bf16;
+///
+/// let (param, remainder) = split(1.001);
+/// assert_eq!((param, join(param, remainder)), (bf16::ONE, 1.001));
+/// ```
+#[inline(always)]
+pub fn join(high: bf16, remainder: u16) -> f32 {
+    let off = i32::from(remainder as i16) as u32;
+    f32::from_bits((u32::from(high.to_bits()) << 16).wrapping_add(off))
+}
+
+/// Writes the f32 masters of bf16 parameters and their u16 remainders, all on the CPU and of one length, into `masters`.
+pub fn join_all<'p, 'r, 'm>(
+    params: impl Into<Slice<'p>>,
+    remainders: impl Into<Slice<'r>>,
+    masters: impl Into<SliceMut<'m>>,
+) -> Result<(), Error> {
+    let (params, remainders, mut masters) = (params.into(), remainders.into(), masters.into());
+    let types = [
+        ("params", params.dtype(), DType::BF16, "bf16"),
+        ("a remainder", remainders.dtype(), DType::U16, "u16"),
+        ("masters", masters.dtype(), DType::F32, "f32"),
+    ];
+    if let Some(&(what, given, _, works)) = types.iter().find(|(_, given, expected, _)| given != expected) {
+        return Err(Error::DType { what, given, works });
+    }
+    let expected = params.len();
+    for (what, given) in [("remainder", remainders.len()), ("masters", masters.len())] {
+        if given != expected {
+            return Err(Error::Len { what, given, expected });
+        }
+    }
+    let halves = params.typed()?.iter().zip(remainders.typed()?);
+    masters.typed_mut()?.iter_mut().zip(halves).for_each(|(x, (&high, &low))| *x = join(high, low));
+    Ok(())
+}
+
 /// Splits the number with bits `upper * 2^16 + lower` into halves, in a form that vectorises: twice as many lanes fit with 16 bits.
 #[inline(always)]
-pub(crate) fn split(upper: u16, lower: u16) -> (bf16, u16) {
+pub(crate) fn split_bits(upper: u16, lower: u16) -> (bf16, u16) {
     let odd = upper & 1;
     // A tie goes up from an odd half, which leaves -2^15, and stays at an even one, which leaves 2^15; both shrink by one in magnitude.
     let rounded = upper.wrapping_add(u16::from(lower > TIE - odd));
@@ -36,13 +84,6 @@ pub(crate) fn split(upper: u16, lower: u16) -> (bf16, u16) {
     let nan = magnitude > INFINITE || (magnitude == INFINITE && lower != 0);
     let high = if nan { upper | QUIET } else { rounded };
     (bf16::from_bits(high), if high & INFINITE == INFINITE { 0 } else { near })
-}
-
-/// Joins the halves of a number.
-#[inline(always)]
-pub(crate) fn join(high: bf16, remainder: u16) -> f32 {
-    let off = i32::from(remainder as i16) as u32;
-    f32::from_bits((u32::from(high.to_bits()) << 16).wrapping_add(off))
 }
 
 /// Splits `x` into halves, by the obvious way.
@@ -80,13 +121,13 @@ mod tests {
     impl Moved {
         fn see(&mut self, bits: u32) {
             let x = f32::from_bits(bits);
-            let (high, remainder) = split((bits >> 16) as u16, bits as u16);
+            let (high, remainder) = split(x);
             assert!(same(high.to_f32(), bf16::from_f32(x).to_f32()), "{bits:#x} is not nearest");
             assert_eq!(in_bits(split_plainly(x)), in_bits((high, remainder)), "{bits:#x}");
             let back = join(high, remainder);
             assert_eq!(join_plainly(high, remainder).to_bits(), back.to_bits(), "{bits:#x}");
             let again = back.to_bits();
-            let again = split((again >> 16) as u16, again as u16);
+            let again = split_bits((again >> 16) as u16, again as u16);
             assert_eq!(in_bits(again), in_bits((high, remainder)), "{bits:#x} does not stay");
             if same(x, back) {
                 return;

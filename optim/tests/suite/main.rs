@@ -22,6 +22,7 @@ mod lbfgs;
 mod loss_scale;
 mod merges;
 mod norms;
+mod outside_rule;
 mod recipes;
 mod refusals;
 mod schedules;

@@ -6,3 +6,4 @@ pub(crate) mod options;
 pub(crate) mod param_groups;
 pub(crate) mod precision;
 pub(crate) mod schedule;
+pub(crate) mod selection;

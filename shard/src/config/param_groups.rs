@@ -1,5 +1,6 @@
 //! Parameter groups: rules with hyperparameters of their own for some of the parameters.
 
+use crate::config::selection::{SelectParams, Selection};
 use crate::reduce::reducer::digest;
 use crate::{Clip, Error, Options, Stage};
 use meshstep_optim::{Rule, Sees};
@@ -16,11 +17,17 @@ pub(crate) const MAX_STATES: usize = 8;
 /// ```
 /// use meshstep_optim::AdamW;
 /// use meshstep_shard::Groups;
+/// use meshstep_tensor::Param;
 ///
 /// let decay = AdamW { weight_decay: 0.1, ..AdamW::default() };
 /// let none = AdamW { weight_decay: 0.0, ..decay.clone() };
-/// let groups = Groups::new(decay).with(none, ["ln.weight", "ln.bias"]);
-/// # let _ = groups;
+/// let groups = Groups::new(decay.clone()).with(none.clone(), ["ln.weight", "ln.bias"]);
+///
+/// // By a predicate: vectors do not decay, and embeddings learn at half the rate.
+/// let by_shape = Groups::new(decay.clone())
+///     .with(none, |p: &Param| p.shape().len() < 2)
+///     .with_lr(decay, 0.5, |p: &Param| p.name().ends_with("embedding"));
+/// # let _ = (groups, by_shape);
 /// ```
 #[derive(Clone, Debug)]
 pub struct Groups {
@@ -31,62 +38,64 @@ pub struct Groups {
 pub(crate) struct RuleGroup {
     pub(crate) rule: Arc<dyn Rule>,
     pub(crate) lr_scale: f64,
-    names: Vec<String>,
+    params: Selection,
 }
 
 impl Groups {
     /// Applies one rule to all parameters.
     pub fn new(rule: impl Rule + 'static) -> Self {
-        Groups { groups: vec![RuleGroup::new(rule, 1.0, Vec::new())] }
+        Groups { groups: vec![RuleGroup::new(rule, 1.0, [""; 0].select())] }
     }
 
-    /// Applies `rule` to the named parameters.
-    pub fn with<N: Into<String>>(
-        self,
-        rule: impl Rule + 'static,
-        names: impl IntoIterator<Item = N>,
-    ) -> Self {
-        self.with_lr(rule, 1.0, names)
+    /// Applies `rule` to some of the parameters: to those of a list of names, or to those for which a predicate `|p: &Param| ...`
+    /// is true.
+    ///
+    /// Every name must be a trainable parameter. A predicate sees the trainable parameters alone and may match none; it is called
+    /// more than once, and depends on its argument alone. Under a mesh it sees the shape of this rank's part. A parameter in two
+    /// groups is an error.
+    pub fn with<By>(self, rule: impl Rule + 'static, params: impl SelectParams<By>) -> Self {
+        self.with_lr(rule, 1.0, params)
     }
 
-    /// Applies `rule` to the named parameters, with `lr_scale` times the step's learning rate.
-    pub fn with_lr<N: Into<String>>(
+    /// Applies `rule` to some of the parameters, as [`with`](Self::with), with `lr_scale` times the step's learning rate.
+    pub fn with_lr<By>(
         mut self,
         rule: impl Rule + 'static,
         lr_scale: f64,
-        names: impl IntoIterator<Item = N>,
+        params: impl SelectParams<By>,
     ) -> Self {
-        let names = names.into_iter().map(Into::into).collect();
-        self.groups.push(RuleGroup::new(rule, lr_scale, names));
+        self.groups.push(RuleGroup::new(rule, lr_scale, params.select()));
         self
     }
 
-    /// Returns the parameter names of all groups.
+    /// Returns the parameter names that the groups list; a predicate lists none.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.groups.iter().flat_map(|group| group.names.iter().map(String::as_str))
+        self.groups.iter().flat_map(|group| group.params.names().iter().map(String::as_str))
     }
 
     /// Returns the groups for a layout with some of the parameters only: other names are left out.
     pub fn within(&self, layout: &Layout) -> Groups {
         let own = |group: &RuleGroup| {
-            let names = group.names.iter().filter(|name| layout.index(name).is_some()).cloned().collect();
-            RuleGroup { names, ..group.clone() }
+            let known = |name: &&String| layout.index(name).is_some();
+            let params = group.params.map_names(|names| names.iter().filter(known).cloned().collect());
+            RuleGroup { params, ..group.clone() }
         };
         Groups { groups: self.groups.iter().map(own).collect() }
     }
 
     /// Returns the groups with each name that `first` knows replaced by its answer, once in each group.
     pub fn renamed<'n>(&self, first: impl Fn(&str) -> Option<&'n str>) -> Groups {
-        let of = |group: &RuleGroup| {
-            let mut names: Vec<String> = Vec::new();
-            for name in &group.names {
+        let renamed = |names: &[String]| {
+            let mut all: Vec<String> = Vec::new();
+            for name in names {
                 let name = first(name).unwrap_or(name);
-                if !names.iter().any(|known| known == name) {
-                    names.push(name.to_owned());
+                if !all.iter().any(|known| known == name) {
+                    all.push(name.to_owned());
                 }
             }
-            RuleGroup { names, ..group.clone() }
+            all
         };
+        let of = |group: &RuleGroup| RuleGroup { params: group.params.map_names(renamed), ..group.clone() };
         Groups { groups: self.groups.iter().map(of).collect() }
     }
 
@@ -159,7 +168,8 @@ impl Groups {
         self.groups.iter().try_for_each(|g| g.check(&self.groups[0]))?;
         let mut of = vec![0; layout.params().len()];
         for (g, group) in self.groups.iter().enumerate() {
-            for name in &group.names {
+            let mut indices = group.params.matches(layout);
+            for name in group.params.names() {
                 let index = layout.index(name).ok_or_else(|| Error::UnknownParam {
                     name: name.clone(),
                     count: layout.params().len(),
@@ -167,8 +177,11 @@ impl Groups {
                 if layout.params()[index].frozen() {
                     return Err(Error::FrozenParam { name: name.clone() });
                 }
+                indices.push(index);
+            }
+            for index in indices {
                 if std::mem::replace(&mut of[index], g) != 0 {
-                    return Err(Error::InTwoGroups { name: name.clone() });
+                    return Err(Error::InTwoGroups { name: layout.params()[index].name().to_owned() });
                 }
             }
         }
@@ -191,8 +204,8 @@ impl<R: Rule + 'static> From<R> for Groups {
 }
 
 impl RuleGroup {
-    fn new(rule: impl Rule + 'static, lr_scale: f64, names: Vec<String>) -> Self {
-        RuleGroup { rule: Arc::new(rule), lr_scale, names }
+    fn new(rule: impl Rule + 'static, lr_scale: f64, params: Selection) -> Self {
+        RuleGroup { rule: Arc::new(rule), lr_scale, params }
     }
 
     /// Returns a digest of the lines that [`describe`](Self::describe) writes, recomputed each time because a rule's

@@ -39,6 +39,8 @@ pub enum Master {
     /// The lower half of an f32 number; its upper half, rounded to nearest, is the bf16 parameter: 2 bytes instead of 4. The f32
     /// number is restored to the bit, with two exceptions: numbers half-way between two bf16 numbers (65,278 of 2^32) move by one
     /// unit in the last place of f32 towards the one they round to, and numbers above bf16's largest become infinite.
+    /// [`meshstep_optim::remainder`] has the formula, and joins masters from [`ParamState::values`](crate::ParamState::values) and
+    /// [`ParamState::master`](crate::ParamState::master).
     Remainder,
 }
 

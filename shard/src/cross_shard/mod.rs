@@ -18,7 +18,7 @@ use crate::{
     Error, Evaluated, Groups, Initial, Master, MicroBatch, Minimized, Missing, Optimizer, Options, Pending,
     Stage, StepArgs, Until, Verified,
 };
-use meshstep_comm::{Communicator, Op};
+use meshstep_comm::{Communicator, Op, name_calls};
 use meshstep_optim::LossScaleState;
 use meshstep_tensor::{Layout, Param, Slice, SliceMut};
 use std::fmt::Write;
@@ -41,17 +41,16 @@ use std::sync::Arc;
 ///
 /// ```
 /// use meshstep_optim::Sgd;
-/// use meshstep_shard::{StepArgs, CrossShard, Options, Stage};
+/// use meshstep_shard::{StepArgs, CrossShard, Options};
 /// use meshstep_tensor::{DType, Layout};
 ///
 /// let w = meshstep_comm::loopback::spawn(4, |comm| -> Result<f32, meshstep_shard::Error> {
 ///     let grad = 1.0 + comm.rank() as f32;
 ///     let layout = Layout::builder().param("w", &[1], DType::F32).build()?;
-///     let options = Options { stage: Stage::Replicated, ..Options::default() };
 ///     let groups = [vec![0, 2], vec![1, 3]];
-///     let mut opt = CrossShard::new(comm, Some(&groups), layout, Sgd::default(), |_, _| Ok(()), options)?;
+///     let mut opt = CrossShard::new(comm, Some(&groups), layout, Sgd::default(), |_, _| Ok(()), Options::default())?;
 ///     let mb = opt.micro_batch(1)?;
-///     mb.grad("w", &[grad][..])?;
+///     mb.grad("w", &[grad])?;
 ///     mb.finish()?;
 ///     opt.step(StepArgs { lr: 1.0, ..StepArgs::default() })?.outcome()?;
 ///     Ok(opt.param("w")?.typed::<f32>()?[0])
@@ -76,7 +75,10 @@ impl CrossShard {
     ///
     /// `groups` are lists of ranks that contain every rank exactly once and are of equal size; `None`: one group of all ranks.
     /// Sums run in order of rank, whatever the order in the list. First values are the same in all groups: rank 0's, or compared
-    /// ([`Options::initial`]). [`Options::stage`] is [`Stage::Replicated`].
+    /// ([`Options::initial`]).
+    ///
+    /// The stage is [`Stage::Replicated`]: the default of [`Options::stage`] is replaced, and [`Stage::Zero2`], [`Stage::Zero3`]
+    /// and [`Stage::WholeParams`] are [`Error::NotReplicated`].
     pub fn new(
         world: Arc<dyn Communicator>,
         groups: Option<&[Vec<usize>]>,
@@ -85,10 +87,12 @@ impl CrossShard {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
         options: Options,
     ) -> Result<Self, Error> {
+        let _name = name_calls("CrossShard::new");
         let everyone = [(0..world.world_size()).collect()];
         let groups = groups.unwrap_or(&everyone);
         let rules = rules.into();
-        let options = Options { missing: within_a_group(options.missing), ..options };
+        let stage = if options.stage == Stage::default() { Stage::Replicated } else { options.stage };
+        let options = Options { missing: within_a_group(options.missing), stage, ..options };
         let mine = my_group(groups, &*world, &options);
         let text = match &mine {
             Ok(_) => describe(groups, &layout, &rules, &options),
@@ -121,6 +125,7 @@ impl CrossShard {
         rules: impl Into<Groups>,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
+        let _name = name_calls("CrossShard::add_param_group");
         let Optimizer { entries, buckets, frozen, options, .. } = &self.optimizer;
         let (before, options, rules) =
             ([entries.len(), buckets.len(), frozen.len()], options.clone(), rules.into());
@@ -244,6 +249,11 @@ impl CrossShard {
     /// Returns the values of a parameter.
     pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
         self.optimizer.param(name)
+    }
+
+    /// Writes the values of a parameter into `out` ([`Optimizer::read`]).
+    pub fn read<'o>(&mut self, name: &str, out: impl Into<SliceMut<'o>>) -> Result<(), Error> {
+        self.optimizer.read(name, out)
     }
 
     /// Returns the optimizer of this rank's group, with its state, loss scale and options.

@@ -7,7 +7,7 @@ use crate::optimizer::layout_state;
 use crate::plan::bucket::BucketPlan;
 use crate::ranks::{agree, host_words};
 use crate::{Error, Options};
-use meshstep_comm::{Error as CommError, Reduction};
+use meshstep_comm::{Error as CommError, Reduction, name_calls};
 use meshstep_tensor::{Buffer, Slice};
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,6 +49,7 @@ impl CrossShard {
     ///
     /// On a GPU the host waits for the steps so far and for each block of 2^20 elements, and compares the blocks itself.
     pub fn compare_state(&mut self) -> Result<Drift, Error> {
+        let _name = name_calls("CrossShard::compare_state");
         self.check_idle_everywhere()?;
         let compared = self.compare();
         self.end_if_alone(compared)
@@ -78,6 +79,7 @@ impl CrossShard {
     /// follow it. An element that differs and is not finite on some rank is an error, and nothing changes, because its mean would
     /// spoil every rank. Skip counts and loss scales stay each group's own.
     pub fn synchronize_state(&mut self) -> Result<Drift, Error> {
+        let _name = name_calls("CrossShard::synchronize_state");
         let drift = self.compare_state()?;
         if drift.is_none() {
             return Ok(drift);

@@ -6,7 +6,7 @@ use crate::plan::units::Units;
 use crate::ranks::host_words;
 use crate::reduce::double_ended::From;
 use crate::{BucketPlan, Error, MicroBatch, Optimizer, RankRoles};
-use meshstep_comm::{Communicator, InFlight, Op};
+use meshstep_comm::{Communicator, InFlight, Op, name_calls};
 use meshstep_tensor::{Buffer, Slice};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -137,6 +137,7 @@ impl Optimizer {
 
     /// Starts to gather a unit, which is in flight while the caller computes with the previous unit.
     pub fn start_gather(&self, unit: &str) -> Result<PendingGather<'_>, Error> {
+        let _name = name_calls("Optimizer::gather");
         self.reducer.healthy()?;
         let unknown = || UnitError::Unknown { unit: unit.to_owned(), count: self.units.names().count() };
         let index = self.unit_called(unit).ok_or_else(unknown)?;

@@ -23,6 +23,8 @@ pub(crate) struct ParamEntry {
     pub(crate) position: usize,
     /// Elements of the parameter before a mesh cuts it.
     pub(crate) whole: usize,
+    /// True while a trainable parameter is frozen.
+    pub(crate) paused: bool,
 }
 
 /// Place of a parameter's values.
@@ -276,7 +278,7 @@ fn entries(part: &Part, group_of: &[usize], before: Before) -> Vec<ParamEntry> {
     let entry = |(i, (p, &group)): (usize, (&Param, &usize))| {
         let (position, whole) = part.in_model(i);
         let (param, place, group) = (p.clone(), nowhere.clone(), group + before.groups);
-        ParamEntry { param, place, group, t: 0, position: first + position, whole }
+        ParamEntry { param, place, group, t: 0, position: first + position, whole, paused: false }
     };
     let params = part.layout().params().iter().zip(group_of).enumerate();
     let mut entries: Vec<ParamEntry> = params.map(entry).collect();

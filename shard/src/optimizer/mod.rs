@@ -1,9 +1,11 @@
 //! Sharded optimizer: all ranks build it together, then step it together.
 
 pub(crate) mod add_params;
+pub(crate) mod freeze;
 pub(crate) mod initial_chunks;
 pub(crate) mod initial_values;
 pub(crate) mod layout_state;
+pub(crate) mod read;
 pub(crate) mod values;
 
 use crate::config::param_groups::RuleGroup;
@@ -19,7 +21,7 @@ use crate::update::owned_bucket::Owned;
 use crate::update::tensor_norms::TensorTotals;
 use crate::verify::Verifying;
 use crate::{Combine, DataRank, Error, Groups, LocalClip, Options, ParamGroup, Part, RankRoles, Sizes};
-use meshstep_comm::{Communicator, Reduction};
+use meshstep_comm::{Communicator, Reduction, name_calls};
 use meshstep_optim::LossScaleState;
 use meshstep_tensor::{Layout, Param, SliceMut};
 use std::collections::HashMap;
@@ -114,6 +116,7 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
         options: Options,
     ) -> Result<Self, Error> {
+        let _name = name_calls("Optimizer::new");
         let empty = Self::with_room(Arc::clone(&comm), DataRank::OWN, options.clone());
         if let Err(error) = &empty {
             // The other ranks compare their arguments now: report this rank's error to them.
@@ -129,6 +132,7 @@ impl Optimizer {
     /// which micro-batches this rank computes: ranks that compute the same ones give them the same weights, and the weights of
     /// one rank count. Collective like [`new`](Self::new); contradictory places are [`Error::Place`] on every rank.
     pub fn empty(world: Arc<dyn Communicator>, place: DataRank, options: Options) -> Result<Self, Error> {
+        let _name = name_calls("Optimizer::empty");
         let made = place.check().map_err(Error::from);
         let made = made.and_then(|()| Self::with_room(Arc::clone(&world), place, options.clone()));
         let text = layout_state::objection(made.as_ref().err());
@@ -189,6 +193,7 @@ impl Optimizer {
         rules: impl Into<Groups>,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
+        let _name = name_calls("Optimizer::add_param_group");
         let all = RankRoles::all(Arc::clone(self.comm()));
         self.add_shared(layout, rules, all, initial)
     }
@@ -201,6 +206,7 @@ impl Optimizer {
         among: RankRoles,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
+        let _name = name_calls("Optimizer::add_shared");
         let rules = rules.into();
         // Whole parameters are balanced over the ranks that share them.
         let along = |k: &&BucketInfo| Arc::ptr_eq(&k.among.shards, &among.shards);
@@ -220,6 +226,7 @@ impl Optimizer {
         parts: Vec<ParamGroup>,
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
+        let _name = name_calls("Optimizer::add_parts");
         self.add(Ok(parts), initial)
     }
 

@@ -14,7 +14,8 @@ pub struct ParamState<'a> {
     pub values: Slice<'a>,
     /// State vectors of the rule by name, each as long as `range`; none if that is empty.
     pub slots: Vec<(&'static str, Slice<'a>)>,
-    /// The f32 master values, or the remainders (u16), if there are any.
+    /// The f32 master values, or the remainders (u16), if there are any: [`meshstep_optim::remainder::join_all`] joins those with
+    /// `values` to masters.
     pub master: Option<Slice<'a>>,
     /// Number of the parameter's updates.
     pub t: u64,

@@ -32,6 +32,8 @@ struct GradPlace {
     /// True if the place holds nothing of this step yet.
     fresh: bool,
     empty: bool,
+    /// True if the parameter is frozen for now: its gradient is zeros.
+    frozen: bool,
 }
 
 /// A place lent for writing.
@@ -45,7 +47,13 @@ pub(crate) struct Lent {
 impl BucketFill {
     /// A bucket with gradients that stay (`whole`), or are collected in pooled buffers and end in `shard`.
     pub(crate) fn new(plan: &BucketPlan, whole: Option<Buffer>, shard: Option<Buffer>) -> Self {
-        let place = |len: usize| GradPlace { buffer: None, filled: len == 0, fresh: true, empty: len == 0 };
+        let place = |len: usize| GradPlace {
+            buffer: None,
+            filled: len == 0,
+            fresh: true,
+            empty: len == 0,
+            frozen: false,
+        };
         let places: Vec<GradPlace> = plan.params.iter().map(|p| place(p.len)).collect();
         let waiting = places.iter().filter(|p| !p.empty).count();
         BucketFill {
@@ -80,8 +88,9 @@ impl BucketFill {
         self.places[i].filled
     }
 
-    /// Cuts `buffer` into places; `from` is its origin if it is pooled. Elements that no parameter covers are zeroed, because a
-    /// pooled buffer holds another bucket's gradients, and a reduce-scatter leaves other ranks' chunks unspecified.
+    /// Cuts `buffer` into places; `from` is its origin if it is pooled. Elements that no parameter covers, and those of frozen
+    /// parameters, are zeroed, because a pooled buffer holds another bucket's gradients, and a reduce-scatter leaves other ranks'
+    /// chunks unspecified.
     pub(crate) fn open(
         &mut self,
         plan: &BucketPlan,
@@ -91,6 +100,10 @@ impl BucketFill {
     ) -> Result<(), meshstep_tensor::Error> {
         self.from = from;
         zero_pads(plan, &mut buffer, queue)?;
+        for (place, param) in self.places.iter().zip(&plan.params).filter(|(place, _)| place.frozen) {
+            queue.zero(buffer.as_mut().slice(param.range())?)?;
+            debug_assert!(place.fresh, "a parameter is frozen between steps");
+        }
         for i in (0..self.places.len()).rev() {
             self.places[i].buffer = Some(buffer.split_off(plan.params[i].start)?);
             self.places[i].fresh |= from.is_some();
@@ -153,9 +166,17 @@ impl BucketFill {
     pub(crate) fn next_micro_batch(&mut self) {
         self.waiting = 0;
         for place in &mut self.places {
-            place.filled = place.empty;
-            self.waiting += usize::from(!place.empty);
+            place.filled = place.empty || place.frozen;
+            self.waiting += usize::from(!place.filled);
         }
+    }
+
+    /// Expects no gradient for place `i` from now on, or expects it again. Only between steps. Returns true if the bucket expects
+    /// none at all, so that it will not travel.
+    pub(crate) fn freeze(&mut self, i: usize, frozen: bool) -> bool {
+        self.places[i].frozen = frozen;
+        self.next_micro_batch();
+        self.is_full()
     }
 
     /// Forgets the step's gradients.

@@ -4,6 +4,7 @@ use crate::optimizer::layout_state::ParamPlace;
 use crate::reduce::bucket_fill::Lent;
 use crate::reduce::weights::weighed;
 use crate::{Clip, Combine, Error, Missing, Optimizer, WeightError};
+use meshstep_comm::name_calls;
 use meshstep_optim::{accumulate, scale};
 use meshstep_tensor::{Buffer, DType, Slice, SliceMut};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -50,6 +51,7 @@ impl Optimizer {
     }
 
     fn begin(&mut self, weight: u64, last: bool) -> Result<MicroBatch<'_>, Error> {
+        let _name = name_calls("Optimizer::micro_batch");
         self.check_some()?;
         self.reducer.healthy()?;
         self.check_weight(weight)?;
@@ -127,6 +129,7 @@ impl MicroBatch<'_> {
 
     /// Hands over the gradient of `name`, in row-major order, by copying it.
     pub fn grad<'g>(&self, name: &str, grad: impl Into<Slice<'g>>) -> Result<(), Error> {
+        let _name = name_calls("MicroBatch::grad");
         let grad = grad.into();
         let Wanted { param, bucket, index, len, dtype } = self.wanted(name)?;
         if grad.dtype() != dtype {
@@ -162,6 +165,7 @@ impl MicroBatch<'_> {
     /// [`Options::missing`](crate::Options::missing) decides the consequence, as for a gradient that is missing at `finish`, but
     /// the bucket need not wait for `finish`. [`Error::GradTwice`] if the gradient is in.
     pub fn none(&self, name: &str) -> Result<(), Error> {
+        let _name = name_calls("MicroBatch::none");
         let Wanted { param, bucket, index, len, .. } = self.wanted(name)?;
         if len > 0 && !self.optimizer.reducer.none(bucket, index)? {
             return Err(Error::GradTwice { name: name.to_owned() });
@@ -188,6 +192,7 @@ impl MicroBatch<'_> {
 
     /// Ends the micro-batch. Gradients that are missing now are recorded, and the step reports them to every rank.
     pub fn finish(self) -> Result<(), Error> {
+        let _name = name_calls("MicroBatch::finish");
         let Optimizer { reducer, progress, options, .. } = self.optimizer;
         let strict = options.missing == Missing::Error;
         let completed = reducer.complete(|param| {
@@ -204,9 +209,10 @@ impl MicroBatch<'_> {
     fn wanted(&self, name: &str) -> Result<Wanted, Error> {
         let param = self.optimizer.index(name)?;
         let entry = &self.optimizer.entries[param];
-        let ParamPlace::Bucket { bucket, index, .. } = entry.place else {
+        let (ParamPlace::Bucket { bucket, index, .. }, false) = (&entry.place, entry.paused) else {
             return Err(Error::FrozenParam { name: name.to_owned() });
         };
+        let (bucket, index) = (*bucket, *index);
         let dtype = self.optimizer.reducer.config.buckets[bucket].plan.grads;
         Ok(Wanted { param, bucket, index, len: entry.param.len(), dtype })
     }
@@ -242,6 +248,7 @@ impl Slot<'_> {
 
     /// Hands the gradient over. A slot dropped without `fill` counts as never taken.
     pub fn fill(mut self) -> Result<(), Error> {
+        let _name = name_calls("Slot::fill");
         let weight = self.micro_batch.weight;
         let queue = &self.micro_batch.optimizer.options.queue;
         match weight {

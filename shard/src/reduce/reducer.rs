@@ -288,6 +288,16 @@ impl GradReducer {
         Ok(norm.reset(&self.config.queue)?)
     }
 
+    /// Expects no gradient for parameter `i` of bucket `b` from now on, or expects it again. Only between steps.
+    pub(crate) fn freeze(&mut self, b: usize, i: usize, frozen: bool) -> Result<(), Error> {
+        if self.exclusive().fills[b].freeze(i, frozen) {
+            // The bucket does not travel, and what reads its reduced gradients finds zeros.
+            let queue = self.config.queue.clone();
+            self.grads(b).map_or(Ok(()), |grads| queue.zero(grads.as_mut()))?;
+        }
+        Ok(())
+    }
+
     /// Adds buckets, with memory for their series. Only between steps.
     pub(crate) fn extend(&mut self, added: Vec<(BucketInfo, BucketFill)>, room: Vec<DoubleEnded>) {
         for (kept, _) in &added {
@@ -340,7 +350,7 @@ impl GradReducer {
             let op = self.op();
             let fill = &mut state.fills[b];
             if !fill.is_open() {
-                continue; // nothing in it but parameters without elements
+                continue; // only parameters without elements, and frozen ones
             }
             let whole = fill.close();
             state.launches = digest(state.launches, b as u64, whole.len() as u64);

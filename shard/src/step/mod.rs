@@ -15,6 +15,7 @@ use crate::step::exchange::{Brought, FIELDS, FaultCode, Known};
 use crate::step::gpu::Ticket;
 use crate::step::hooks::UpdateHooks;
 use crate::{Clip, Combine, Error, NonFinite, Optimizer, WeightError};
+use meshstep_comm::name_calls;
 use meshstep_optim::{NormAccumulator, clip_coef};
 use meshstep_tensor::Place;
 use std::sync::Arc;
@@ -104,6 +105,7 @@ impl Optimizer {
         at: StepArgs,
         hooks: &mut dyn UpdateHooks,
     ) -> Result<Pending, Error> {
+        let _name = name_calls("Optimizer::step");
         let _span = tracing::debug_span!("step", step = self.progress.steps).entered();
         self.check_some()?;
         self.reducer.healthy()?;
@@ -148,6 +150,7 @@ impl Optimizer {
     /// Drops the gradients handed over since the last step. Collective: their buckets are reduced nevertheless, so every rank
     /// drops them after the same micro-batches.
     pub fn discard_gradients(&mut self) -> Result<(), Error> {
+        let _name = name_calls("Optimizer::discard_gradients");
         self.reducer.healthy()?;
         self.finish_dropped()?;
         self.reducer.settle()?;

@@ -23,7 +23,7 @@ impl Optimizer {
         let skips_some = self.options.missing.counts();
         for (p, (entry, due)) in self.entries.iter_mut().zip(&mut self.room.due).enumerate() {
             let skipped = skips_some && self.exchange.present_on(p) == 0;
-            *due = if skipped || entry.param.frozen() { 0 } else { entry.t + 1 };
+            *due = if skipped || entry.paused || entry.param.frozen() { 0 } else { entry.t + 1 };
         }
         let updated = hooks.before(self).and_then(|()| self.update(scalars, hooks));
         // A rule refused checked arguments: a bug. Abort, so that the other ranks do not wait.

@@ -24,7 +24,7 @@ pub(crate) use survey::{Item, Slot};
 use crate::ranks::roles::know;
 use crate::{Clip, Error, Optimizer, RankRoles};
 use compare::Seen;
-use meshstep_comm::Communicator;
+use meshstep_comm::{Communicator, name_calls};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use survey::{Survey, What};
@@ -73,6 +73,7 @@ impl Optimizer {
     /// 2(n-1)/n bytes for them. A vector that only this rank holds is compared with its kept hash, if there is one; [`Verified`]
     /// counts both cases. On a GPU values are copied to the host, 2^20 elements at a time, and hashed there.
     pub fn verify(&mut self) -> Result<Verified, Error> {
+        let _name = name_calls("Optimizer::verify");
         self.reducer.healthy()?;
         let ready = self.between_steps();
         let begun = self.call_together("verify", ready)?;
@@ -89,6 +90,7 @@ impl Optimizer {
     /// watched all the time; otherwise they are watched between that update and the verification. On a GPU the host waits for
     /// such steps.
     pub fn verify_every(&mut self, steps: u64) -> Result<(), Error> {
+        let _name = name_calls("Optimizer::verify_every");
         self.reducer.healthy()?;
         let ready = self.between_steps();
         self.call_together(&format!("verify every {steps} steps"), ready)?;
@@ -106,6 +108,7 @@ impl Optimizer {
     /// and at stages 1 to 3 with one place among [`RankRoles::shards`]. Gradients that no other rank has are [`Verified::unchecked`].
     /// Collective; changes nothing.
     pub fn verify_gradients(&mut self) -> Result<Verified, Error> {
+        let _name = name_calls("Optimizer::verify_gradients");
         self.reducer.healthy()?;
         let ready = self.gradients_are_on_gpu();
         let begun = self.call_together("verify gradients", ready)?;

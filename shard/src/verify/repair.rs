@@ -6,7 +6,7 @@ use super::survey::{Item, Slot, Survey, What};
 use super::{Begun, VerifyError};
 use crate::ranks::host_words;
 use crate::{Error, Optimizer};
-use meshstep_comm::{Communicator, Op};
+use meshstep_comm::{Communicator, Op, name_calls};
 use meshstep_tensor::{Buffer, Category};
 use std::sync::Arc;
 
@@ -33,6 +33,7 @@ impl Optimizer {
     /// this rank's groups. Collective, between two steps. A difference without such a majority, or in a vector that no other rank
     /// holds, is refused ([`VerifyError::NoMajority`]), the same on every rank, and nothing has changed.
     pub fn repair(&mut self) -> Result<Vec<Repaired>, Error> {
+        let _name = name_calls("Optimizer::repair");
         self.reducer.healthy()?;
         let ready = self.between_steps();
         self.call_together("repair", ready)?;

@@ -20,7 +20,7 @@ const HOUSES: &[House] = &[
     House {
         folder: "optim",
         now: 2,
-        rooms: &["precision", "engine", "norm", "cuda", "schedule", "merge", "lbfgs", "rules"],
+        rooms: &["precision", "engine", "norm", "cuda", "flat", "schedule", "merge", "lbfgs", "rules"],
     },
     House {
         folder: "shard",

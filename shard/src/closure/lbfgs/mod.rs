@@ -134,6 +134,9 @@ impl ShardedLbfgs {
         if let Some(option) = of_a_step_alone(opt.options()) {
             return Err(NotForLbfgs::Option { option }.into());
         }
+        if opt.entries.iter().any(|entry| entry.paused) {
+            return Err(NotForLbfgs::Option { option: "parameters frozen by Optimizer::set_frozen" }.into());
+        }
         let rules = opt.groups.iter().map(|group| &group.rule);
         if let Some(rule) = rules.clone().find(|rule| !rule.state().is_empty()) {
             return Err(NotForLbfgs::State { rule: rule.name(), state: rule.state() }.into());

@@ -115,7 +115,7 @@ impl Group {
     fn called(&self, rank: usize, number: usize) -> Called {
         let call = &self.calls[rank][number];
         let (len, dtype) = call.buffer.as_ref().map_or((0, DType::F32), |b| (b.len(), b.dtype()));
-        Called { op_number: number as u64, action: call.op.action(), len, dtype }
+        Called { op_number: number as u64, action: call.op.action(), len, dtype, by: None }
     }
 
     /// Creates a group of `ranks` of these ranks.

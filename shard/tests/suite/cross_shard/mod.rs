@@ -54,6 +54,30 @@ fn buckets_do_not_show() {
     assert_eq!(of(None), of(Some(1)));
 }
 
+/// Default options need no stage, on all ranks or on some.
+#[test]
+fn the_stage_need_not_be_said() {
+    let told = loopback::spawn(4, |comm| -> Result<(Stage, Vec<f32>), Error> {
+        let options = if comm.rank() == 1 {
+            Options { stage: Stage::Replicated, ..Options::default() }
+        } else {
+            Options::default()
+        };
+        let grad = 1.0 + comm.rank() as f32;
+        let layout = Layout::builder().param("w", &[1], DType::F32).build()?;
+        let groups = [vec![0, 2], vec![1, 3]];
+        let mut opt = CrossShard::new(comm, Some(&groups), layout, Sgd::default(), |_, _| Ok(()), options)?;
+        let mb = opt.micro_batch(1)?;
+        mb.grad("w", &[grad])?;
+        mb.finish()?;
+        opt.step(StepArgs { lr: 1.0, ..StepArgs::default() })?.outcome()?;
+        Ok((opt.optimizer().options().stage, opt.param("w")?.typed::<f32>()?.to_vec()))
+    });
+    for (rank, told) in told.unwrap().into_iter().enumerate() {
+        assert_eq!(told.unwrap(), (Stage::Replicated, vec![[-2.0, -3.0][rank % 2]]));
+    }
+}
+
 /// L-BFGS reads reduced gradients, so options that only a step applies to them are refused, not ignored.
 #[test]
 fn lbfgs_refuses_what_only_a_step_does() {

@@ -18,6 +18,7 @@ mod missing;
 mod pair;
 mod propagate;
 mod ranks;
+mod reads;
 mod replicas;
 mod shared;
 mod verify;

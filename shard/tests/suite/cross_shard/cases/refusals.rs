@@ -2,7 +2,7 @@
 
 use super::{Ranks, at_one, build, give, replicated, values};
 use meshstep_optim::Sgd;
-use meshstep_shard::{AssignmentError, Combine, Error, Master, Options, Precision, Stage};
+use meshstep_shard::{AssignmentError, Combine, Error, Master, Options, Owners, Precision, Stage};
 
 /// Returns the error of each of 4 ranks that build with the arguments of `of`.
 fn refused(on: &impl Ranks, of: impl Fn(usize) -> (Option<Vec<Vec<usize>>>, Options) + Sync) -> Vec<Error> {
@@ -26,8 +26,10 @@ pub(crate) fn assignments_that_do_not_cover_are_refused_on_every_rank(on: &impl 
             assert!(matches!(&error, Error::Assignment(e) if *e == expected), "{error}");
         }
     }
-    for error in refused(on, |_| (None, Options::default())) {
-        assert!(matches!(error, Error::NotReplicated { stage: Stage::Zero1 }), "{error}");
+    for stage in [Stage::Zero2, Stage::Zero3, Stage::WholeParams(Owners::RoundRobin)] {
+        for error in refused(on, |_| (None, Options { stage, ..Options::default() })) {
+            assert!(matches!(error, Error::NotReplicated { stage: other } if other == stage), "{error}");
+        }
     }
     let precision = Precision { master: Master::Remainder, ..Precision::default() };
     for error in refused(on, |_| (None, Options { precision, ..replicated() })) {

@@ -1,6 +1,8 @@
 //! Conversions between the floating-point types, rounded to nearest, ties to even.
 
-use crate::{DType, Element, Error, Slice, SliceMut, narrow};
+pub mod narrow;
+
+use crate::{DType, Element, Error, Slice, SliceMut};
 use half::{bf16, f16};
 
 /// Copies `src` into `dst`, of the same length, converting each element. NaN stays NaN; numbers that are too large become

@@ -1,0 +1,4 @@
+//! Operations on flat vectors on the CPU or a GPU: sums of gradients, casts and scaling.
+
+pub(crate) mod accumulate;
+pub(crate) mod placed;
