@@ -6,7 +6,7 @@ use super::Mutant;
 pub(super) const MUTANTS: [Mutant; 30] = [
     Mutant {
         name: "tensor-f64-rounds-twice-to-bf16",
-        file: "tensor/src/cast.rs",
+        file: "tensor/src/cast/mod.rs",
         from: "narrow::to_bf16(round_to_odd(self))",
         to: "narrow::to_bf16(self as f32)",
         package: "meshstep-tensor",
@@ -198,7 +198,7 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "parallel3d-axes-nest-inside-out",
-        file: "parallel3d/src/mesh.rs",
+        file: "parallel3d/src/mesh/mod.rs",
         from: "degrees.sort_by_key(|&(axis, _)| axis);",
         to: "degrees.sort_by_key(|&(axis, _)| std::cmp::Reverse(axis));",
         package: "meshstep-parallel3d",
