@@ -6,7 +6,7 @@ use crate::Error;
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{DType, Place, Queue, Slice, SliceMut};
 
-/// [`accumulate`](crate::flat::accumulate) on a stream; the caller has checked lengths and types.
+/// [`accumulate`](crate::accumulate) on a stream; the caller has checked lengths and types.
 pub(crate) fn accumulate(
     stream: &Stream,
     dst: SliceMut<'_>,

@@ -240,7 +240,7 @@ pub fn module(name: &str) -> &str {
     name.split('_').next().unwrap_or(name)
 }
 
-/// Returns the name of the kernel that computes [`accumulate`](crate::flat::accumulate) for this type. The caller checks that the weight is
+/// Returns the name of the kernel that computes [`accumulate`](crate::accumulate) for this type. The caller checks that the weight is
 /// finite in it.
 pub fn accumulate(dtype: DType) -> Option<String> {
     let has = matches!(dtype, DType::F32 | DType::F64 | DType::BF16 | DType::F16);

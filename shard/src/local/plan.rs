@@ -108,7 +108,8 @@ pub enum Weights {
     Uniform,
     /// Each worker counts by the tokens that it has seen since the fragment was last sent: the sum of its micro-batches' weights over
     /// steps that were not skipped. An exchange before the update ([`Placement::Before`](super::Placement)) does not count the current
-    /// step's. If no worker has seen tokens since, the exchange of all fragments that are due in this step fails ([`Veto::NoWeight`](super::Veto::NoWeight)).
+    /// step's. If no worker has seen tokens since, the exchange of all fragments that are due in this step fails
+    /// ([`Veto::NoWeight`](super::Veto::NoWeight)).
     /// With a delay, a result is merged as a correction to the worker's own values: for second moments it is as precise as without
     /// delay only if the worker's own share of the mean is not close to 0.
     /// Tokens that several of its ranks process together, for example along `tp`, count once.
