@@ -128,7 +128,7 @@ impl Device {
     }
 }
 
-/// Returns a rule's kernels after all shared files, assembled as by `cargo xtask kernels`.
+/// Returns a rule's kernels, or those of another folder of optim, after all shared files, as `cargo xtask kernels` assembles them.
 pub fn text(rule: &str) -> String {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../optim/src");
     let entries = fs::read_dir(src.join("cuda")).unwrap().map(|entry| entry.unwrap().path());
@@ -139,7 +139,9 @@ pub fn text(rule: &str) -> String {
     let mut files: Vec<PathBuf> = entries.filter(shared).collect();
     files.sort();
     let (folder, file) = rule.split_once('/').unwrap_or((rule, rule));
-    files.push(src.join(folder).join(format!("{file}.cu")));
+    let rules = src.join("rules").join(folder);
+    let folder = if rules.is_dir() { rules } else { src.join(folder) };
+    files.push(folder.join(format!("{file}.cu")));
     files.iter().map(|file| fs::read_to_string(file).unwrap()).collect()
 }
 
