@@ -30,7 +30,7 @@ pub struct Device {
 type Launch = unsafe extern "C" fn(*const c_char, u32, u32, *mut *mut c_void) -> *const c_char;
 
 impl Device {
-    /// Loads the kernels of `optim/src/<rule>/<rule>.cu`, or of `optim/src/<folder>/<file>.cu`.
+    /// Loads the kernels of `optim/src/rules/<rule>/<rule>.cu`, or of `optim/src/<folder>/<file>.cu`.
     pub fn of(rule: &str) -> Option<Device> {
         Device::compile(&text(rule), "")
     }
