@@ -127,7 +127,7 @@ fn memory_that_does_not_go_together_is_refused() {
     let told = merge(long_there.as_slice(), true).mean(values.as_mut(), &queue).unwrap_err();
     assert!(matches!(told, Error::Len { what: "anchor", .. }), "{told}");
     let told = merge(long.slice(), false).mean(values.as_mut(), &queue).unwrap_err();
-    assert!(told.to_string().contains("memory of the CPU"), "{told}");
+    assert!(told.to_string().contains("memory is on the CPU"), "{told}");
     let told =
         pack(long_there.as_slice(), Some(other_there.as_slice()), values.as_mut(), &queue).unwrap_err();
     assert!(matches!(told, Error::DType { what: "anchor", .. }), "{told}");

@@ -228,7 +228,7 @@ fn what_an_update_cannot_do_is_refused() {
         let error = refused(rules, segments, &queue);
         assert!(error.contains(told), "{error}");
     }
-    assert!(refused(&[&rule], &fits, &Queue::cpu()).contains("memory of the CPU"));
+    assert!(refused(&[&rule], &fits, &Queue::cpu()).contains("memory is on the CPU"));
     assert_eq!(meter.live_total(), 0);
 }
 
