@@ -7,6 +7,7 @@ use crate::local::in_flight::Flight;
 use crate::local::{Fragment, LocalPlan, Placement};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// State of all workers at one step.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -78,7 +79,7 @@ impl LocalRecord {
             return Ok(());
         }
         let (text, saved) = (here.describe(), current_spelling(&self.plan));
-        if saved == text {
+        if saved == text && self.hash == hash_of(&self.plan) {
             return Ok(());
         }
         let (mut saved, mut own) = (saved.lines(), text.lines());
@@ -206,7 +207,11 @@ fn current_spelling(plan: &str) -> String {
 }
 
 fn hash(plan: &LocalPlan) -> String {
-    format!("{:016x}", plan.hash())
+    hash_of(&plan.describe())
+}
+
+fn hash_of(text: &str) -> String {
+    format!("{:016x}", xxh3_64(text.as_bytes()))
 }
 
 fn wrong(reason: impl Into<String>) -> CheckpointError {
@@ -245,11 +250,7 @@ mod tests {
         assert!(text.contains("mean\n") && text.contains("taken of fragment"), "{text}");
         let older =
             text.replace("mean\n", "mean, beta 1\n").replace("taken of fragment", "alpha of fragment");
-        let saved = |plan: String| LocalRecord {
-            plan,
-            hash: "of the older text".to_owned(),
-            ..LocalRecord::default()
-        };
+        let saved = |plan: String| LocalRecord { hash: hash_of(&plan), plan, ..LocalRecord::default() };
         assert!(saved(older.clone()).same_plan(&plan).is_ok());
         let other = saved(older).same_plan(&LocalPlan::local_adam(5)).unwrap_err();
         assert!(other.to_string().contains("period"), "{other}");
