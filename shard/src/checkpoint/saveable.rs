@@ -9,8 +9,8 @@ use super::format::piece::{Piece, Region};
 use super::format::placement::{ModelPlacement, shape};
 use super::format::settings::Settings;
 use super::store::reader::Saved;
-use crate::optimizer::layout_state::ParamPlace;
-use crate::verify::{Item, Slot};
+use crate::update::params::ParamPlace;
+use crate::update::values::VectorKind as Slot;
 use crate::{Error, Optimizer, Stage};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{DType, Queue, Slice, SliceMut};
@@ -100,7 +100,7 @@ pub(crate) trait Saveable: Vectors {
 
     /// [`Optimizer::call_together`] on all ranks of [`ranks`](Self::ranks).
     fn call_all(&mut self, what: &str, ready: Result<(), Error>) -> Result<(), Error> {
-        self.optimizer().call_together(what, ready).map(drop)
+        self.optimizer().reducer.call_together(what, ready).map(drop)
     }
 
     /// Checks that ranks with copies of the same state agree on it. Collective.
@@ -112,7 +112,7 @@ pub(crate) trait Saveable: Vectors {
 
     /// [`Optimizer::end_if_alone`] on all ranks of [`ranks`](Self::ranks).
     fn end_all<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
-        self.optimizer().end_if_alone(result)
+        self.optimizer().reducer.end_if_alone(result)
     }
 
     /// Selects the part of a saved step to load; [`contents`](Self::contents) describes that part from then on.
@@ -135,7 +135,7 @@ pub(crate) trait Saveable: Vectors {
 
     /// Sets the number of updates of each parameter; `None` leaves it as it is.
     fn set_updates(&mut self, t: &[Option<u64>]) {
-        for (entry, t) in self.optimizer().entries.iter_mut().zip(t) {
+        for (entry, t) in self.optimizer().params.entries.iter_mut().zip(t) {
             entry.t = t.unwrap_or(entry.t);
         }
     }
@@ -171,11 +171,11 @@ impl<V: Vectors> Source for V {
 
 impl Vectors for Optimizer {
     fn queue(&self) -> Queue {
-        self.options.queue.clone()
+        self.params.options.queue.clone()
     }
 
     fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error> {
-        self.piece(&Item { param, slot, group: None })
+        self.params.vector(param, slot)
     }
 }
 
@@ -185,11 +185,11 @@ impl Saveable for Optimizer {
     }
 
     fn contents(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
-        (0..self.entries.len()).map(|param| self.content(param, placing)).collect()
+        (0..self.params.entries.len()).map(|param| self.content(param, placing)).collect()
     }
 
     fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, Error> {
-        self.piece_mut(&Item { param, slot, group: None })
+        self.params.vector_mut(param, slot)
     }
 
     fn settings(&self, tied: BTreeMap<String, String>) -> Settings {
@@ -198,7 +198,9 @@ impl Saveable for Optimizer {
 
     fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {
         let own = self.settings(BTreeMap::new());
-        let (Some(rule), Some(state)) = (&self.options.loss_scale, settings.scale()) else { return Ok(()) };
+        let (Some(rule), Some(state)) = (&self.params.options.loss_scale, settings.scale()) else {
+            return Ok(());
+        };
         match rule.check_state(&state) {
             Err(error) if settings.loss_scale_rule == own.loss_scale_rule => {
                 let (what, reason) = ("the loss scale".to_owned(), error.to_string());
@@ -209,19 +211,15 @@ impl Saveable for Optimizer {
     }
 
     fn take_in(&mut self, settings: &Settings) -> Result<(), Error> {
-        let progress = &mut self.progress;
+        let progress = &mut self.decider.progress;
         progress.steps = settings.steps.unwrap_or(progress.steps);
         (progress.skips, progress.skips_at_min_scale) = (settings.skips, settings.skips_at_min_scale);
-        if let (Some(rule), Some(state)) = (&self.options.loss_scale, settings.scale()) {
+        if let (Some(rule), Some(state)) = (&self.params.options.loss_scale, settings.scale()) {
             // The state may be of another rule; then the loss scale stays as it is.
             progress.loss_scale = rule.check_state(&state).map(|()| state).ok().or(progress.loss_scale);
         }
-        #[cfg(feature = "cuda")]
-        {
-            self.recount();
-            self.publish_to_gpu()?;
-        }
-        self.verifying.last = None;
+        self.publish_counters()?;
+        self.verifier.last = None;
         self.keep_if_due()
     }
 }
@@ -242,7 +240,7 @@ impl SavedTensor {
 impl Optimizer {
     /// Describes a parameter and its state.
     fn content(&self, param: usize, placing: &dyn ModelPlacement) -> Result<SavedTensor, CheckpointError> {
-        let entry = &self.entries[param];
+        let entry = &self.params.entries[param];
         let (name, t) = (entry.param.name().to_owned(), entry.t);
         let holding = placing.holding(&entry.param);
         if holding.local != shape(&entry.param) {
@@ -257,16 +255,18 @@ impl Optimizer {
         let ParamPlace::Bucket { bucket, range, .. } = &entry.place else {
             return Ok(SavedTensor { name, t, holding, owned: 0..entry.param.len(), shared: true, vectors });
         };
-        let owned = &self.buckets[*bucket];
+        let owned = &self.params.buckets[*bucket];
         if let Some(master) = owned.master() {
             let name = if master.dtype() == DType::U16 { REMAINDER } else { MASTER };
             vectors.push(named(Slot::Master, name, master.dtype())?);
         }
-        for (i, (state, of)) in self.groups[entry.group].rule.state().iter().zip(owned.state()).enumerate() {
+        for (i, (state, of)) in
+            self.params.groups[entry.group].rule.state().iter().zip(owned.state()).enumerate()
+        {
             vectors.push(named(Slot::State(i), state, of.dtype())?);
         }
         let owned = owned.part_of(range).map_or(0..0, |(within, ..)| within);
-        let shared = self.options.stage == Stage::Replicated;
+        let shared = self.params.options.stage == Stage::Replicated;
         Ok(SavedTensor { name, t, holding, owned, shared, vectors })
     }
 }

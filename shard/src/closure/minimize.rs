@@ -1,8 +1,7 @@
 //! Steps that evaluate a closure, and runs of such steps to a tolerance.
 
 use crate::closure::lbfgs::{EvaluationFailed, backward};
-use crate::optimizer::layout_state;
-use crate::ranks::agree;
+use crate::reduce::together::objection;
 use crate::{Combine, Error, MicroBatch, Optimizer, Outcome, StepArgs};
 use meshstep_optim::{ExactSum, Stop};
 use std::sync::Arc;
@@ -74,9 +73,9 @@ impl Optimizer {
         closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Evaluated, Error> {
         self.reducer.healthy()?;
-        let told = match self.check_idle().and_then(|()| self.check_weight(weight)) {
+        let told = match self.reducer.check_idle().and_then(|()| self.reducer.check_weight(weight)) {
             Ok(()) => backward(self, weight, closure),
-            Err(error) => self.send_unfilled().and(Err(error)),
+            Err(error) => self.reducer.send_unfilled().and(Err(error)),
         };
         let loss = match self.combine_losses(told, weight) {
             Ok(loss) => loss,
@@ -132,23 +131,20 @@ impl Optimizer {
 
     /// Checks that every rank can begin a run, and with the same end: otherwise one rank would wait for another that has ended.
     fn agree_on(&mut self, until: &Until) -> Result<(), Error> {
-        let heard = self.check_heard();
-        let idle = self.reducer.healthy().and_then(|()| self.check_idle()).and(heard);
-        let mut text = layout_state::objection(idle.as_ref().err());
+        let heard = self.check_outcomes();
+        let idle = self.reducer.healthy().and_then(|()| self.reducer.check_idle()).and(heard);
+        let mut text = objection(idle.as_ref().err());
         let Until { tolerance_grad, tolerance_change, max_iter } = until;
         text += &format!("tolerance_grad = {tolerance_grad}\ntolerance_change = {tolerance_change}\n");
         text += &format!("max_iter = {max_iter}\n");
-        let same = self.apart_from_steps(|all| {
-            all.barrier_all()?;
-            agree::same_everywhere(&**all.comm(), &all.options, &text)
-        });
+        let same = self.reducer.apart(|reducer| reducer.agree_apart(&text));
         idle.and(same.map(drop))
     }
 
     /// Returns the loss of all ranks, or the error of the lowest rank that failed.
     fn combine_losses(&mut self, told: Result<f64, Error>, weight: u64) -> Result<f64, Error> {
         let comm = Arc::clone(self.comm());
-        let weight = if self.options.combine == Combine::Weighted { weight } else { 1 };
+        let weight = if self.params.options.combine == Combine::Weighted { weight } else { 1 };
         // If several ranks compute the same loss, one of them counts it; the loss of no samples is NaN.
         let weight = if self.reducer.config.place.first { weight } else { 0 };
         let mut words = [0; 2 + ExactSum::WORDS];
@@ -163,14 +159,13 @@ impl Optimizer {
             }
             Err(_) => fault[0] = u64::MAX - comm.rank() as u64,
         }
-        let exchanged = self.exchange.borrow(&*comm, &mut words, &mut fault);
-        exchanged.inspect_err(|failure| self.reducer.poison(failure.clone()))?;
+        self.decider.borrow_words(&self.reducer, &mut words, &mut fault)?;
         if fault[0] != 0 {
             let rank = (u64::MAX - fault[0]) as usize;
             return Err(told.err().unwrap_or(Error::ClosureElsewhere { rank }));
         }
         let sum = ExactSum::from_words(&words[2..]);
-        Ok(match self.options.combine {
+        Ok(match self.params.options.combine {
             _ if words[0] > 0 => f64::NAN,
             Combine::Sum => sum.to_f64(),
             Combine::Mean | Combine::Weighted => sum.mean(words[1]),

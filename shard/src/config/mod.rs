@@ -1,9 +1,10 @@
 //! Settings of an optimizer: options, precision, parameter groups, schedules, loss scales, fault injection.
 
+pub(crate) mod digest;
 pub(crate) mod fault;
-pub(crate) mod loss_scale;
 pub(crate) mod options;
 pub(crate) mod param_groups;
 pub(crate) mod precision;
 pub(crate) mod schedule;
 pub(crate) mod selection;
+pub(crate) mod stage;

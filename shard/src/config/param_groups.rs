@@ -1,7 +1,7 @@
 //! Parameter groups: rules with hyperparameters of their own for some of the parameters.
 
+use crate::config::digest::digest;
 use crate::config::selection::{SelectParams, Selection};
-use crate::reduce::reducer::digest;
 use crate::{Clip, Error, Options, Stage};
 use meshstep_optim::{Rule, Sees};
 use meshstep_tensor::{Layout, Place};

@@ -1,6 +1,6 @@
 //! Replicas in groups: every rank holds and updates all parameters, and gradients are combined within its group.
 
-mod assignment;
+pub(crate) mod assignment;
 mod room;
 #[cfg(feature = "checkpoint")]
 mod saving;
@@ -14,6 +14,9 @@ pub use synchronize::{Drift, SlotDrift};
 use crate::closure::lbfgs::EvaluationFailed;
 use crate::optimizer::layout_state;
 use crate::ranks::{agree, host_words};
+use crate::reduce::together::objection;
+use crate::update::owned_bucket::Owned;
+use crate::update::params::Params;
 use crate::{
     Error, Evaluated, Groups, Initial, Master, MicroBatch, Minimized, Missing, Optimizer, Options, Pending,
     Stage, StepArgs, Until, Verified,
@@ -96,14 +99,14 @@ impl CrossShard {
         let mine = my_group(groups, &*world, &options);
         let text = match &mine {
             Ok(_) => describe(groups, &layout, &rules, &options),
-            Err(error) => layout_state::objection(Some(error)),
+            Err(error) => objection(Some(error)),
         };
         let group = agreed(&*world, &options, mine, &text)?;
         // Every rank passes a colour, so every rank gets a group.
         let comm = world.split(Some(group as u32), 0).inspect_err(|_| world.abort())?;
         let Some(comm) = comm else { return Err(Error::NoRanks) };
         let built = Optimizer::new(comm, layout, rules, initial, options.clone());
-        let text = layout_state::objection(built.as_ref().err());
+        let text = objection(built.as_ref().err());
         let optimizer = agreed(&*world, &options, built, &text)?;
         let mut both = CrossShard {
             optimizer,
@@ -126,18 +129,18 @@ impl CrossShard {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         let _name = name_calls("CrossShard::add_param_group");
-        let Optimizer { entries, buckets, frozen, options, .. } = &self.optimizer;
+        let Params { entries, buckets, frozen, options, .. } = &self.optimizer.params;
         let (before, options, rules) =
             ([entries.len(), buckets.len(), frozen.len()], options.clone(), rules.into());
         // A step that is due in one group must not end the others.
-        let ready = self.optimizer.check_heard().and_then(|()| self.optimizer.check_idle());
+        let ready = self.optimizer.check_outcomes().and_then(|()| self.optimizer.reducer.check_idle());
         let text = match &ready {
             Ok(()) => layout_state::describe(&layout, &rules, &options),
-            Err(error) => layout_state::objection(Some(error)),
+            Err(error) => objection(Some(error)),
         };
         agreed(&*self.world, &options, ready, &text)?;
         let added = self.optimizer.add_param_group(layout, rules, initial);
-        let text = layout_state::objection(added.as_ref().err());
+        let text = objection(added.as_ref().err());
         let same = agree::same_everywhere(&*self.world, &options, &text);
         match (added, same) {
             (Ok(()), Ok(_)) => self.first_values(before),
@@ -153,23 +156,22 @@ impl CrossShard {
     /// Makes first values, which are equal within each group, equal in all groups, for the parameters, buckets and frozen vectors
     /// after the given counts.
     fn first_values(&mut self, [params, buckets, frozen]: [usize; 3]) -> Result<(), Error> {
-        if self.optimizer.options.initial == Initial::Compare {
+        if self.optimizer.params.options.initial == Initial::Compare {
             let values = describe_values(&self.optimizer, params);
-            let text =
-                values.as_ref().map_or_else(|error| layout_state::objection(Some(error)), String::clone);
-            return agreed(&*self.world, &self.optimizer.options, values.map(drop), &text);
+            let text = values.as_ref().map_or_else(|error| objection(Some(error)), String::clone);
+            return agreed(&*self.world, &self.optimizer.params.options, values.map(drop), &text);
         }
         let sent = self.broadcast(buckets, frozen);
         self.end_if_alone(sent)
     }
 
     fn broadcast(&mut self, first_bucket: usize, first_frozen: usize) -> Result<(), Error> {
-        let Optimizer { buckets, frozen, options, .. } = &mut self.optimizer;
+        let Params { buckets, frozen, options, .. } = &mut self.optimizer.params;
         let (buckets, frozen) = (&mut buckets[first_bucket..], &mut frozen[first_frozen..]);
         for values in buckets.iter_mut().map(|b| &mut b.params).chain(frozen).filter(|v| !v.is_empty()) {
             host_words::run(&*self.world, &options.queue, Op::broadcast(0), values)?;
         }
-        buckets.iter_mut().try_for_each(crate::update::owned_bucket::Owned::fill_masters)
+        buckets.iter_mut().try_for_each(Owned::fill_masters)
     }
 
     /// Begins the step's last micro-batch, of `batch_size` samples ([`Optimizer::micro_batch`]).
@@ -313,7 +315,7 @@ fn describe(groups: &[Vec<usize>], layout: &Layout, rules: &Groups, options: &Op
 }
 
 fn describe_values(optimizer: &Optimizer, first: usize) -> Result<String, Error> {
-    let (Options { queue, meter, .. }, mut text) = (&optimizer.options, String::new());
+    let (Options { queue, meter, .. }, mut text) = (&optimizer.params.options, String::new());
     for param in optimizer.params().skip(first) {
         let digest = host_words::digest(queue, meter, optimizer.param(param.name())?)?;
         let _ = writeln!(text, "values of {:?} = digest {digest:016x}", param.name());

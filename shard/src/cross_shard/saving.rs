@@ -5,9 +5,10 @@ use crate::checkpoint::{
     CheckpointError, Load, Loaded, Manifest, ModelPlacement, Ranks, Save, Saveable, SavedTensor, Saving,
     Scale, Settings, Sink, Store, Vectors, load_all, save_all, save_all_async,
 };
-use crate::optimizer::layout_state;
 use crate::ranks::{agree, host_words};
-use crate::verify::Slot;
+use crate::reduce::together::objection;
+use crate::update::params::Params;
+use crate::update::values::VectorKind as Slot;
 use crate::{Error, Optimizer};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Buffer, DType, Queue, Slice, SliceMut};
@@ -81,7 +82,7 @@ impl CrossShard {
 
     /// Returns a digest of this rank's values.
     fn digest(&self) -> Result<u64, Error> {
-        let Optimizer { buckets, frozen, options, .. } = &self.optimizer;
+        let Params { buckets, frozen, options, .. } = &self.optimizer.params;
         let mut digests = Vec::new();
         let mut add = |values: Slice<'_>| {
             let digest = host_words::digest(&options.queue, &options.meter, values)?;
@@ -172,7 +173,7 @@ impl<'a> AllGroups<'a> {
 
     /// Returns the local index of a parameter, if it belongs to this rank's group.
     fn own(&self, param: usize) -> Option<usize> {
-        let params = self.cross.optimizer.entries.len();
+        let params = self.cross.optimizer.params.entries.len();
         (!self.apart || param / params == self.cross.number).then(|| param % params)
     }
 
@@ -180,7 +181,7 @@ impl<'a> AllGroups<'a> {
         let CrossShard { optimizer, number, .. } = &mut *self.cross;
         let counters = xxh3_64(optimizer.describe_counters()?.as_bytes());
         let record = GroupRecord::of(optimizer.settings(BTreeMap::new()));
-        let t = optimizer.entries.iter().map(|entry| entry.t).collect();
+        let t = optimizer.params.entries.iter().map(|entry| entry.t).collect();
         Ok(Told { group: *number, counters, values: self.cross.digest()?, record, t })
     }
 
@@ -193,7 +194,7 @@ impl<'a> AllGroups<'a> {
 
 impl Vectors for AllGroups<'_> {
     fn queue(&self) -> Queue {
-        self.cross.optimizer.options.queue.clone()
+        self.cross.optimizer.params.options.queue.clone()
     }
 
     fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error> {
@@ -218,9 +219,9 @@ impl Saveable for AllGroups<'_> {
     fn call_all(&mut self, what: &str, ready: Result<(), Error>) -> Result<(), Error> {
         let text = match &ready {
             Ok(()) => format!("this call = {what}\n"),
-            Err(error) => layout_state::objection(Some(error)),
+            Err(error) => objection(Some(error)),
         };
-        let same = agree::same_everywhere(&*self.cross.world, &self.cross.optimizer.options, &text);
+        let same = agree::same_everywhere(&*self.cross.world, &self.cross.optimizer.params.options, &text);
         ready.and(self.cross.end_if_alone(same))
     }
 
@@ -263,7 +264,7 @@ impl Saveable for AllGroups<'_> {
     fn set_updates(&mut self, t: &[Option<u64>]) {
         for (param, t) in t.iter().enumerate() {
             if let (Some(own), Some(t)) = (self.own(param), t) {
-                self.cross.optimizer.entries[own].t = *t;
+                self.cross.optimizer.params.entries[own].t = *t;
             }
         }
     }
@@ -331,7 +332,7 @@ fn alike(what: &str, all: &[Told], has: impl Fn(&Told) -> (u64, &[u64])) -> Resu
 
 /// Combines a rank's digests into one word.
 fn digest((own, t): (u64, &[u64])) -> u64 {
-    t.iter().fold(own, |so_far, &t| crate::reduce::reducer::digest(so_far, t, 0))
+    t.iter().fold(own, |so_far, &t| crate::config::digest::digest(so_far, t, 0))
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 use super::CrossShard;
 use super::room::{Room, Spread};
 use crate::optimizer::Optimizer;
-use crate::optimizer::layout_state;
 use crate::plan::bucket::BucketPlan;
 use crate::ranks::{agree, host_words};
+use crate::reduce::together::objection;
 use crate::{Error, Options};
 use meshstep_comm::{Error as CommError, Reduction, name_calls};
 use meshstep_tensor::{Buffer, Slice};
@@ -58,7 +58,7 @@ impl CrossShard {
     fn compare(&self) -> Result<Drift, Error> {
         let mut room = self.room()?;
         let mut drift = Drift { slots: Vec::new(), t: None };
-        for b in 0..self.optimizer.buckets.len() {
+        for b in 0..self.optimizer.params.buckets.len() {
             for (slot, vector) in vectors(&self.optimizer, b)? {
                 let plan = &self.optimizer.reducer.config.buckets[b].plan;
                 for block in blocks(vector.len()) {
@@ -95,7 +95,7 @@ impl CrossShard {
 
     fn average(&mut self) -> Result<(), Error> {
         let mut room = self.room()?;
-        for bucket in &mut self.optimizer.buckets {
+        for bucket in &mut self.optimizer.params.buckets {
             for mut vector in bucket.vectors_mut() {
                 for block in blocks(vector.len()) {
                     room.average(vector.reborrow().slice(block)?)?;
@@ -103,12 +103,10 @@ impl CrossShard {
             }
             bucket.follow_master()?;
         }
-        #[cfg(feature = "cuda")]
-        self.optimizer.recount();
-        for (largest, entry) in self.largest_t()?.into_iter().zip(&mut self.optimizer.entries) {
+        for (largest, entry) in self.largest_t()?.into_iter().zip(&mut self.optimizer.params.entries) {
             entry.t = largest;
         }
-        Ok(())
+        self.optimizer.publish_counters()
     }
 
     /// Aborts the run if this rank alone cannot continue, so that the other ranks do not wait.
@@ -131,11 +129,11 @@ impl CrossShard {
     /// Checks that no rank is in the middle of a step, has failed, or has an unread error of a step.
     pub(super) fn check_idle_everywhere(&mut self) -> Result<(), Error> {
         let healthy = self.optimizer.reducer.healthy();
-        let heard = healthy.and_then(|()| self.optimizer.check_heard());
-        let idle = heard.and_then(|()| self.optimizer.check_idle());
+        let heard = healthy.and_then(|()| self.optimizer.check_outcomes());
+        let idle = heard.and_then(|()| self.optimizer.reducer.check_idle());
         let idle = self.meet_group().and(idle);
-        let text = layout_state::objection(idle.as_ref().err());
-        let same = agree::same_everywhere(&*self.world, &self.optimizer.options, &text);
+        let text = objection(idle.as_ref().err());
+        let same = agree::same_everywhere(&*self.world, &self.optimizer.params.options, &text);
         idle.and(self.end_if_alone(same))
     }
 
@@ -147,7 +145,7 @@ impl CrossShard {
             return Ok(());
         }
         let group = vec![Arc::clone(self.optimizer.comm())];
-        let met = self.optimizer.apart_from_steps(|optimizer| optimizer.greet_on(group));
+        let met = self.optimizer.apart_from_steps(|optimizer| optimizer.reducer.barrier_on(group));
         met.map(drop).inspect_err(|error| {
             if matches!(error, Error::Comm(CommError::Mismatch { .. })) {
                 self.world.abort();
@@ -156,8 +154,8 @@ impl CrossShard {
     }
 
     fn room(&self) -> Result<Room, Error> {
-        let longest = self.optimizer.buckets.iter().map(|b| b.params.len()).max().unwrap_or(0);
-        Room::new(Arc::clone(&self.world), &self.optimizer.options, longest.min(BLOCK))
+        let longest = self.optimizer.params.buckets.iter().map(|b| b.params.len()).max().unwrap_or(0);
+        Room::new(Arc::clone(&self.world), &self.optimizer.params.options, longest.min(BLOCK))
     }
 
     fn largest_t(&self) -> Result<Vec<u64>, Error> {
@@ -165,8 +163,8 @@ impl CrossShard {
     }
 
     fn reduced_t(&self, reduction: Reduction) -> Result<Vec<u64>, Error> {
-        let Options { queue, meter, .. } = &self.optimizer.options;
-        let mut words: Vec<u64> = self.optimizer.entries.iter().map(|e| e.t).collect();
+        let Options { queue, meter, .. } = &self.optimizer.params.options;
+        let mut words: Vec<u64> = self.optimizer.params.entries.iter().map(|e| e.t).collect();
         host_words::all_reduce(&*self.world, queue, meter, &mut words, reduction)?;
         Ok(words)
     }
@@ -175,7 +173,7 @@ impl CrossShard {
     fn drift_of_t(&self) -> Result<Vec<(u64, String)>, Error> {
         let (largest, smallest) = (self.largest_t()?, self.reduced_t(Reduction::Min)?);
         let apart = largest.iter().zip(smallest).map(|(largest, smallest)| largest - smallest);
-        let named = apart.zip(&self.optimizer.entries).filter(|(apart, _)| *apart > 0);
+        let named = apart.zip(&self.optimizer.params.entries).filter(|(apart, _)| *apart > 0);
         let mut apart: Vec<_> = named.map(|(apart, e)| (apart, e.param.name().to_owned())).collect();
         apart.sort_by_key(|(apart, _)| std::cmp::Reverse(*apart));
         Ok(apart)
@@ -219,9 +217,9 @@ fn blocks(len: usize) -> impl Iterator<Item = Range<usize>> {
 
 /// Returns a replica's vectors of bucket `b`, by name.
 fn vectors(optimizer: &Optimizer, b: usize) -> Result<Vec<(&'static str, Slice<'_>)>, Error> {
-    let owned = &optimizer.buckets[b];
+    let owned = &optimizer.params.buckets[b];
     let params = &optimizer.reducer.config.buckets[b].plan.params;
-    let rule = params.first().map(|p| &optimizer.groups[optimizer.entries[p.param].group].rule);
+    let rule = params.first().map(|p| &optimizer.params.groups[optimizer.params.entries[p.param].group].rule);
     let names = rule.map_or(&[] as &[_], |rule| rule.state());
     let state = names.iter().copied().zip(owned.state().iter().map(Buffer::as_slice));
     let masters = owned.master().map(|master| ("master", master.as_slice()));
@@ -232,5 +230,5 @@ fn vectors(optimizer: &Optimizer, b: usize) -> Result<Vec<(&'static str, Slice<'
 fn place(optimizer: &Optimizer, plan: &BucketPlan, i: usize) -> (String, usize) {
     let before = plan.params.partition_point(|p| p.start <= i);
     let param = &plan.params[before.saturating_sub(1)];
-    (optimizer.entries[param.param].param.name().to_owned(), i - param.start)
+    (optimizer.params.entries[param.param].param.name().to_owned(), i - param.start)
 }

@@ -1,7 +1,10 @@
 //! Gathers of updated parameters in flight.
 
+use crate::config::stage::Stage;
+use crate::error::Error;
+use crate::ranks::host_words;
 use crate::reduce::reducer_config::BucketInfo;
-use crate::{Error, Stage};
+use crate::update::owned_bucket::Owned;
 use meshstep_comm::{InFlight, Op};
 use meshstep_tensor::{Buffer, Queue};
 
@@ -47,15 +50,11 @@ impl Gathering {
     }
 
     /// Waits for every bucket and puts its parameters back into `buckets`.
-    pub(crate) fn land(
-        &mut self,
-        queue: &Queue,
-        buckets: &mut [crate::update::owned_bucket::Owned],
-    ) -> Result<(), Error> {
+    pub(crate) fn land(&mut self, queue: &Queue, buckets: &mut [Owned]) -> Result<(), Error> {
         let _span = tracing::debug_span!("gather").entered();
         let mut landed = Ok(());
         for (b, started) in self.flights.drain(..) {
-            let (part, arrived) = crate::ranks::host_words::land(started, queue);
+            let (part, arrived) = host_words::land(started, queue);
             buckets[b].put_back(part);
             landed = landed.and(arrived);
         }
@@ -68,11 +67,11 @@ impl Gathering {
     pub(crate) fn land_later(
         &mut self,
         side_stream: &meshstep_tensor::cuda::Stream,
-        buckets: &mut [crate::update::owned_bucket::Owned],
+        buckets: &mut [Owned],
     ) -> Result<(), Error> {
         let (queue, mut landed) = (Queue::cuda(side_stream.clone()), Ok(()));
         for (b, started) in self.flights.drain(..) {
-            let (part, arrived) = crate::ranks::host_words::land(started, &queue);
+            let (part, arrived) = host_words::land(started, &queue);
             buckets[b].put_back(part);
             landed = landed.and(arrived.map_err(Error::from));
             let expected = side_stream.record().map(|event| buckets[b].expect(event));

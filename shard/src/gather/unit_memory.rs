@@ -1,8 +1,9 @@
 //! Memory for gathered units: one stretch per type.
 
-use crate::Options;
-use crate::gather::unit_gather::UnitPiece;
+use crate::config::digest::digest;
+use crate::config::options::Options;
 use crate::reduce::double_ended::{DoubleEnded, From};
+use meshstep_comm::InFlight;
 use meshstep_tensor::{Buffer, Category, DType, Error, Meter, Queue};
 
 /// Memory for any two consecutive units at a time; further units are allocated and freed.
@@ -19,6 +20,15 @@ pub(crate) struct GatherRoom {
     grown: bool,
     queue: Queue,
     meter: Meter,
+}
+
+/// One bucket of a unit.
+#[derive(Debug)]
+pub(crate) struct UnitPiece {
+    pub(crate) bucket: usize,
+    pub(crate) from: From,
+    pub(crate) away: Option<Result<InFlight, (Buffer, meshstep_comm::Error)>>,
+    pub(crate) here: Option<Buffer>,
 }
 
 impl GatherRoom {
@@ -47,7 +57,7 @@ impl GatherRoom {
         if std::mem::replace(&mut self.taken[unit], true) {
             return None;
         }
-        self.gathers = crate::reduce::reducer::digest(self.gathers, unit as u64, 0);
+        self.gathers = digest(self.gathers, unit as u64, 0);
         Some(self.lists.pop().unwrap_or_default())
     }
 

@@ -218,7 +218,8 @@ impl LocalOptimizer {
         }
         // Flights are given up even if the new communicators fail: all members know of this round, but may differ in their flights.
         let rank = self.engine.workers.world.rank();
-        let mut given_up = self.engine.give_up(&mut self.inner, Veto::Failed { rank });
+        let given_up = self.engine.give_up(&mut self.inner.params, Veto::Failed { rank });
+        let mut given_up = given_up.and_then(|()| self.inner.keep_if_due());
         if std::mem::take(&mut self.engine.changed) {
             given_up = given_up.and_then(|()| self.inner.gather_all());
         }
@@ -251,7 +252,7 @@ impl LocalOptimizer {
 
 /// Refuses GPUs: NCCL's communicators of a process end together, so a lost worker would end the others.
 fn check_place(inner: &Optimizer) -> Result<(), LocalError> {
-    if !on_gpu(inner) {
+    if !on_gpu(&inner.params) {
         return Ok(());
     }
     let what = "a run whose workers come and go (LocalOptimizer::join)".to_owned();

@@ -9,7 +9,9 @@ use super::packing::Loads;
 use super::staging::Staging;
 use super::votes::{Agreed, Brought, Seen, Veto, vote};
 use super::{LocalError, LocalPlan, Merge, OnFailure, Placement, What, Workers};
-use crate::{Error, Optimizer};
+use crate::error::Error;
+use crate::optimizer::Optimizer;
+use crate::update::params::Params;
 use std::collections::BTreeSet;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -99,34 +101,34 @@ impl Engine {
     /// to `report`, errors that end all exchanges to `failure`; a returned error is this rank's alone.
     pub(crate) fn meet(
         &mut self,
-        optimizer: &mut Optimizer,
+        params: &mut Params,
         placement: Placement,
         fault: bool,
     ) -> Result<(), Error> {
         if !self.is_due(placement) {
             return Ok(());
         }
-        optimizer.wait_for_params()?;
+        params.wait()?;
         let mut point = self.point(placement);
         let met = match point.sent.is_empty() && point.arriving.is_empty() {
             true => Ok(()), // no other worker takes part
-            false => self.exchange(optimizer, &mut point, placement, fault)?,
+            false => self.exchange(params, &mut point, placement, fault)?,
         };
         match met {
-            Ok(()) => self.reset(optimizer, &point.reset),
-            Err(veto) => self.leave(optimizer, point, veto),
+            Ok(()) => self.reset(params, &point.reset),
+            Err(veto) => self.leave(params, point, veto),
         }
     }
 
     /// Gives up all flights; their fragments follow their failure policy.
-    pub(crate) fn give_up(&mut self, optimizer: &mut Optimizer, veto: Veto) -> Result<(), Error> {
+    pub(crate) fn give_up(&mut self, params: &mut Params, veto: Veto) -> Result<(), Error> {
         let arriving = std::mem::take(&mut self.flights);
         self.report.given_up.extend(arriving.iter().flat_map(|flight| &flight.fragments));
         let failed = std::mem::take(&mut self.report.failed);
-        optimizer.wait_for_params()?;
-        let left = self.leave(optimizer, Point { arriving, ..Point::default() }, veto);
+        params.wait()?;
+        let left = self.leave(params, Point { arriving, ..Point::default() }, veto);
         self.report.failed = failed;
-        left.and_then(|()| optimizer.keep_if_due())
+        left
     }
 
     /// Prepares the next step, and returns the report of this one.
@@ -157,7 +159,7 @@ impl Engine {
 
     fn exchange(
         &mut self,
-        optimizer: &mut Optimizer,
+        params: &mut Params,
         point: &mut Point,
         placement: Placement,
         fault: bool,
@@ -165,12 +167,11 @@ impl Engine {
         if !self.may_exchange(placement) {
             return Ok(Err(Veto::Failed { rank: self.workers.world.rank() }));
         }
-        let reduced = self.reduce(optimizer, point, placement, fault)?;
+        let reduced = self.reduce(params, point, placement, fault)?;
         let counted = match &reduced {
             Ok(_) => self.confirm(Ok(()), false)?,
             Err(veto) => {
-                let broken =
-                    matches!(veto, Veto::NotFinite { .. }) && !self.brings_finite(optimizer, point)?;
+                let broken = matches!(veto, Veto::NotFinite { .. }) && !self.brings_finite(params, point)?;
                 self.confirm(Err(*veto), fault || broken)?
             }
         };
@@ -181,7 +182,7 @@ impl Engine {
         self.report.sent.extend(later.iter().flat_map(|flight| &flight.fragments));
         self.flights.extend(later);
         let arrived: Vec<_> = std::mem::take(&mut point.arriving).into_iter().zip(landed).collect();
-        self.take_in(optimizer, &arrived)?;
+        self.take_in(params, &arrived)?;
         let used = arrived.into_iter().flat_map(|(mut flight, landed)| flight.take_memory(landed));
         self.staging.give(used.collect::<Vec<_>>());
         self.active = true;
@@ -191,13 +192,13 @@ impl Engine {
     /// Starts and lands flights; returns the flights that arrive later and the landed results, if no rank vetoes.
     fn reduce(
         &mut self,
-        optimizer: &mut Optimizer,
+        params: &mut Params,
         point: &mut Point,
         placement: Placement,
         fault: bool,
     ) -> Result<Result<Reduced, Veto>, Error> {
-        let agreed = self.agree(optimizer, point, placement, fault);
-        let agreed = match self.heard(optimizer, agreed)? {
+        let agreed = self.agree(params, point, placement, fault);
+        let agreed = match self.heard(params, agreed)? {
             Ok(agreed) => agreed,
             Err(veto) => return Ok(Err(veto)),
         };
@@ -205,26 +206,26 @@ impl Engine {
         if let Err(veto) = point.sent.iter().try_for_each(|&f| self.plan.share(f, own, &agreed).map(drop)) {
             return Ok(Err(veto));
         }
-        let mut later = self.launch(optimizer, &point.sent, placement, &agreed)?;
+        let mut later = self.launch(params, &point.sent, placement, &agreed)?;
         let at_once = |flight: &mut Flight| flight.arrives == (self.step, placement);
         point.arriving.extend(later.extract_if(.., at_once));
-        let (landed, seen) = self.land(optimizer, &mut point.arriving)?;
-        let counted = vote(&*self.workers.world, seen, optimizer.options());
-        Ok(self.heard(optimizer, counted)?.map(|()| (later, landed)))
+        let (landed, seen) = self.land(params, &mut point.arriving)?;
+        let counted = vote(&*self.workers.world, seen, &params.options);
+        Ok(self.heard(params, counted)?.map(|()| (later, landed)))
     }
 
     /// Waits for the arriving flights and checks their results.
-    fn land(&self, optimizer: &Optimizer, arriving: &mut [Flight]) -> Result<(Vec<Landed>, Seen), Error> {
+    fn land(&self, params: &Params, arriving: &mut [Flight]) -> Result<(Vec<Landed>, Seen), Error> {
         let (mut all, mut failed) = (Vec::new(), false);
         for flight in arriving {
-            let (landed, arrived) = flight.land(optimizer.options());
+            let (landed, arrived) = flight.land(&params.options);
             failed |= arrived.is_err();
             all.push(landed);
         }
         if failed {
             return Ok((all, Seen::Failed));
         }
-        let finite = all_finite(all.iter().flat_map(Landed::vectors), optimizer.options())?;
+        let finite = all_finite(all.iter().flat_map(Landed::vectors), &params.options)?;
         // An aborted collective lets a GPU's queue continue with values that are not the mean of all workers.
         let seen = match self.workers.across.sound() {
             Err(_) => Seen::Failed,
@@ -235,24 +236,24 @@ impl Engine {
     }
 
     /// Returns true if this rank's own values for this exchange are finite, or do not count.
-    fn brings_finite(&self, optimizer: &Optimizer, point: &Point) -> Result<bool, Error> {
+    fn brings_finite(&self, params: &Params, point: &Point) -> Result<bool, Error> {
         let fragments = point.arriving.iter().flat_map(|flight| &flight.fragments).chain(&point.sent);
         let mut values = Vec::new();
         for &f in fragments.filter(|_| self.active) {
-            values.extend(self.parts.values(optimizer, &self.plan.fragments[f], f)?);
+            values.extend(self.parts.values(params, &self.plan.fragments[f], f)?);
         }
-        all_finite(values.iter().map(|value| value.values), optimizer.options())
+        all_finite(values.iter().map(|value| value.values), &params.options)
     }
 
     /// Turns the failure of a collective of all workers into a veto: it ends all exchanges, but is not an error of this rank.
     fn heard<T>(
         &mut self,
-        optimizer: &Optimizer,
+        params: &Params,
         result: Result<Result<T, Veto>, Error>,
     ) -> Result<Result<T, Veto>, Error> {
         match result {
             Err(error @ Error::Comm(_)) => {
-                if on_gpu(optimizer) {
+                if on_gpu(params) {
                     // A rank that runs out of memory fails alone, and the others wait for it.
                     [&self.workers.world, &self.workers.across].into_iter().for_each(|comm| comm.abort());
                 }
@@ -265,7 +266,7 @@ impl Engine {
 
     fn agree(
         &self,
-        optimizer: &Optimizer,
+        params: &Params,
         point: &Point,
         placement: Placement,
         fault: bool,
@@ -285,13 +286,13 @@ impl Engine {
             tokens: weighed.map(|f| if none_yet { 1 } else { self.parts.of(f).tokens }).collect(),
         };
         let Workers { world, across } = &self.workers;
-        self.plan.agree(&**world, across.world_size(), &brought, optimizer.options())
+        self.plan.agree(&**world, across.world_size(), &brought, &params.options)
     }
 
     /// Sends the fragments due, those with the same delay in one flight.
     fn launch(
         &mut self,
-        optimizer: &Optimizer,
+        params: &Params,
         sent: &[usize],
         placement: Placement,
         agreed: &Agreed,
@@ -305,17 +306,17 @@ impl Engine {
             for fragment in together() {
                 let share = self.plan.share(fragment, self.workers.across.rank(), agreed);
                 let Ok(share) = share else { continue }; // all shares were checked before
-                let values = self.parts.values(optimizer, &self.plan.fragments[fragment], fragment)?;
+                let values = self.parts.values(params, &self.plan.fragments[fragment], fragment)?;
                 bringing.push(Bringing { fragment, share, tokens: self.parts.of(fragment).tokens, values });
             }
             let lanes = self.plan.lanes(together(), &self.loads);
-            let to = (&*self.workers.across, optimizer.options());
+            let to = (&*self.workers.across, &params.options);
             let arrives = (self.step.saturating_add(delay), placement);
             let staging = &mut self.staging;
             let mut flight = Flight::launch(&self.plan, &lanes, &bringing, to, (arrives, staging))?;
             for (sent, bringing) in flight.sent.iter_mut().zip(&bringing) {
                 if self.plan.fragments[bringing.fragment].keeps_sent() {
-                    sent.snapshots = bringing.snapshots(optimizer, &mut self.staging)?;
+                    sent.snapshots = bringing.snapshots(params, &mut self.staging)?;
                 }
             }
             flights.push(flight);
@@ -324,7 +325,7 @@ impl Engine {
     }
 
     /// Merges what has arrived, outer momentum before the outer steps that use it.
-    fn take_in(&mut self, optimizer: &mut Optimizer, arrived: &[(Flight, Landed)]) -> Result<(), Error> {
+    fn take_in(&mut self, params: &mut Params, arrived: &[(Flight, Landed)]) -> Result<(), Error> {
         let all = || {
             arrived.iter().flat_map(|(flight, landed)| {
                 flight.fragments.iter().zip(&flight.sent).map(move |(&f, sent)| (f, sent, landed))
@@ -333,14 +334,14 @@ impl Engine {
         let first = |plan: &LocalPlan, f: usize| matches!(plan.fragments[f].what, What::OuterMomentum(_));
         let (momenta, others): (Vec<_>, Vec<_>) = all().partition(|(f, ..)| first(&self.plan, *f));
         for (f, sent, landed) in momenta.into_iter().chain(others) {
-            self.take_in_one(optimizer, f, sent, landed)?;
+            self.take_in_one(params, f, sent, landed)?;
         }
         Ok(())
     }
 
     fn take_in_one(
         &mut self,
-        optimizer: &mut Optimizer,
+        params: &mut Params,
         f: usize,
         sent: &Sent,
         landed: &Landed,
@@ -349,36 +350,36 @@ impl Engine {
         for i in 0..self.parts.of(f).spots.len() {
             let spot = &self.parts.of(f).spots[i];
             let (reduced, snapshot) = (landed.of(sent, i, spot.range.len())?, sent.snapshots.get(i));
-            self.parts.merge(optimizer, fragment, (f, i), Arrived { reduced, snapshot })?;
+            self.parts.merge(params, fragment, (f, i), Arrived { reduced, snapshot })?;
         }
         let part = self.parts.of_mut(f);
         part.outer_t += u64::from(fragment.outer().is_some());
         part.tokens -= sent.tokens;
         self.report.merged.push(f);
-        self.follow_up(optimizer, f)
+        self.follow_up(params, f)
     }
 
     /// Updates dependent state after fragment `f` has changed, on all ranks of the worker, even those without a part of it.
-    fn follow_up(&mut self, optimizer: &mut Optimizer, f: usize) -> Result<(), Error> {
+    fn follow_up(&mut self, params: &mut Params, f: usize) -> Result<(), Error> {
         self.changed |= self.plan.fragments[f].what == What::Params;
-        self.parts.follow_masters(optimizer, f)
+        self.parts.follow_masters(params, f)
     }
 
-    fn reset(&mut self, optimizer: &mut Optimizer, fragments: &[usize]) -> Result<(), Error> {
+    fn reset(&mut self, params: &mut Params, fragments: &[usize]) -> Result<(), Error> {
         for &f in fragments {
-            self.parts.reset(optimizer, &self.plan.fragments[f], f)?;
+            self.parts.reset(params, &self.plan.fragments[f], f)?;
             self.report.merged.push(f);
         }
         Ok(())
     }
 
     /// Discards the exchange; its fragments follow their failure policy.
-    fn leave(&mut self, optimizer: &mut Optimizer, point: Point, veto: Veto) -> Result<(), Error> {
+    fn leave(&mut self, params: &mut Params, point: Point, veto: Veto) -> Result<(), Error> {
         let Point { sent, reset, mut arriving } = point;
         let mut failed: BTreeSet<usize> = sent.into_iter().chain(reset).collect();
         for flight in &mut arriving {
             // A started operation is waited for, whatever its result.
-            let (landed, _) = flight.land(optimizer.options());
+            let (landed, _) = flight.land(&params.options);
             failed.extend(&flight.fragments);
             self.staging.give(flight.take_memory(landed));
         }
@@ -387,8 +388,8 @@ impl Engine {
                 OnFailure::KeepLocal => {}
                 OnFailure::Retry => drop(self.again.insert(f)),
                 OnFailure::RollBack => {
-                    self.parts.roll_back(optimizer, f)?;
-                    self.follow_up(optimizer, f)?;
+                    self.parts.roll_back(params, f)?;
+                    self.follow_up(params, f)?;
                 }
             }
             self.report.failed.push((f, veto));

@@ -1,10 +1,13 @@
 //! Fragment state held by one rank, and its operations: send, merge, reset, roll back.
 
 use super::in_flight::Value;
-use super::owned_spans::{Spot, Vector};
+use super::owned_spans::{Spot, Vector, slot_of, vector_of, vector_of_mut};
 use super::packing::Loads;
 use super::{Fragment, LocalError, LocalPlan, OnFailure, What};
-use crate::{Error, Optimizer, Options};
+use crate::config::options::Options;
+use crate::error::Error;
+use crate::optimizer::Optimizer;
+use crate::update::params::Params;
 use meshstep_optim::{self as optim, OuterStep, mix_zeros};
 use meshstep_tensor::{Buffer, Category, DType, Slice, SliceMut};
 use std::collections::BTreeSet;
@@ -19,7 +22,7 @@ pub(crate) struct FragmentPart {
     pub(crate) spots: Vec<Spot>,
     /// Indexed by spot.
     pub(crate) kept: Vec<Kept>,
-    /// Number of steps of the outer optimizer.
+    /// Number of steps of the outer params.
     pub(crate) outer_t: u64,
     /// Tokens since the last merge.
     pub(crate) tokens: u64,
@@ -30,7 +33,7 @@ pub(crate) struct FragmentPart {
 pub(crate) struct Kept {
     /// Result of the spot's last exchange, if the plan needs it.
     pub(crate) anchor: Option<Buffer>,
-    /// State of the outer optimizer.
+    /// State of the outer params.
     pub(crate) outer: Vec<Buffer>,
 }
 
@@ -45,7 +48,7 @@ impl Parts {
     pub(crate) fn new(plan: &LocalPlan, optimizer: &Optimizer) -> Result<Self, LocalError> {
         let mut parts = Vec::new();
         for (fragment, spots) in plan.fragments.iter().zip(plan.spots(optimizer)?) {
-            let kept = spots.iter().map(|spot| Kept::new(fragment, spot, optimizer));
+            let kept = spots.iter().map(|spot| Kept::new(fragment, spot, &optimizer.params));
             let kept = kept.collect::<Result<Vec<_>, _>>()?;
             parts.push(FragmentPart { spots, kept, outer_t: 0, tokens: 0 });
         }
@@ -67,7 +70,7 @@ impl Parts {
         self.0.iter_mut().for_each(|part| part.tokens = part.tokens.saturating_add(tokens));
     }
 
-    /// Iterates over the buffers kept beside the optimizer, in a fixed order.
+    /// Iterates over the buffers kept beside the params, in a fixed order.
     pub(crate) fn buffers(&mut self) -> impl Iterator<Item = &mut Buffer> {
         let kept = self.0.iter_mut().flat_map(|part| &mut part.kept);
         kept.flat_map(|kept| kept.anchor.iter_mut().chain(&mut kept.outer))
@@ -75,14 +78,14 @@ impl Parts {
 
     /// Resets to the initial state: the current values count as the last exchange's results.
     #[cfg(feature = "checkpoint")]
-    pub(crate) fn restart(&mut self, optimizer: &Optimizer) -> Result<(), Error> {
-        let queue = &optimizer.options().queue;
+    pub(crate) fn restart(&mut self, params: &Params) -> Result<(), Error> {
+        let queue = &params.options.queue;
         for part in &mut self.0 {
             (part.outer_t, part.tokens) = (0, 0);
             for (spot, kept) in part.spots.iter().zip(&mut part.kept) {
                 kept.outer.iter_mut().try_for_each(|slot| queue.zero(slot.as_mut()))?;
                 let Some(anchor) = &mut kept.anchor else { continue };
-                match optimizer.vector_of(spot.vector) {
+                match vector_of(params, spot.vector) {
                     Some(values) => queue.copy(values.slice(spot.range.clone())?, anchor.as_mut())?,
                     None => queue.zero(anchor.as_mut())?,
                 }
@@ -110,22 +113,22 @@ impl Parts {
     /// Returns the values of fragment `f` on this rank, with the anchors if differences from these are sent.
     pub(crate) fn values<'a>(
         &'a self,
-        optimizer: &'a Optimizer,
+        params: &'a Params,
         fragment: &Fragment,
         f: usize,
     ) -> Result<Vec<Value<'a>>, Error> {
         let FragmentPart { spots, kept, .. } = &self.0[f];
         let value = |(spot, kept): (&'a Spot, &'a Kept)| {
             let from = kept.anchor.as_ref().filter(|_| fragment.sends_differences(spot.wire, spot.own));
-            Ok(Value { spot, values: self.read(optimizer, spot)?, from })
+            Ok(Value { spot, values: self.read(params, spot)?, from })
         };
         spots.iter().zip(kept).map(value).collect()
     }
 
-    fn read<'a>(&'a self, optimizer: &'a Optimizer, spot: &Spot) -> Result<Slice<'a>, Error> {
+    fn read<'a>(&'a self, params: &'a Params, spot: &Spot) -> Result<Slice<'a>, Error> {
         let vector = match spot.vector {
             Vector::Outer { fragment, spot, slot } => self.0[fragment].kept[spot].outer[slot].as_slice(),
-            other => match optimizer.vector_of(other) {
+            other => match vector_of(params, other) {
                 Some(vector) => vector,
                 None => unreachable!("a spot is of a vector that there is"),
             },
@@ -133,10 +136,10 @@ impl Parts {
         Ok(vector.slice(spot.range.clone())?)
     }
 
-    fn write<'a>(&'a mut self, optimizer: &'a mut Optimizer, spot: &Spot) -> Result<SliceMut<'a>, Error> {
+    fn write<'a>(&'a mut self, params: &'a mut Params, spot: &Spot) -> Result<SliceMut<'a>, Error> {
         let vector = match spot.vector {
             Vector::Outer { fragment, spot, slot } => self.0[fragment].kept[spot].outer[slot].as_mut(),
-            other => match optimizer.vector_of_mut(other) {
+            other => match vector_of_mut(params, other) {
                 Some(vector) => vector,
                 None => unreachable!("a spot is of a vector that there is"),
             },
@@ -147,18 +150,18 @@ impl Parts {
     /// Merges the result for spot `i` of fragment `f`.
     pub(crate) fn merge(
         &mut self,
-        optimizer: &mut Optimizer,
+        params: &mut Params,
         fragment: &Fragment,
         (f, i): (usize, usize),
         arrived: Arrived<'_>,
     ) -> Result<(), Error> {
         let (spot, t) = (self.0[f].spots[i].clone(), self.0[f].outer_t + 1);
         let mut kept = std::mem::take(&mut self.0[f].kept[i]);
-        let slot = optimizer.slot_of(&spot);
-        let now = optimizer.entries[spot.entry].t;
+        let slot = slot_of(params, &spot);
+        let now = params.entries[spot.entry].t;
         // The plan's check has refused state without such a share.
         let left = |then| slot.and_then(|slot| slot.left(then, now)).unwrap_or(1.0);
-        let (queue, meter) = (optimizer.options().queue.clone(), optimizer.options().meter.clone());
+        let (queue, meter) = (&params.options.queue.clone(), &params.options.meter.clone());
         let merge = optim::Merge {
             mean: arrived.reduced,
             differences: fragment.sends_differences(spot.wire, spot.own),
@@ -167,27 +170,22 @@ impl Parts {
             taken: fragment.taken,
             squares: slot.is_some_and(|slot| slot.squares),
         };
-        let merged = self.write(optimizer, &spot).and_then(|values| match fragment.outer() {
+        let merged = self.write(params, &spot).and_then(|values| match fragment.outer() {
             Some(outer) => {
                 let step = OuterStep { rule: &*outer.rule, lr: outer.lr, state: &mut kept.outer, t };
-                Ok(merge.outer(values, step, &queue, &meter)?)
+                Ok(merge.outer(values, step, queue, meter)?)
             }
-            None => Ok(merge.mean(values, &queue)?),
+            None => Ok(merge.mean(values, queue)?),
         });
         self.0[f].kept[i] = kept;
         merged
     }
 
     /// Sets fragment `f` to zero, or mixes zeros in.
-    pub(crate) fn reset(
-        &mut self,
-        optimizer: &mut Optimizer,
-        fragment: &Fragment,
-        f: usize,
-    ) -> Result<(), Error> {
+    pub(crate) fn reset(&mut self, params: &mut Params, fragment: &Fragment, f: usize) -> Result<(), Error> {
         for i in 0..self.0[f].spots.len() {
-            let (spot, queue) = (self.0[f].spots[i].clone(), optimizer.options().queue.clone());
-            mix_zeros(self.write(optimizer, &spot)?, fragment.taken, &queue)?;
+            let (spot, queue) = (self.0[f].spots[i].clone(), &params.options.queue.clone());
+            mix_zeros(self.write(params, &spot)?, fragment.taken, queue)?;
         }
         if let (What::OuterMomentum(of), true) = (&fragment.what, fragment.taken == 1.0) {
             self.0[*of].outer_t = 0;
@@ -196,12 +194,12 @@ impl Parts {
     }
 
     /// Sets fragment `f` back to the result of its last exchange.
-    pub(crate) fn roll_back(&mut self, optimizer: &mut Optimizer, f: usize) -> Result<(), Error> {
+    pub(crate) fn roll_back(&mut self, params: &mut Params, f: usize) -> Result<(), Error> {
         for i in 0..self.0[f].spots.len() {
-            let (spot, queue) = (self.0[f].spots[i].clone(), optimizer.options().queue.clone());
+            let (spot, queue) = (self.0[f].spots[i].clone(), &params.options.queue.clone());
             let Some(anchor) = self.0[f].kept[i].anchor.take() else { continue };
             let copied =
-                self.write(optimizer, &spot).and_then(|values| Ok(queue.copy(anchor.as_slice(), values)?));
+                self.write(params, &spot).and_then(|values| Ok(queue.copy(anchor.as_slice(), values)?));
             self.0[f].kept[i].anchor = Some(anchor);
             copied?;
         }
@@ -209,25 +207,25 @@ impl Parts {
     }
 
     /// Updates the parameters from their masters, for the masters that fragment `f` has on this rank.
-    pub(crate) fn follow_masters(&self, optimizer: &mut Optimizer, f: usize) -> Result<(), Error> {
+    pub(crate) fn follow_masters(&self, params: &mut Params, f: usize) -> Result<(), Error> {
         let masters = self.0[f].spots.iter().filter_map(|spot| match spot.vector {
             Vector::Master { bucket } => Some(bucket),
             Vector::Params { .. } | Vector::State { .. } | Vector::Outer { .. } => None,
         });
         let masters: BTreeSet<usize> = masters.collect();
-        masters.into_iter().try_for_each(|bucket| optimizer.buckets[bucket].follow_master())
+        masters.into_iter().try_for_each(|bucket| params.buckets[bucket].follow_master())
     }
 }
 
 impl Kept {
-    fn new(fragment: &Fragment, spot: &Spot, optimizer: &Optimizer) -> Result<Self, Error> {
-        let (Options { queue, meter, .. }, len) = (optimizer.options(), spot.range.len());
+    fn new(fragment: &Fragment, spot: &Spot, params: &Params) -> Result<Self, Error> {
+        let (Options { queue, meter, .. }, len) = (&params.options, spot.range.len());
         let zeroed = |dtype| Buffer::zeroed_on(queue, len, dtype, meter, Category::State);
         let mut kept = Kept::default();
         if fragment.has_anchor(spot.wire, spot.own) {
             let mut anchor = zeroed(spot.own)?;
             // Outer state begins as zeros.
-            if let Some(values) = optimizer.vector_of(spot.vector) {
+            if let Some(values) = vector_of(params, spot.vector) {
                 queue.copy(values.slice(spot.range.clone())?, anchor.as_mut())?;
             }
             kept.anchor = Some(anchor);

@@ -5,8 +5,10 @@ use super::packing::Lane;
 use super::staging::Staging;
 use super::votes::VoteShare;
 use super::{LocalPlan, Placement};
+use crate::config::options::Options;
+use crate::error::Error;
 use crate::ranks::host_words;
-use crate::{Error, Optimizer, Options};
+use crate::update::params::Params;
 use meshstep_comm::{Communicator, InFlight, Op, Reduction};
 use meshstep_optim::pack;
 use meshstep_tensor::{Buffer, Slice};
@@ -177,14 +179,14 @@ impl Bringing<'_> {
     /// Copies the values, each with its `t`.
     pub(crate) fn snapshots(
         &self,
-        optimizer: &Optimizer,
+        params: &Params,
         staging: &mut Staging,
     ) -> Result<Vec<(Buffer, u64)>, Error> {
         let snapshot = |Value { spot, values, .. }: &Value<'_>| {
-            let options = optimizer.options();
+            let options = &params.options;
             let mut copy = staging.take(values.len(), spot.own, options)?;
             options.queue.copy(*values, copy.as_mut())?;
-            Ok((copy, optimizer.entries[spot.entry].t))
+            Ok((copy, params.entries[spot.entry].t))
         };
         self.values.iter().map(snapshot).collect()
     }

@@ -1,10 +1,11 @@
 //! A worker: a sharded optimizer that exchanges with other workers by a plan.
 
 use super::engine::{Engine, Exchanged};
-use super::owned_spans::check_memory;
+use super::owned_spans::{check_memory, trained};
 use super::{LocalError, LocalPlan, LocalWarning, Placement, Workers};
 use crate::ranks::agree;
-use crate::step::hooks::UpdateHooks;
+use crate::update::hooks::UpdateHooks;
+use crate::update::params::Params;
 use crate::{Error, MicroBatch, Optimizer, Options, Outcome, ParamState, StepArgs};
 use meshstep_tensor::{Buffer, Slice};
 use std::fmt::Write;
@@ -66,7 +67,7 @@ impl LocalOptimizer {
     /// 16-bit parameters need an f32 master, and the master is averaged. On a GPU the communicators must be NCCL's and an outer
     /// optimizer's rule needs CUDA kernels; this call copies each vector to the host once, to compare workers' first values.
     pub fn new(inner: Optimizer, workers: Workers, plan: LocalPlan) -> Result<Self, LocalError> {
-        let (params, _) = inner.trained();
+        let (params, _) = trained(&inner);
         let checked = check_memory(&inner, &plan).and_then(|()| plan.check(&params));
         let made = checked.and_then(|warnings| {
             let text = describe(&inner, &workers, &plan)?;
@@ -150,7 +151,7 @@ impl LocalOptimizer {
     /// fragments that were due follow their failure policy, and the next step with an exchange due is an error again.
     pub fn step(&mut self, at: StepArgs) -> Result<LocalStep, LocalError> {
         // Tokens that several ranks process together are counted once.
-        let tokens = if self.inner.reducer.config.place.first { self.inner.progress.weight } else { 0 };
+        let tokens = self.inner.reducer.weight();
         let mut hooks = Meeting { tokens, engine: &mut self.engine, begun: false, counted: false };
         let stepped = self.inner.step_with_hooks(at, &mut hooks).and_then(crate::Pending::outcome);
         if matches!(stepped, Ok(Outcome::Applied { .. })) {
@@ -194,7 +195,7 @@ impl LocalOptimizer {
     /// Takes part in the step's exchanges after an error, as the other workers wait for this one.
     fn meet_without_step(&mut self) -> Result<(), Error> {
         for placement in [Placement::Before, Placement::After] {
-            let met = self.engine.meet(&mut self.inner, placement, true);
+            let met = self.engine.meet(&mut self.inner.params, placement, true);
             met.map_err(|error| self.inner.reducer.abort_with(error))?;
         }
         if self.engine.changed {
@@ -231,16 +232,16 @@ impl UpdateHooks for Meeting<'_> {
         [Placement::Before, Placement::After].into_iter().any(|placement| self.engine.is_due(placement))
     }
 
-    fn before(&mut self, optimizer: &mut Optimizer) -> Result<(), Error> {
+    fn before(&mut self, params: &mut Params) -> Result<(), Error> {
         self.begun = true;
-        self.engine.meet(optimizer, Placement::Before, false)
+        self.engine.meet(params, Placement::Before, false)
     }
 
-    fn after(&mut self, optimizer: &mut Optimizer, applied: bool) -> Result<(), Error> {
+    fn after(&mut self, params: &mut Params, applied: bool) -> Result<(), Error> {
         if applied {
             self.count();
         }
-        self.engine.meet(optimizer, Placement::After, false)
+        self.engine.meet(params, Placement::After, false)
     }
 
     fn changed(&self) -> bool {
@@ -263,10 +264,10 @@ pub(crate) fn describe(inner: &Optimizer, workers: &Workers, plan: &LocalPlan) -
 
 /// Describes the parameters, their rules, and the division of ownership.
 pub(crate) fn rules(inner: &Optimizer) -> String {
-    let Options { stage, precision, bucket_len, .. } = &inner.options;
+    let Options { stage, precision, bucket_len, .. } = &inner.params.options;
     let mut text = format!("stage = {stage:?}\nprecision = {precision:?}\nbucket_len = {bucket_len:?}\n");
-    text += &inner.arrangement;
-    for param in inner.trained().0 {
+    text += &inner.params.arrangement;
+    for param in trained(inner).0 {
         let (name, len, whole, values) = (&param.name, param.len, param.whole, param.values);
         let _ = writeln!(text, "length of {name:?} = {len} of {whole} {values}");
         let _ = writeln!(text, "rule of {:?} = {}", param.name, param.rule.name());
@@ -280,12 +281,16 @@ pub(crate) fn rules(inner: &Optimizer) -> String {
 /// Returns the first rank with values that differ from those of the same rank of the first worker. Collective over all workers.
 fn values_alike(inner: &Optimizer, workers: &Workers) -> Result<Option<usize>, Error> {
     let mut digest = 0;
-    for owned in &inner.buckets {
+    for owned in &inner.params.buckets {
         let vectors = [owned.params()?].into_iter();
         let state = owned.state().iter().chain(owned.master()).map(meshstep_tensor::Buffer::as_slice);
         for vector in vectors.chain(state) {
-            let own = crate::ranks::host_words::digest(&inner.options.queue, &inner.options.meter, vector)?;
-            digest = crate::reduce::reducer::digest(digest, own, 0);
+            let own = crate::ranks::host_words::digest(
+                &inner.params.options.queue,
+                &inner.params.options.meter,
+                vector,
+            )?;
+            digest = crate::config::digest::digest(digest, own, 0);
         }
     }
     let mine = [inner.comm().rank() as u64, workers.across.rank() as u64, digest];

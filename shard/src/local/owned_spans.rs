@@ -1,8 +1,9 @@
 //! Location of a fragment on this rank: ranges of the optimizer's vectors.
 
 use super::{Chosen, Fragment, LocalError, LocalPlan, ParamSpec, What};
-use crate::optimizer::layout_state::{ParamEntry, ParamPlace};
-use crate::{Error, Optimizer};
+use crate::error::Error;
+use crate::optimizer::Optimizer;
+use crate::update::params::{ParamEntry, ParamPlace, Params};
 use meshstep_optim::StateSlot;
 use meshstep_tensor::{DType, Slice, SliceMut};
 use std::ops::Range;
@@ -44,61 +45,54 @@ pub(crate) enum Vector {
     },
 }
 
-impl Optimizer {
-    /// Returns the parameters as plans see them, in the order of a forward pass, and their indices in the optimizer.
-    pub(crate) fn trained(&self) -> (Vec<ParamSpec>, Vec<usize>) {
-        let trained = |(index, entry): (usize, &ParamEntry)| {
-            let ParamPlace::Bucket { bucket, .. } = entry.place else { return None };
-            let plan = &self.reducer.config.buckets[bucket].plan;
-            let (name, len) = (entry.param.name().to_owned(), entry.param.len());
-            let (whole, position) = (entry.whole, entry.position);
-            let rule = Arc::clone(&self.groups[entry.group].rule);
-            Some((
-                ParamSpec { name, len, whole, position, values: plan.update, state: plan.state, rule },
-                index,
-            ))
-        };
-        let mut all: Vec<_> = self.entries.iter().enumerate().filter_map(trained).collect();
-        all.sort_by_key(|(trained, _)| trained.position);
-        all.into_iter().unzip()
-    }
+/// Returns the parameters as plans see them, in the order of a forward pass, and their indices in the optimizer.
+pub(crate) fn trained(optimizer: &Optimizer) -> (Vec<ParamSpec>, Vec<usize>) {
+    let params = &optimizer.params;
+    let trained = |(index, entry): (usize, &ParamEntry)| {
+        let ParamPlace::Bucket { bucket, .. } = entry.place else { return None };
+        let plan = &optimizer.reducer.config.buckets[bucket].plan;
+        let (name, len) = (entry.param.name().to_owned(), entry.param.len());
+        let (whole, position) = (entry.whole, entry.position);
+        let (values, state, rule) = (plan.update, plan.state, Arc::clone(&params.group_of(index).rule));
+        Some((ParamSpec { name, len, whole, position, values, state, rule }, index))
+    };
+    let mut all: Vec<_> = params.entries.iter().enumerate().filter_map(trained).collect();
+    all.sort_by_key(|(trained, _)| trained.position);
+    all.into_iter().unzip()
+}
 
-    /// Makes the queue wait for all parameters of the last step that may still be in flight.
-    pub(crate) fn wait_for_params(&self) -> Result<(), Error> {
-        self.buckets.iter().try_for_each(crate::update::owned_bucket::Owned::wait_for_params)
-    }
+/// Returns the rule's declaration of a spot's state vector; `None` for other vectors.
+pub(crate) fn slot_of(params: &Params, spot: &Spot) -> Option<StateSlot> {
+    let Vector::State { slot, .. } = spot.vector else { return None };
+    Some(params.group_of(spot.entry).rule.slot(slot))
+}
 
-    /// Returns the rule's declaration of a spot's state vector; `None` for other vectors.
-    pub(crate) fn slot_of(&self, spot: &Spot) -> Option<StateSlot> {
-        let Vector::State { slot, .. } = spot.vector else { return None };
-        Some(self.groups[self.entries[spot.entry].group].rule.slot(slot))
+/// Returns this rank's elements of `vector`; `None` for outer optimizers, which the engine keeps.
+pub(crate) fn vector_of(params: &Params, vector: Vector) -> Option<Slice<'_>> {
+    let buckets = &params.buckets;
+    match vector {
+        Vector::Params { bucket } => Some(buckets[bucket].params.as_slice()),
+        Vector::Master { bucket } => buckets[bucket].master().map(|master| master.as_slice()),
+        Vector::State { bucket, slot } => Some(buckets[bucket].state()[slot].as_slice()),
+        Vector::Outer { .. } => None,
     }
+}
 
-    /// Returns this rank's elements of `vector`; `None` for outer optimizers, which the engine keeps.
-    pub(crate) fn vector_of(&self, vector: Vector) -> Option<Slice<'_>> {
-        match vector {
-            Vector::Params { bucket } => Some(self.buckets[bucket].params.as_slice()),
-            Vector::Master { bucket } => self.buckets[bucket].master().map(|master| master.as_slice()),
-            Vector::State { bucket, slot } => Some(self.buckets[bucket].state()[slot].as_slice()),
-            Vector::Outer { .. } => None,
-        }
-    }
-
-    /// Returns the same elements for writing.
-    pub(crate) fn vector_of_mut(&mut self, vector: Vector) -> Option<SliceMut<'_>> {
-        match vector {
-            Vector::Params { bucket } => Some(self.buckets[bucket].params.as_mut()),
-            Vector::Master { bucket } => self.buckets[bucket].master_mut().map(|master| master.as_mut()),
-            Vector::State { bucket, slot } => Some(self.buckets[bucket].state_mut()[slot].as_mut()),
-            Vector::Outer { .. } => None,
-        }
+/// Returns the same elements for writing.
+pub(crate) fn vector_of_mut(params: &mut Params, vector: Vector) -> Option<SliceMut<'_>> {
+    let buckets = &mut params.buckets;
+    match vector {
+        Vector::Params { bucket } => Some(buckets[bucket].params.as_mut()),
+        Vector::Master { bucket } => buckets[bucket].master_mut().map(|master| master.as_mut()),
+        Vector::State { bucket, slot } => Some(buckets[bucket].state_mut()[slot].as_mut()),
+        Vector::Outer { .. } => None,
     }
 }
 
 impl LocalPlan {
     /// Returns the location of each fragment on this rank.
     pub(crate) fn spots(&self, optimizer: &Optimizer) -> Result<Vec<Vec<Spot>>, LocalError> {
-        let (params, entries) = optimizer.trained();
+        let (params, entries) = trained(optimizer);
         let mut all: Vec<Vec<Spot>> = Vec::new();
         for (f, fragment) in self.fragments.iter().enumerate() {
             if let What::OuterMomentum(_) = fragment.what {
@@ -137,8 +131,8 @@ impl LocalPlan {
 }
 
 /// Returns true if parameters, state and gradients are in memory of a GPU.
-pub(crate) fn on_gpu(optimizer: &Optimizer) -> bool {
-    optimizer.options().queue.place() != meshstep_tensor::Place::Cpu
+pub(crate) fn on_gpu(params: &Params) -> bool {
+    params.options.queue.place() != meshstep_tensor::Place::Cpu
 }
 
 /// Returns the vectors of a parameter that a fragment has, as far as this rank owns them.
@@ -149,8 +143,10 @@ fn of_param(
     entry: usize,
     chosen: &Chosen,
 ) -> Vec<Spot> {
-    let ParamPlace::Bucket { bucket, range, .. } = &optimizer.entries[entry].place else { return Vec::new() };
-    let (bucket, owned) = (*bucket, &optimizer.buckets[*bucket]);
+    let ParamPlace::Bucket { bucket, range, .. } = &optimizer.params.entries[entry].place else {
+        return Vec::new();
+    };
+    let (bucket, owned) = (*bucket, &optimizer.params.buckets[*bucket]);
     let wanted = range.start + chosen.range.start..range.start + chosen.range.end;
     // Ranges within the wanted elements, within state and master, and within parameters.
     let Some((within, kept, here)) = owned.part_of(&wanted) else { return Vec::new() };
@@ -172,7 +168,7 @@ fn of_param(
 /// Refuses parameters that cannot be averaged: those with remainders kept elsewhere, and those too narrow to add up small steps
 /// without a master. On a GPU also refuses outer optimizers without kernels.
 pub(crate) fn check_memory(optimizer: &Optimizer, plan: &LocalPlan) -> Result<(), LocalError> {
-    if on_gpu(optimizer) {
+    if on_gpu(&optimizer.params) {
         let mut outer = plan.fragments.iter().filter_map(Fragment::outer).map(|outer| &outer.rule);
         if let Some(rule) = outer.find(|rule| rule.on_device().is_none()) {
             let what = format!("an outer optimizer with {}, which has no CUDA kernels,", rule.name());

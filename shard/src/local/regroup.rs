@@ -21,7 +21,7 @@ impl LocalOptimizer {
     /// fragments to send again from the first worker that counts; its own values count from the second exchange on. Flights are
     /// given up, by their fragments' failure policy.
     pub fn regroup(&mut self, workers: Workers) -> Result<(), LocalError> {
-        let idle = self.inner.check_idle().map_err(LocalError::from);
+        let idle = self.inner.reducer.check_idle().map_err(LocalError::from);
         let text = idle.and_then(|()| describe(&self.inner, &workers, &self.engine.plan));
         let told = text.as_ref().map_or_else(|error| format!("this call = {error}\n"), String::clone);
         let same = agree::same_everywhere(&*workers.world, self.inner.options(), &told);
@@ -31,7 +31,8 @@ impl LocalOptimizer {
         let all = agree::gather_words(&*workers.world, self.inner.options(), &mine)?;
         let (root, step) = first_with_a_say(&all)?;
         let rank = workers.world.rank();
-        self.engine.give_up(&mut self.inner, Veto::Failed { rank })?;
+        self.engine.give_up(&mut self.inner.params, Veto::Failed { rank })?;
+        self.inner.keep_if_due()?;
         if self.engine.changed {
             self.inner.gather_all()?;
         }
@@ -59,15 +60,14 @@ impl LocalOptimizer {
         let concerned = gives || !self.engine.active;
         let Some(group) = across.split(concerned.then_some(0), i64::from(!gives))? else { return Ok(()) };
         // The host has the counts, and may not have read those of the last steps yet.
-        #[cfg(feature = "cuda")]
-        self.inner.take_notes(true)?;
+        self.inner.count_launched()?;
         let (comm, queue) = (&*group, self.inner.options().queue.clone());
         let (inner, engine) = (&mut self.inner, &mut self.engine);
-        let buckets = inner.buckets.iter_mut().flat_map(|owned| owned.vectors_whole());
+        let buckets = inner.params.buckets.iter_mut().flat_map(|owned| owned.vectors_whole());
         for vector in buckets.chain(engine.parts.buffers()).filter(|vector| !vector.is_empty()) {
             if gives {
                 // A failed operation loses the buffer lent to it, so the source sends a copy.
-                let (len, dtype, meter) = (vector.len(), vector.dtype(), &inner.options.meter);
+                let (len, dtype, meter) = (vector.len(), vector.dtype(), &inner.params.options.meter);
                 let mut copy = Buffer::zeroed_on(&queue, len, dtype, meter, Category::Staging)?;
                 queue.copy(vector.as_slice(), copy.as_mut())?;
                 host_words::run(comm, &queue, FIRST, &mut copy)?;
@@ -75,12 +75,12 @@ impl LocalOptimizer {
                 host_words::run(comm, &queue, FIRST, vector)?;
             }
         }
-        let ts = inner.entries.iter().map(|entry| entry.t);
-        let counts = std::iter::once(inner.progress.steps).chain(ts);
+        let ts = inner.params.entries.iter().map(|entry| entry.t);
+        let counts = std::iter::once(inner.decider.progress.steps).chain(ts);
         let again = (0..engine.plan.fragments.len()).map(|f| u64::from(engine.again.contains(&f)));
         let again: Vec<u64> = again.collect();
         let counts: Vec<u64> = counts.chain(engine.parts.outer_steps().map(|t| *t)).chain(again).collect();
-        let meter = &inner.options.meter;
+        let meter = &inner.params.options.meter;
         let mut words = Buffer::zeroed_on(&queue, counts.len(), DType::U64, meter, Category::Staging)?;
         queue.upload((&counts[..]).into(), words.as_mut())?;
         host_words::run(comm, &queue, FIRST, &mut words)?;
@@ -88,17 +88,15 @@ impl LocalOptimizer {
         queue.download(words.as_slice(), (&mut counts[..]).into())?;
         comm.sound()?;
         if !gives {
-            let ts = inner.entries.iter_mut().map(|entry| &mut entry.t);
-            let all = std::iter::once(&mut inner.progress.steps).chain(ts).chain(engine.parts.outer_steps());
+            let ts = inner.params.entries.iter_mut().map(|entry| &mut entry.t);
+            let all = std::iter::once(&mut inner.decider.progress.steps)
+                .chain(ts)
+                .chain(engine.parts.outer_steps());
             let mut words = counts.iter();
             all.zip(&mut words).for_each(|(place, t)| *place = *t);
             let again = words.enumerate().filter(|(_, again)| **again != 0);
             engine.again = again.map(|(f, _)| f).collect();
-            #[cfg(feature = "cuda")]
-            {
-                inner.recount();
-                inner.publish_to_gpu()?;
-            }
+            inner.publish_counters()?;
         }
         Ok(())
     }

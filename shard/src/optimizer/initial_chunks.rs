@@ -1,17 +1,22 @@
 //! First values at stage 3: one whole parameter at a time, in the memory for gathered units.
 
-use crate::optimizer::layout_state::{self, LayoutState, ParamPlace};
+use crate::config::options::{Initial, Options};
+use crate::error::Error;
+use crate::optimizer::first_values::FirstValues;
+use crate::optimizer::layout_state::LayoutState;
 use crate::ranks::host_words;
+use crate::ranks::roles::RankRoles;
+use crate::reduce::together::objection;
 use crate::step::exchange::Exchange;
-use crate::{Error, Initial, Optimizer, Options, RankRoles};
+use crate::update::params::ParamPlace;
 use meshstep_comm::Op;
 use meshstep_tensor::{Param, SliceMut};
 use std::fmt::Write;
 
-impl Optimizer {
+impl FirstValues<'_> {
     /// Asks for every parameter's first value, in registration order, and keeps this rank's chunk. Collective. A rank with a
     /// failed initializer continues with the values in memory, so that no rank waits, until all ranks learn of the failure.
-    pub(crate) fn first_chunks(
+    pub(super) fn first_chunks(
         &self,
         among: &RankRoles,
         layout_state: &mut LayoutState,
@@ -28,14 +33,14 @@ impl Optimizer {
             filled = filled.and(given.map_err(|error| self.reducer.abort_with(error))?);
         }
         if compare {
-            let text = layout_state::objection(None) + &values;
+            let text = objection(None) + &values;
             filled = self.agreed(&*among.replicas, exchange, filled, &text);
             if let Err(Error::Comm(_)) = &filled {
                 return filled;
             }
         }
         // Other ranks hold other parameters, and must learn of a failure too.
-        self.agreed(&**self.comm(), exchange, filled, &layout_state::objection(None))?;
+        self.agreed(&*self.reducer.config.comm, exchange, filled, &objection(None))?;
         if !compare {
             layout_state.broadcast_frozen(&*among.replicas, &self.options.queue)?;
         }
@@ -52,7 +57,7 @@ impl Optimizer {
         initial: Option<impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>>,
         values: &mut String,
     ) -> Result<Result<(), Error>, Error> {
-        let Options { queue, meter, .. } = &self.options;
+        let Options { queue, meter, .. } = self.options;
         let LayoutState { entries, buckets, frozen, first_vector, .. } = layout_state;
         let param = &entries[p].param;
         let ask = |place: SliceMut<'_>| {
@@ -76,7 +81,7 @@ impl Optimizer {
                 Ok(asked)
             }
             ParamPlace::Bucket { bucket, range, .. } => {
-                let (mut whole, from) = self.room_for_units().lend(param.dtype(), param.len())?;
+                let (mut whole, from) = self.gatherer.room().lend(param.dtype(), param.len())?;
                 queue.zero(whole.as_mut())?;
                 let asked = ask(whole.as_mut());
                 if compare {
@@ -85,7 +90,7 @@ impl Optimizer {
                     host_words::run(&*among.replicas, queue, Op::broadcast(0), &mut whole)?;
                 }
                 buckets[*bucket].keep(range, whole.as_slice())?;
-                self.room_for_units().put(whole, from);
+                self.gatherer.room().put(whole, from);
                 Ok(asked)
             }
         }

@@ -1,40 +1,22 @@
 //! Parameters of one layout, with their memory and groups, built before the ranks have agreed on them.
 
+use crate::config::options::Options;
+use crate::config::param_groups::Groups;
+use crate::error::Error;
+use crate::plan::bucket::Placed;
+use crate::plan::layout_plan::Part;
 use crate::ranks::host_words;
+use crate::ranks::roles::RankRoles;
 use crate::reduce::bucket_fill::BucketFill;
 use crate::reduce::reducer_config::BucketInfo;
+use crate::reduce::together::objection;
 use crate::update::owned_bucket::{Owned, ParamKey, zeroed, zeroed_to_travel};
-use crate::{Error, Groups, Options, Part, RankRoles};
+use crate::update::params::{ParamEntry, ParamPlace, Params};
 use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category, Layout, Param, Queue, Slice, SliceMut};
 use std::fmt::Write;
-use std::ops::Range;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
-
-/// A parameter, its place, and the number of its updates.
-#[derive(Debug)]
-pub(crate) struct ParamEntry {
-    pub(crate) param: Param,
-    pub(crate) place: ParamPlace,
-    pub(crate) group: usize,
-    pub(crate) t: u64,
-    /// Position among all parameters, in the order a forward pass uses them.
-    pub(crate) position: usize,
-    /// Elements of the parameter before a mesh cuts it.
-    pub(crate) whole: usize,
-    /// True while a trainable parameter is frozen.
-    pub(crate) paused: bool,
-}
-
-/// Place of a parameter's values.
-#[derive(Clone, Debug)]
-pub(crate) enum ParamPlace {
-    /// The `index`th parameter of a bucket.
-    Bucket { bucket: usize, index: usize, range: Range<usize> },
-    /// In one of the vectors of frozen parameters.
-    Frozen { vector: usize, range: Range<usize> },
-}
 
 /// Additions of one layout. Indices are the optimizer's and continue those of earlier layouts; bucket indices alone start
 /// at 0, because buckets are ordered among those of other layouts.
@@ -61,6 +43,16 @@ pub(crate) struct Before {
 }
 
 impl Before {
+    /// Returns the sizes of `params`.
+    pub(crate) fn of(params: &Params) -> Self {
+        Before {
+            params: params.entries.len(),
+            vectors: params.frozen.len(),
+            groups: params.groups.len(),
+            position: params.entries.iter().map(|entry| entry.position + 1).max().unwrap_or(0),
+        }
+    }
+
     /// Adds the sizes of `layout_state`.
     pub(crate) fn count(&mut self, layout_state: &LayoutState) {
         self.params += layout_state.entries.len();
@@ -118,7 +110,7 @@ impl LayoutState {
         let comm = &*among.shards;
         let mut owned = Owned::new(&bucket, part.owned(b, rank), states, of, comm, options)?;
         owned.shift_params(before.params);
-        let name = |p: &crate::Placed| self.entries[p.param].param.name().to_owned();
+        let name = |p: &Placed| self.entries[p.param].param.name().to_owned();
         let names = bucket.params.iter().map(name).collect();
         bucket.params.iter_mut().for_each(|p| p.param += before.params);
         let apart = |first: usize| owned.streams(first * bucket.grads.size());
@@ -217,11 +209,6 @@ impl LayoutState {
             }
         })
     }
-}
-
-/// Returns the first line of the text that ranks compare: the error of this rank, or that there is none.
-pub(crate) fn objection(error: Option<&Error>) -> String {
-    error.map_or("this call = no objection\n".to_owned(), |error| format!("this call = {error}\n"))
 }
 
 /// Writes the facts about the sharing ranks that must agree on all ranks.

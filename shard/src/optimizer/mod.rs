@@ -1,32 +1,35 @@
 //! Sharded optimizer: all ranks build it together, then step it together.
 
 pub(crate) mod add_params;
-pub(crate) mod freeze;
-pub(crate) mod initial_chunks;
-pub(crate) mod initial_values;
+mod first_values;
+#[cfg(feature = "cuda")]
+mod gpu_step;
+mod initial_chunks;
 pub(crate) mod layout_state;
-pub(crate) mod read;
-pub(crate) mod values;
+pub(crate) mod micro_batch;
+mod step;
+mod values;
+mod verify;
 
-use crate::config::param_groups::RuleGroup;
-use crate::gather::unit_memory::GatherRoom;
-use crate::optimizer::layout_state::ParamEntry;
-use crate::plan::units::Units;
+use crate::config::options::Options;
+use crate::config::param_groups::Groups;
+use crate::error::Error;
+use crate::gather::gatherer::Gatherer;
+use crate::optimizer::add_params::{ParamGroup, add};
+use crate::plan::layout_plan::{Part, Sizes};
 use crate::ranks::agree;
-use crate::reduce::pool::Pool;
+use crate::ranks::data_rank::DataRank;
+use crate::ranks::roles::{RankRoles, know};
 use crate::reduce::reducer::GradReducer;
 use crate::reduce::reducer_config::{BucketInfo, ReducerConfig};
-use crate::step::exchange::Exchange;
-use crate::update::owned_bucket::Owned;
-use crate::update::tensor_norms::TensorTotals;
-use crate::verify::Verifying;
-use crate::{Combine, DataRank, Error, Groups, LocalClip, Options, ParamGroup, Part, RankRoles, Sizes};
-use meshstep_comm::{Communicator, Reduction, name_calls};
-use meshstep_optim::LossScaleState;
+use crate::reduce::together::objection;
+use crate::step::decider::Decider;
+use crate::update::params::Params;
+use crate::update::updater::Updater;
+use crate::verify::Verifier;
+use meshstep_comm::{Communicator, name_calls};
 use meshstep_tensor::{Layout, Param, SliceMut};
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Parameters, gradients and optimizer state on one rank of a group.
 ///
@@ -37,71 +40,18 @@ pub struct Optimizer {
     /// First field, so that a background save ends before the fields that it uses are dropped.
     #[cfg(feature = "checkpoint")]
     pub(crate) background: crate::checkpoint::Background,
-    pub(crate) entries: Vec<ParamEntry>,
-    pub(crate) by_name: HashMap<String, usize>,
-    /// Text that describes how the model is cut into this rank's parameters.
-    pub(crate) arrangement: String,
-    pub(crate) groups: Vec<RuleGroup>,
-    pub(crate) buckets: Vec<Owned>,
-    pub(crate) frozen: Vec<meshstep_tensor::Buffer>,
+    /// Parameters and state of this rank.
+    pub(crate) params: Params,
+    /// Gradients in: buckets that fill, and their reduction.
     pub(crate) reducer: GradReducer,
-    pub(crate) exchange: Exchange,
-    pub(crate) options: Options,
-    pub(crate) progress: Progress,
-    pub(crate) room: StepScratch,
-    pub(crate) totals: TensorTotals,
-    pub(crate) units: Units,
-    pub(crate) gather_room: Mutex<GatherRoom>,
-    pub(crate) verifying: Verifying,
-}
-
-/// Progress of the current step.
-#[derive(Debug, Default)]
-pub(crate) struct Progress {
-    /// Steps taken or skipped.
-    pub(crate) steps: u64,
-    /// Steps skipped in a row.
-    pub(crate) skips: u32,
-    /// Skips in a row since the loss scale could last fall.
-    pub(crate) skips_at_min_scale: u32,
-    /// Loss scale of this step, if there is one.
-    pub(crate) loss_scale: Option<LossScaleState>,
-    /// Micro-batches begun in this step.
-    pub(crate) batches: u64,
-    /// Sum of their weights.
-    pub(crate) weight: u64,
-    /// Digest of their weights, in order.
-    pub(crate) weights: u64,
-    /// True while a micro-batch is begun and not finished.
-    pub(crate) unfinished: AtomicBool,
-    /// True if a micro-batch was dropped and completed with zeros.
-    pub(crate) dropped: bool,
-    /// Norm of this rank's own gradients in the last step, and the factor that clipped them.
-    pub(crate) local_clip: Option<LocalClip>,
-    /// True once the step's last micro-batch is finished.
-    pub(crate) due: AtomicBool,
-    /// First parameter with a missing gradient; `usize::MAX`: no gradient is missing.
-    pub(crate) missing: AtomicUsize,
-    /// True for each parameter that has a gradient; read if ranks count gradients.
-    pub(crate) present: Vec<AtomicBool>,
-    /// Gradient bytes copied into buckets.
-    pub(crate) copied: AtomicU64,
-    /// Bytes the communicator had sent when the last step ended.
-    pub(crate) sent_before: u64,
-}
-
-/// Buffers kept from step to step, so that steps allocate nothing.
-#[derive(Debug, Default)]
-pub(crate) struct StepScratch {
-    /// `t` of each parameter's update in this step; 0: no update.
-    pub(crate) due: Vec<u64>,
-    pub(crate) gathering: crate::gather::param_gather::Gathering,
-    /// Decision state on the GPU, made by the first step.
-    #[cfg(feature = "cuda")]
-    pub(crate) gpu: Option<crate::step::gpu::GpuStep>,
-    /// Failed steps with an outcome that the caller has not read yet.
-    #[cfg(feature = "cuda")]
-    pub(crate) unreported: Vec<Arc<crate::step::gpu::Ticket>>,
+    /// The decision of each step, and the run's counters.
+    pub(crate) decider: Decider,
+    /// The update of this rank's shard.
+    pub(crate) updater: Updater,
+    /// Parameters out: buckets after the update, units before they are read.
+    pub(crate) gatherer: Gatherer,
+    /// Comparison of ranks that hold the same.
+    pub(crate) verifier: Verifier,
 }
 
 impl Optimizer {
@@ -120,7 +70,7 @@ impl Optimizer {
         let empty = Self::with_room(Arc::clone(&comm), DataRank::OWN, options.clone());
         if let Err(error) = &empty {
             // The other ranks compare their arguments now: report this rank's error to them.
-            let told = agree::same_everywhere(&*comm, &options, &layout_state::objection(Some(error)));
+            let told = agree::same_everywhere(&*comm, &options, &objection(Some(error)));
             tracing::debug!(?told, "no optimizer");
         }
         let mut optimizer = empty?;
@@ -135,7 +85,7 @@ impl Optimizer {
         let _name = name_calls("Optimizer::empty");
         let made = place.check().map_err(Error::from);
         let made = made.and_then(|()| Self::with_room(Arc::clone(&world), place, options.clone()));
-        let text = layout_state::objection(made.as_ref().err());
+        let text = objection(made.as_ref().err());
         let same = agree::same_everywhere(&*world, &options, &text);
         let optimizer = made?;
         same?;
@@ -144,44 +94,15 @@ impl Optimizer {
     }
 
     fn with_room(comm: Arc<dyn Communicator>, place: DataRank, options: Options) -> Result<Self, Error> {
-        let reduction = match options.combine {
-            Combine::Sum | Combine::Weighted => Reduction::Sum,
-            Combine::Mean => Reduction::Mean,
-        };
-        let config = ReducerConfig {
-            comms: vec![Arc::clone(&comm)],
-            gathers: Vec::new(),
-            comm,
-            decision_comm: None,
-            place,
-            queue: options.queue.clone(),
-            stage: options.stage,
-            reduction,
-            overlap: options.overlap,
-            wait_budget: options.wait_budget,
-            norm: options.norm,
-            buckets: Vec::new(),
-        };
-        let pool = Pool::new(&options.queue, &options.meter);
-        let loss_scale = options.loss_scale.map(|rule| rule.start());
         Ok(Optimizer {
             #[cfg(feature = "checkpoint")]
             background: crate::checkpoint::Background::default(),
-            entries: Vec::new(),
-            by_name: HashMap::new(),
-            arrangement: String::new(),
-            groups: Vec::new(),
-            buckets: Vec::new(),
-            frozen: Vec::new(),
-            reducer: GradReducer::new(config, pool, &options.meter)?,
-            exchange: Exchange::new([0, 0], &options)?,
-            units: Units::default(),
-            gather_room: Mutex::new(GatherRoom::new(&options)),
-            options,
-            progress: Progress { missing: AtomicUsize::new(usize::MAX), loss_scale, ..Progress::default() },
-            room: StepScratch::default(),
-            totals: TensorTotals::default(),
-            verifying: Verifying::default(),
+            decider: Decider::new(&options)?,
+            updater: Updater::default(),
+            gatherer: Gatherer::new(&options),
+            verifier: Verifier::default(),
+            reducer: GradReducer::new(ReducerConfig::new(comm, place, options.clone()))?,
+            params: Params::new(options),
         })
     }
 
@@ -212,11 +133,11 @@ impl Optimizer {
         let along = |k: &&BucketInfo| Arc::ptr_eq(&k.among.shards, &among.shards);
         let alike = self.reducer.config.buckets.iter().filter(along).map(|k| &k.plan);
         let part = self
-            .options
+            .options()
             .precision
             .check_rules(&rules)
-            .and_then(|()| Part::after(layout, Sizes::from(&among), alike, &self.options));
-        self.add(part.map(|part| vec![ParamGroup { part, rules, among }]), initial)
+            .and_then(|()| Part::after(layout, Sizes::from(&among), alike, self.options()));
+        add(self, part.map(|part| vec![ParamGroup { part, rules, among }]), initial)
     }
 
     /// Adds several parts of a plan at once. Their common buffers are allocated once, as the plan says; their buckets travel in
@@ -227,28 +148,20 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         let _name = name_calls("Optimizer::add_parts");
-        self.add(Ok(parts), initial)
+        add(self, Ok(parts), initial)
     }
 
     /// Makes `alias` another name of the parameter `name`, for gradients and all other calls. Messages and checkpoints keep the
     /// first name only. Call it between two steps, the same on every rank.
     pub fn also_called(&mut self, alias: &str, name: &str) -> Result<(), Error> {
-        let index = self.index(name)?;
-        self.check_alias(&self.units, alias, index)?;
-        match self.by_name.get(alias) {
-            Some(&other) if other != index => Err(Error::NameTaken { name: alias.to_owned() }),
-            _ => {
-                self.by_name.insert(alias.to_owned(), index);
-                Ok(())
-            }
-        }
+        self.params.alias(alias, name)
     }
 
     /// Describes how a model's parameters are cut into the ones here, in `key = value` lines. Optimizers that exchange owned
     /// ranges, as [workers](crate::local) do, must agree on this text in addition to the parameters. All ranks pass the same
     /// text.
     pub fn arranged(&mut self, text: impl Into<String>) {
-        self.arrangement = text.into();
+        self.params.arrangement = text.into();
     }
 
     /// Returns the communicator of all ranks that step together.
@@ -258,11 +171,57 @@ impl Optimizer {
 
     /// Returns the options that the optimizer was built with.
     pub fn options(&self) -> &Options {
-        &self.options
+        &self.params.options
     }
 
-    pub(crate) fn index(&self, name: &str) -> Result<usize, Error> {
-        let unknown = || Error::UnknownParam { name: name.to_owned(), count: self.entries.len() };
-        self.by_name.get(name).copied().ok_or_else(unknown)
+    /// Returns all parameters, in registration order.
+    pub fn params(&self) -> impl Iterator<Item = &Param> {
+        self.params.entries.iter().map(|e| &e.param)
+    }
+
+    /// Runs `call` on every rank between two steps, and returns the bytes that this rank sends in it, which no step counts: for
+    /// communication beside the optimizer. An error of this rank alone ends the run: every communicator of the optimizer is
+    /// aborted, including those of [`end_with`](Self::end_with).
+    pub fn apart_from_steps<T>(
+        &mut self,
+        call: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<(T, u64), Error> {
+        let before = self.reducer.sent();
+        let called = call(self);
+        let sent = self.reducer.exclude_from_step(before);
+        Ok((self.reducer.end_if_alone(called)?, sent))
+    }
+
+    /// Registers communicators to abort together with the optimizer's, so that no rank waits there for one that has failed.
+    pub fn end_with(&mut self, comms: impl IntoIterator<Item = Arc<dyn Communicator>>) {
+        comms.into_iter().for_each(|comm| know(&mut self.reducer.config.comms, &comm));
+    }
+
+    /// Checks that this rank is between two steps: none is under way, and the outcome of every earlier one is known.
+    pub(crate) fn check_between_steps(&mut self) -> Result<(), Error> {
+        self.reducer.finish_dropped()?;
+        self.check_outcomes()?;
+        self.reducer.check_idle()
+    }
+
+    /// Gathers all parameters on every rank, after their owners have changed them.
+    pub(crate) fn gather_all(&mut self) -> Result<(), Error> {
+        self.gatherer.gather_all(&mut self.params, &self.reducer)
+    }
+
+    /// Waits for the steps launched on a GPU, and counts their updates.
+    pub(crate) fn count_launched(&mut self) -> Result<(), Error> {
+        self.decider.take_notes(&mut self.params, &self.reducer, true)
+    }
+
+    /// Sends changed counters of parameters and of the run to the device, if there is one.
+    pub(crate) fn publish_counters(&mut self) -> Result<(), Error> {
+        self.decider.recount(&mut self.params);
+        self.decider.publish(&self.params)
+    }
+
+    /// Waits for the steps launched on a GPU, and returns an error that the caller has not read.
+    pub(crate) fn check_outcomes(&mut self) -> Result<(), Error> {
+        self.decider.poll_outcomes(&mut self.params, &self.reducer, true)
     }
 }

@@ -1,77 +1,212 @@
-//! Values and state of each parameter on this rank.
+//! Values of parameters: read, gathered by unit, frozen.
 
-use crate::optimizer::layout_state::ParamPlace;
-use crate::{Error, Optimizer, UnitError};
-use meshstep_tensor::{Param, Slice};
-use std::ops::Range;
-
-/// This rank's part of one parameter, and of its state.
-#[derive(Clone, Debug)]
-pub struct ParamState<'a> {
-    /// Elements of the parameter, in row-major order; empty if another rank owns all of them.
-    pub range: Range<usize>,
-    /// Values of the elements, as the model reads them.
-    pub values: Slice<'a>,
-    /// State vectors of the rule by name, each as long as `range`; none if that is empty.
-    pub slots: Vec<(&'static str, Slice<'a>)>,
-    /// The f32 master values, or the remainders (u16), if there are any: [`meshstep_optim::remainder::join_all`] joins those with
-    /// `values` to masters.
-    pub master: Option<Slice<'a>>,
-    /// Number of the parameter's updates.
-    pub t: u64,
-}
+use crate::config::selection::{Select, SelectParams};
+use crate::error::Error;
+use crate::gather::unit_gather::{Gathered, PendingGather};
+use crate::optimizer::Optimizer;
+use crate::update::params::ParamPlace;
+use crate::update::values::ParamState;
+use meshstep_comm::name_calls;
+use meshstep_tensor::{Place, Slice, SliceMut};
 
 impl Optimizer {
     /// Returns the values of a parameter; at [`Stage::Zero3`](crate::Stage::Zero3) of a frozen one only, because the others are
     /// sharded. On a GPU later work on the options' queue sees the values of the last step: call this again after each step.
     pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
-        let param = self.index(name)?;
-        if self.options.stage.cuts_params() && !self.entries[param].param.frozen() {
-            let unit = self.units.of(param).map_or(String::new(), |unit| self.units.name(unit).to_owned());
-            return Err(UnitError::Sharded { name: name.to_owned(), unit }.into());
-        }
-        self.values(param)
-    }
-
-    /// Returns the values of a parameter that is whole on this rank.
-    pub(crate) fn values(&self, param: usize) -> Result<Slice<'_>, Error> {
-        Ok(match &self.entries[param].place {
-            ParamPlace::Bucket { bucket, range, .. } => {
-                self.buckets[*bucket].params()?.slice(range.clone())?
-            }
-            ParamPlace::Frozen { vector, range } => self.frozen[*vector].as_slice().slice(range.clone())?,
-        })
+        self.params.param(name)
     }
 
     /// Returns this rank's part of a parameter and its state: the elements it updates, none of a frozen parameter. On a GPU it
     /// waits for the steps so far.
     pub fn state(&self, name: &str) -> Result<ParamState<'_>, Error> {
-        let param = self.index(name)?;
-        let entry = &self.entries[param];
-        let nothing = match &entry.place {
-            ParamPlace::Bucket { bucket, .. } => self.buckets[*bucket].params()?.slice(0..0)?,
-            ParamPlace::Frozen { vector, .. } => self.frozen[*vector].as_slice().slice(0..0)?,
-        };
-        let mut state =
-            ParamState { range: 0..0, values: nothing, slots: Vec::new(), master: None, t: entry.t };
-        #[cfg(feature = "cuda")]
-        if !entry.param.frozen() {
-            state.t += self.unheard_updates(param)?;
+        let param = self.params.index(name)?;
+        let mut state = self.params.state(param)?;
+        if !self.params.entries[param].param.frozen() {
+            state.t += self.decider.launched.updates_of(param)?;
         }
-        let ParamPlace::Bucket { bucket, range, .. } = &entry.place else { return Ok(state) };
-        let owned = &self.buckets[*bucket];
-        let Some((within, kept, here)) = owned.part_of(range) else { return Ok(state) };
-        for (slot, values) in self.groups[entry.group].rule.state().iter().zip(owned.state()) {
-            state.slots.push((slot, values.as_slice().slice(kept.clone())?));
-        }
-        state.master = owned.master().map(|m| m.as_slice().slice(kept)).transpose()?;
-        state.values = owned.params()?.slice(here)?;
-        state.range = within;
         Ok(state)
     }
 
-    /// Returns all parameters, in registration order.
-    pub fn params(&self) -> impl Iterator<Item = &Param> {
-        self.entries.iter().map(|e| &e.param)
+    /// Writes the values of a whole parameter into `out`, which has its length and type and is on the CPU or at the place of
+    /// [`Options::queue`](crate::Options::queue). On a GPU the queue orders the copy, and the host waits for a copy to the CPU.
+    ///
+    /// At [`Stage::Zero3`](crate::Stage::Zero3) collective, between two steps, over all ranks that step together: they read the
+    /// same parameter. An argument that is wrong on one rank is an error on every rank, and changes nothing. The parameter's unit
+    /// is [gathered](Self::gather) and dropped again. At other stages a rank copies its own values, and no other rank takes part.
+    ///
+    /// ```
+    /// use meshstep_shard::prelude::*;
+    ///
+    /// let read = loopback::spawn(4, |comm| -> Result<Vec<f32>, meshstep_shard::Error> {
+    ///     let layout = Layout::builder().param("w", &[3], DType::F32).build()?;
+    ///     let options = Options { stage: Stage::Zero3, ..Options::default() };
+    ///     let ones = |_: &Param, mut w: SliceMut| w.copy_from((&[1f32, 2.0, 3.0]).into());
+    ///     let mut opt = Optimizer::new(comm, layout, AdamW::default(), ones, options)?;
+    ///     let mut w = vec![0f32; 3];
+    ///     opt.read("w", &mut w)?;
+    ///     Ok(w)
+    /// })?;
+    /// assert!(read.into_iter().all(|w| w.is_ok_and(|w| w == [1.0, 2.0, 3.0])));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn read<'o>(&mut self, name: &str, out: impl Into<SliceMut<'o>>) -> Result<(), Error> {
+        let _name = name_calls("Optimizer::read");
+        let out = out.into();
+        let param = self.params.readable(name, &out);
+        if !self.params.options.stage.cuts_params() {
+            return self.params.copy_out(self.params.values(param?)?, out);
+        }
+        self.reducer.healthy()?;
+        let param = self.check_between_steps().and(param);
+        let call = param.as_ref().map_or(String::new(), |&p| format!("read {:?}", self.params.name(p)));
+        self.reducer.call_together(&call, param.as_ref().map(drop).map_err(Error::clone))?;
+        let param = param?;
+        self.apart_from_steps(|all| all.copy_whole(param, name, out)).map(drop)
+    }
+
+    /// Copies a whole parameter to the caller, once its unit is gathered. Collective.
+    fn copy_whole(&self, param: usize, name: &str, out: SliceMut<'_>) -> Result<(), Error> {
+        let params = &self.params;
+        match params.units.of(param).filter(|_| !params.entries[param].param.frozen()) {
+            Some(unit) => {
+                let gathered = self.gather(params.units.name(unit))?;
+                params.copy_out(gathered.param(name)?, out)
+            }
+            None => params.copy_out(params.values(param)?, out),
+        }
+    }
+
+    /// Returns the units' names, in the order a forward pass gathers them: those of the layouts
+    /// ([`LayoutBuilder::unit`](meshstep_tensor::LayoutBuilder::unit)). Each bucket of parameters before a layout's first unit is
+    /// a unit too, named after its first parameter.
+    pub fn units(&self) -> impl Iterator<Item = &str> {
+        self.params.units.names()
+    }
+
+    /// Returns the name of a parameter's unit; `None` for a frozen parameter outside every unit.
+    pub fn unit_of(&self, name: &str) -> Result<Option<&str>, Error> {
+        let units = &self.params.units;
+        Ok(units.of(self.params.index(name)?).map(|unit| units.name(unit)))
+    }
+
+    /// Gathers a unit's parameters on this rank. Collective at [`Stage::Zero3`](crate::Stage::Zero3), over the ranks that divide
+    /// the unit: they gather the same units in the same order, each from one thread, and between two gathers hand over the
+    /// gradients of the same parameters, in any order. If one rank lacks some, others may wait for
+    /// [`Options::wait_budget`](crate::Options::wait_budget) before they gather. Ranks that gather different units get an error here if
+    /// the lengths differ, else from the next step. Ranks that wait for a gather get an error when another rank ends its
+    /// micro-batch without it, if communicators compare calls, else at the deadline.
+    ///
+    /// A unit named after a parameter can be gathered by that parameter's other names too ([`also_called`](Self::also_called)).
+    ///
+    /// There is memory for any two consecutive units in the order of [`units`](Self::units), counted in
+    /// [`Memory::gathered`](crate::Memory::gathered); a third unit, or another pair that is longer, allocates temporarily. A
+    /// gathered unit cannot be gathered again before it is dropped.
+    ///
+    /// ```
+    /// # use meshstep_optim::AdamW;
+    /// # use meshstep_shard::{StepArgs, Optimizer, Options, Stage};
+    /// # use meshstep_tensor::{DType, Layout};
+    /// # meshstep_comm::loopback::spawn(4, |comm| -> Result<(), meshstep_shard::Error> {
+    /// let layout = Layout::builder().unit("h.0").param("h.0.w", &[64, 64], DType::F32);
+    /// let layout = layout.unit("h.1").param("h.1.w", &[64, 64], DType::F32).build()?;
+    /// let options = Options { stage: Stage::Zero3, ..Options::default() };
+    /// let mut opt = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), options)?;
+    /// let mb = opt.micro_batch(1)?;
+    /// let last = mb.gather("h.1")?; // the backward pass begins with the last block
+    /// let next = mb.start_gather("h.0")?; // in flight meanwhile
+    /// mb.grad("h.1.w", last.param("h.1.w")?)?; // the gradient of |w|^2 / 2
+    /// drop(last); // freed
+    /// let first = next.wait()?;
+    /// mb.grad("h.0.w", first.param("h.0.w")?)?;
+    /// drop(first);
+    /// mb.finish()?;
+    /// opt.step(StepArgs::default())?.outcome()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<Result<(), _>>()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn gather(&self, unit: &str) -> Result<Gathered<'_>, Error> {
+        self.start_gather(unit)?.wait()
+    }
+
+    /// Starts to gather a unit, which is in flight while the caller computes with the previous unit.
+    pub fn start_gather(&self, unit: &str) -> Result<PendingGather<'_>, Error> {
+        let _name = name_calls("Optimizer::gather");
+        self.units_from().start(unit)
+    }
+
+    /// Freezes parameters, or lets them train again: those of a list of names, or those for which a predicate `|p: &Param| ...` is
+    /// true. Collective, between two steps; ranks that name different parameters get an error, which changes nothing.
+    ///
+    /// A frozen parameter takes no gradient: handing one over is [`Error::FrozenParam`]. Its values, state and `t` stay, weight
+    /// decay included; it counts as zeros in the norm, and once it trains again its state continues. Memory and checkpoints stay
+    /// as they are: a loaded optimizer freezes its parameters again. A bucket with frozen parameters alone is not sent.
+    ///
+    /// Parameters that the layout declares [frozen](meshstep_tensor::LayoutBuilder::frozen) have no state and stay frozen; naming
+    /// one is an error. Works on the CPU.
+    ///
+    /// ```
+    /// use meshstep_shard::prelude::*;
+    ///
+    /// loopback::spawn(2, |comm| -> Result<(), meshstep_shard::Error> {
+    ///     let layout = Layout::builder().param("trunk", &[4], DType::F32).param("head", &[2], DType::F32).build()?;
+    ///     let mut opt = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), Options::default())?;
+    ///     opt.set_frozen(["trunk"], true)?;
+    ///     let mb = opt.micro_batch(1)?;
+    ///     mb.grad("head", &[1f32, -1.0])?; // the only gradient of this step
+    ///     mb.finish()?;
+    ///     opt.step(StepArgs::default())?.outcome()?;
+    ///     opt.set_frozen(|p: &Param| p.name() == "trunk", false)
+    /// })?.into_iter().collect::<Result<(), _>>()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_frozen<By>(&mut self, params: impl SelectParams<By>, frozen: bool) -> Result<(), Error> {
+        let _name = name_calls("Optimizer::set_frozen");
+        self.reducer.healthy()?;
+        let chosen = self.check_between_steps().and_then(|()| self.trainable(&params.select().0));
+        let names = |chosen: &Vec<usize>| -> Vec<&str> {
+            chosen.iter().map(|&p| self.params.entries[p].param.name()).collect()
+        };
+        let verb = if frozen { "freeze" } else { "unfreeze" };
+        let call = format!("{verb} {:?}", chosen.as_ref().map(names).unwrap_or_default());
+        self.reducer.call_together(&call, chosen.as_ref().map(drop).map_err(Error::clone))?;
+        for p in chosen? {
+            let entry = &mut self.params.entries[p];
+            entry.paused = frozen;
+            if let ParamPlace::Bucket { bucket, index, .. } = entry.place {
+                self.reducer.freeze(bucket, index, frozen).map_err(|error| self.reducer.abort_with(error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns true if a parameter does not train: its layout or [`set_frozen`](Self::set_frozen) has frozen it.
+    pub fn is_frozen(&self, name: &str) -> Result<bool, Error> {
+        Ok(self.params.entries[self.params.index(name)?].rests())
+    }
+
+    /// Returns the chosen parameters, each once, in registration order.
+    fn trainable(&self, select: &Select) -> Result<Vec<usize>, Error> {
+        if self.params.options.queue.place() != Place::Cpu {
+            let what = "freezing parameters between steps".to_owned();
+            let works = "Missing::SkipIfMissingEverywhere, without their gradients";
+            return Err(Error::NotOnGpu { what, works });
+        }
+        let entries = &self.params.entries;
+        let mut chosen: Vec<usize> = match select {
+            Select::Names(names) => {
+                names.iter().map(|name| self.params.index(name)).collect::<Result<_, _>>()?
+            }
+            Select::Where(predicate) => {
+                let taken = |&p: &usize| !entries[p].param.frozen() && predicate(&entries[p].param);
+                (0..entries.len()).filter(taken).collect()
+            }
+        };
+        if let Some(&p) = chosen.iter().find(|&&p| entries[p].param.frozen()) {
+            return Err(Error::FrozenParam { name: self.params.name(p) });
+        }
+        chosen.sort_unstable();
+        chosen.dedup();
+        Ok(chosen)
     }
 }

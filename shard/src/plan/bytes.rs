@@ -1,5 +1,7 @@
 //! Bytes that a rank holds and sends, by purpose.
 
+use crate::config::stage::Stage;
+use meshstep_optim::{Sees, TensorSums};
 use meshstep_tensor::Category;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Mul};
@@ -159,4 +161,9 @@ pub(crate) fn ring_broadcast(owner: usize, len: usize, n: usize, rank: usize, si
 /// Returns the first rank of `n` that sends as much as `rank` to all-reduce each of these lengths.
 pub(crate) fn alike(lens: impl IntoIterator<Item = usize>, n: usize, rank: usize) -> usize {
     lens.into_iter().map(|len| len % n).filter(|&longer| longer <= rank).max().unwrap_or(0)
+}
+
+/// Returns the words of the fold for `count` parameters if their rule needs sums; 0 if tensors are whole.
+pub(crate) fn fold_words(sees: Sees, stage: Stage, count: usize) -> usize {
+    if stage.cuts_state() && sees == Sees::TensorSums { count * TensorSums::WORDS } else { 0 }
 }

@@ -1,5 +1,6 @@
 //! Ownership of ranges of a flat vector, or of whole parameters. Arithmetic only: no memory, no communication.
 
+use crate::config::stage::Owners;
 use meshstep_tensor::ALIGN;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -40,16 +41,6 @@ impl Partition {
         assert!(i < self.parts, "part {i} of {}", self.parts);
         i * self.chunk..(i + 1) * self.chunk
     }
-}
-
-/// Rule that assigns whole parameters to owners.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Owners {
-    /// Parameter `i` belongs to rank `i` modulo the world size.
-    RoundRobin,
-    /// Largest first, each to the rank with the fewest elements so far (the lowest such rank): the rule of PyTorch's
-    /// `ZeroRedundancyOptimizer`.
-    SortedGreedy,
 }
 
 impl Owners {

@@ -3,10 +3,9 @@
 use crate::plan::bucket::BucketPlan;
 use crate::plan::bucket_chain::{self, BucketChain, PoolModel};
 use crate::plan::bucket_order;
+use crate::plan::bytes::fold_words;
 use crate::plan::bytes::{alike, ring_all_reduce};
 use crate::plan::units::Units;
-use crate::step::exchange::FIELDS;
-use crate::update::tensor_norms::fold_words;
 use crate::{Clip, Error, Memory, Missing, NonFinite, Options, Part, Seat, Sizes, Stage, Wire};
 use meshstep_optim::{ExactSum, LossScale, Rule};
 use meshstep_tensor::{Layout, Place};
@@ -22,6 +21,20 @@ pub(crate) const SUM_HEAD: usize = 2;
 pub(crate) const SUM_TAIL: usize = 1;
 /// u64 words of the maximised vector before those of parameters: largest gradient, fault, digest and its complement.
 pub(crate) const MAX_HEAD: usize = 4;
+
+/// Names of the values that change from step to step and must agree between ranks.
+pub(crate) const FIELDS: [&str; 10] = [
+    "step",
+    "lr",
+    "max_norm",
+    "grad_scale",
+    "loss_scale",
+    "growth_tracker of loss_scale",
+    "hysteresis_tracker of loss_scale",
+    "micro-batches",
+    "buckets and gathers sent",
+    "hyperparameters",
+];
 
 /// Plan of a step's memory and traffic: the same on every rank that decides with the others.
 ///

@@ -83,6 +83,28 @@ fn travel_in(
     comm.sound()
 }
 
+/// Sums one vector and maximises the other over all ranks, as one group of collectives. They start after the work of the first
+/// queue, and the second queue waits for them.
+pub(crate) fn all_reduce_both(
+    comm: &dyn Communicator,
+    [before, after]: [&Queue; 2],
+    sum: &mut Buffer,
+    max: &mut Buffer,
+) -> Result<(), Error> {
+    let calls = [(Op::all_reduce(Reduction::Sum), sum.take()), (Op::all_reduce(Reduction::Max), max.take())];
+    match comm.start_both(calls, before) {
+        Ok(started) => {
+            let [sums, maxima] = started.map(|started| started.wait(after));
+            (*sum, *max) = (sums.0, maxima.0);
+            sums.1.and(maxima.1)
+        }
+        Err((buffers, error)) => {
+            [*sum, *max] = buffers;
+            Err(error)
+        }
+    }
+}
+
 /// Returns a digest of the bytes at the queue's place.
 pub(crate) fn digest(queue: &Queue, meter: &Meter, memory: Slice<'_>) -> Result<u64, meshstep_tensor::Error> {
     read(queue, meter, memory, |memory| Ok(xxh3_64(memory.bytes()?)))

@@ -1,6 +1,6 @@
 //! Accumulation of a reduced bucket on this rank: into its shard, and into the norm.
 
-use crate::Error;
+use crate::error::Error;
 use crate::reduce::reducer::GradReducer;
 use crate::reduce::reducer_config::{BucketInfo, ReducerConfig};
 use meshstep_optim::{NormAccumulator, NormSum, accumulate};
@@ -22,12 +22,12 @@ impl GradReducer {
         last: bool,
     ) -> Result<(), Error> {
         let _span = tracing::debug_span!("norm", bucket = b).entered();
-        let ReducerConfig { queue, buckets, norm, .. } = &self.config;
+        let ReducerConfig { queue, buckets, options, .. } = &self.config;
         let (BucketInfo { counted, owned, among, .. }, here) = (&buckets[b], queue.place() == Place::Cpu);
         // Gradients with further reductions count after those.
         let last = last && among.extra_reductions.is_empty();
         // Threads accumulate buckets in parallel, so each counts into an accumulator of its own.
-        let mut part = NormAccumulator::new(*norm);
+        let mut part = NormAccumulator::new(options.norm);
         let mut count = |values: Slice<'_>| -> Result<(), Error> {
             Ok(match (here, among.counts_in_norm) {
                 (true, true) => part.add(values),

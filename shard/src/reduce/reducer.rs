@@ -2,15 +2,18 @@
 
 mod memory;
 
+use crate::config::digest::digest;
+use crate::config::stage::Stage;
+use crate::error::Error;
 use crate::plan::bucket_chain::BucketChain;
 use crate::ranks::roles::know;
 use crate::reduce::bucket_fill::{BucketFill, Lent};
 use crate::reduce::double_ended::DoubleEnded;
 use crate::reduce::gather_barrier::GatherBarrier;
 use crate::reduce::pool::Pool;
+use crate::reduce::progress::GradProgress;
 use crate::reduce::reducer_config::{BucketInfo, ReducerConfig};
 use crate::reduce::wait_budget::WaitBudget;
-use crate::{Error, Stage};
 use meshstep_comm::Op;
 use meshstep_optim::{NormAccumulator, NormSum};
 use meshstep_tensor::{Buffer, Meter};
@@ -25,6 +28,7 @@ pub(crate) struct GradReducer {
     /// This rank's part of the norm.
     pub(crate) norm: Mutex<NormSum>,
     pub(crate) gather_barrier: GatherBarrier,
+    pub(crate) progress: GradProgress,
     /// Notified when a bucket's memory is back.
     rested: Condvar,
     /// Communication failure that has poisoned the reducer.
@@ -56,8 +60,10 @@ struct State {
 type Guard<'s> = MutexGuard<'s, State>;
 
 impl GradReducer {
-    pub(crate) fn new(config: ReducerConfig, pool: Pool, meter: &Meter) -> Result<Self, Error> {
-        let norm = NormSum::new(config.norm, &config.queue, meter)?;
+    pub(crate) fn new(config: ReducerConfig) -> Result<Self, Error> {
+        let meter = &config.options.meter.clone();
+        let pool = Pool::new(&config.queue, meter);
+        let norm = NormSum::new(config.options.norm, &config.queue, meter)?;
         let state = State {
             fills: Vec::new(),
             pool,
@@ -69,12 +75,13 @@ impl GradReducer {
             last: false,
             launches: 0,
             retiring: Vec::new(),
-            wait_budget: WaitBudget::new(config.wait_budget),
+            wait_budget: WaitBudget::new(config.options.wait_budget),
         };
         let (state, norm) = (Mutex::new(state), Mutex::new(norm));
         let (gather_barrier, rested, failure) =
             (GatherBarrier::new(&config.queue, meter)?, Condvar::new(), OnceLock::new());
-        Ok(GradReducer { config, state, norm, gather_barrier, rested, failure })
+        let progress = GradProgress::new();
+        Ok(GradReducer { config, state, norm, gather_barrier, progress, rested, failure })
     }
 
     /// Returns an error once communication has failed.
@@ -144,7 +151,7 @@ impl GradReducer {
         self.send_off(&mut state)?;
         let last = state.next;
         drop(state);
-        let travelling = if self.config.overlap { 0..0 } else { first..last };
+        let travelling = if self.config.options.overlap { 0..0 } else { first..last };
         travelling.into_iter().try_for_each(|place| {
             let state = self.lock();
             let b = state.order[place];
@@ -246,10 +253,10 @@ impl GradReducer {
         Ok(norm.read(&self.config.queue)?)
     }
 
-    /// Returns the accumulator of this rank's part of the norm.
+    /// Returns the accumulator of this rank's part of the norm, and the progress of the gradients.
     #[cfg(feature = "cuda")]
-    pub(crate) fn norm_sum(&mut self) -> &NormSum {
-        self.norm.get_mut().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn norm_and_progress(&mut self) -> (&NormSum, &GradProgress) {
+        (self.norm.get_mut().unwrap_or_else(PoisonError::into_inner), &self.progress)
     }
 
     /// Returns for each bucket whether this rank lacked one of its gradients in this step.
@@ -330,7 +337,7 @@ impl GradReducer {
     }
 
     fn pooled(&self) -> bool {
-        self.config.stage.cuts_grads()
+        self.config.options.stage.cuts_grads()
     }
 
     // A thread that panicked while it held the lock was between two complete states: bookkeeping does not unwind.
@@ -367,15 +374,9 @@ impl GradReducer {
     }
 
     fn op(&self) -> Op {
-        match self.config.stage {
-            Stage::Replicated | Stage::WholeParams(_) => Op::all_reduce(self.config.reduction),
-            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => Op::reduce_scatter(self.config.reduction),
+        match self.config.options.stage {
+            Stage::Replicated | Stage::WholeParams(_) => Op::all_reduce(self.config.reduction()),
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => Op::reduce_scatter(self.config.reduction()),
         }
     }
-}
-
-/// Mixes one more event into a digest (a multiply and a rotation, as in FxHash: cheap, and order counts).
-pub(crate) fn digest(so_far: u64, a: u64, b: u64) -> u64 {
-    let mix = |h: u64, x: u64| (h.rotate_left(5) ^ x).wrapping_mul(0x517c_c1b7_2722_0a95);
-    mix(mix(so_far, a.wrapping_add(1)), b)
 }

@@ -1,13 +1,13 @@
 //! Reducer configuration: the ranks and every bucket's plan, constant while gradients come in.
 
+use crate::config::options::{Combine, Options};
 use crate::plan::bucket::BucketPlan;
-use crate::{DataRank, RankRoles, Stage};
+use crate::ranks::data_rank::DataRank;
+use crate::ranks::roles::{RankRoles, know};
 use meshstep_comm::{Communicator, Reduction};
-use meshstep_optim::Norm;
 use meshstep_tensor::Queue;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Configuration that does not change while gradients come in.
 #[derive(Debug)]
@@ -22,20 +22,51 @@ pub(crate) struct ReducerConfig {
     pub(crate) gathers: Vec<Arc<dyn Communicator>>,
     /// Data place of this rank.
     pub(crate) place: DataRank,
+    /// Queue of the options.
     pub(crate) queue: Queue,
-    pub(crate) stage: Stage,
-    pub(crate) reduction: Reduction,
-    pub(crate) overlap: bool,
-    /// Wait budget of a gradient for the other ranks'.
-    pub(crate) wait_budget: Duration,
-    pub(crate) norm: Norm,
+    pub(crate) options: Options,
     pub(crate) buckets: Vec<BucketInfo>,
 }
 
 impl ReducerConfig {
+    /// Returns the configuration of a reducer without buckets.
+    pub(crate) fn new(comm: Arc<dyn Communicator>, place: DataRank, options: Options) -> Self {
+        ReducerConfig {
+            comms: vec![Arc::clone(&comm)],
+            gathers: Vec::new(),
+            comm,
+            decision_comm: None,
+            place,
+            queue: options.queue.clone(),
+            options,
+            buckets: Vec::new(),
+        }
+    }
+
     /// Returns the communicator for words that all ranks exchange: the one for decisions if there is one.
     pub(crate) fn words(&self) -> &Arc<dyn Communicator> {
         self.decision_comm.as_ref().unwrap_or(&self.comm)
+    }
+
+    /// Returns the reduction of gradients over the ranks.
+    pub(crate) fn reduction(&self) -> Reduction {
+        match self.options.combine {
+            Combine::Sum | Combine::Weighted => Reduction::Sum,
+            Combine::Mean => Reduction::Mean,
+        }
+    }
+
+    /// Returns each communicator once that a step or a gather uses before that of all ranks, and that of all ranks first.
+    pub(crate) fn all_in_order(&self) -> Vec<Arc<dyn Communicator>> {
+        let mut all = vec![Arc::clone(&self.comm)];
+        self.decision_comm.iter().for_each(|comm| know(&mut all, comm));
+        for kept in &self.buckets {
+            let extra_reductions = kept.among.extra_reductions.iter().map(|(comm, _)| comm);
+            for comm in [&kept.among.shards].into_iter().chain(extra_reductions).chain(kept.gathers.iter()) {
+                know(&mut all, comm);
+            }
+        }
+        all
     }
 }
 

@@ -1,9 +1,10 @@
 //! Further reductions: reduced gradients are reduced again along other ranks before they count.
 
+use crate::config::stage::Stage;
+use crate::error::Error;
 use crate::ranks::host_words;
 use crate::reduce::reducer::GradReducer;
 use crate::reduce::reducer_config::BucketInfo;
-use crate::{Error, Stage};
 use meshstep_comm::{Communicator, InFlight, Op};
 use meshstep_tensor::Buffer;
 use std::sync::{Arc, PoisonError};
@@ -50,8 +51,11 @@ impl GradReducer {
         }
         let (counted, counts, queue) = (counted.clone(), among.counts_in_norm, self.config.queue.clone());
         // A shard holds the chunk of its rank only.
-        let first =
-            if self.config.stage.cuts_grads() { counted.first().map_or(0, |chunk| chunk.start) } else { 0 };
+        let first = if self.config.options.stage.cuts_grads() {
+            counted.first().map_or(0, |chunk| chunk.start)
+        } else {
+            0
+        };
         let Some(grads) = self.grads(b).map(Buffer::take) else { return Ok(()) };
         let norm = self.norm.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut each = counted.iter().map(|range| range.start - first..range.end - first);
@@ -66,7 +70,7 @@ impl GradReducer {
     }
 
     fn send_further(&mut self, b: usize, comm: &dyn Communicator, op: Op) -> Result<Option<Away>, Error> {
-        let chunk = match self.config.stage {
+        let chunk = match self.config.options.stage {
             Stage::Zero1 => self.config.buckets[b].owned.first().cloned(),
             _ => None,
         };

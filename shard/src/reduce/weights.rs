@@ -1,6 +1,10 @@
 //! Weights of micro-batches, and the check that ranks give the same micro-batches the same weights.
 
-use crate::{Combine, DataRank, Error, Optimizer, gather_words};
+use crate::config::options::Combine;
+use crate::error::{Error, WeightError};
+use crate::ranks::agree::gather_words;
+use crate::ranks::data_rank::DataRank;
+use crate::reduce::reducer::GradReducer;
 use meshstep_comm::Communicator;
 use std::collections::HashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -14,60 +18,23 @@ impl DataRank {
     }
 }
 
-/// Error in the weights of micro-batches.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WeightError {
-    /// Gradients in f32 cannot be multiplied by the weight exactly.
-    #[error("a micro-batch weighs {weight}; at most {max} is exact in f32: count in larger units")]
-    TooLarge {
-        /// The weight.
-        weight: u64,
-        /// Maximum weight.
-        max: u64,
-    },
-    /// All weights of a weighted mean are zero.
-    #[error("every rank's weights are 0; a weighted mean needs a positive one")]
-    AllZero,
-    /// Two ranks give the same micro-batches different weights: the lowest such pair.
-    #[error(
-        "ranks {} and {} compute the same micro-batches and give them different weights, {} and {} in all; give a micro-batch \
-         the same weight on every rank that computes a part of it", ranks[0], ranks[1], weights[0], weights[1]
-    )]
-    Apart {
-        /// The ranks.
-        ranks: [usize; 2],
-        /// Sum of each rank's weights.
-        weights: [u64; 2],
-    },
-    /// Some ranks give the same micro-batches different weights; a GPU decides without the host, and does not find out which.
-    #[error(
-        "ranks that compute the same micro-batches give them different weights; give a micro-batch the same weight on \
-         every rank that computes a part of it"
-    )]
-    Somewhere,
-}
+impl GradReducer {
+    /// Returns the weight of this rank's micro-batches, or 0 if another rank counts them.
+    pub(crate) fn weight(&self) -> u64 {
+        if self.config.place.first { self.progress.weight } else { 0 }
+    }
 
-/// Extends a digest of weights by one more.
-pub(crate) fn weighed(so_far: u64, weight: u64) -> u64 {
-    xxh3_64_with_seed(&weight.to_le_bytes(), so_far)
-}
-
-impl Optimizer {
     /// Returns this rank's summand of the balance, which is 0 over all ranks if the weights agree.
     pub(crate) fn balance(&self) -> u64 {
-        let weighted = self.options.combine == Combine::Weighted;
-        if weighted { self.reducer.config.place.balance(self.progress.weights) } else { 0 }
+        let weighted = self.config.options.combine == Combine::Weighted;
+        if weighted { self.config.place.balance(self.progress.weights) } else { 0 }
     }
 
     /// Finds the ranks with different weights after a balance other than 0. Collective.
-    pub(crate) fn check_weights(&self, comm: &dyn Communicator, balanced: bool) -> Result<(), Error> {
-        if balanced {
-            return Ok(());
-        }
-        let (place, progress) = (self.reducer.config.place, &self.progress);
+    pub(crate) fn unequal_weights(&self, comm: &dyn Communicator) -> Result<Error, Error> {
+        let (place, progress) = (self.config.place, &self.progress);
         let mine = [place.index, progress.weights, progress.weight];
-        let all = gather_words(comm, &self.options, &mine)?;
+        let all = gather_words(comm, &self.config.options, &mine)?;
         let all: Vec<&[u64]> = all.chunks(mine.len()).collect();
         let mut firsts = HashMap::new();
         let apart = (0..all.len()).find_map(|rank| {
@@ -75,13 +42,14 @@ impl Optimizer {
             (all[first][1] != all[rank][1]).then_some([first, rank])
         });
         let apart = apart.map(|ranks| WeightError::Apart { ranks, weights: ranks.map(|rank| all[rank][2]) });
-        Err(apart.unwrap_or(WeightError::Somewhere).into())
+        Ok(apart.unwrap_or(WeightError::Somewhere).into())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reduce::progress::weighed;
 
     /// Returns the sum over the ranks of two places with these sequences of weights.
     fn sum(places: [&[&[u64]]; 2]) -> u64 {

@@ -1,53 +1,38 @@
 //! Exchange of a step: all ranks reduce two small vectors and derive the same decision from them.
 
+use crate::config::digest::digest;
+use crate::config::fault::Fault;
+use crate::config::options::{Missing, Options};
 use crate::config::param_groups::RuleGroup;
-use crate::plan::step_plan::{MAX_HEAD, SUM_HEAD, SUM_TAIL};
-use crate::{Error, Fault, Options};
-use meshstep_comm::{Communicator, Op, Reduction};
+use crate::error::Error;
+use crate::plan::step_plan::{FIELDS, MAX_HEAD, SUM_HEAD, SUM_TAIL};
+use crate::ranks::agree;
+use crate::ranks::host_words::all_reduce_both;
+use crate::step::gpu::LentWords;
+use crate::update::params::Params;
+use meshstep_comm::Communicator;
 use meshstep_optim::{ExactSum, NormAccumulator};
-#[cfg(feature = "cuda")]
-use meshstep_optim::{
-    NormSum,
-    cuda::{Answer, Decision, Settings},
-};
-#[cfg(feature = "cuda")]
-use meshstep_tensor::cuda::{Event, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Queue};
-
-/// Names of the values that change from step to step and must agree between ranks.
-pub(crate) const FIELDS: [&str; 10] = [
-    "step",
-    "lr",
-    "max_norm",
-    "grad_scale",
-    "loss_scale",
-    "growth_tracker of loss_scale",
-    "hysteresis_tracker of loss_scale",
-    "micro-batches",
-    "buckets and gathers sent",
-    "hyperparameters",
-];
 
 /// The two vectors of the exchange, kept from step to step.
 #[derive(Debug)]
 pub(crate) struct Exchange {
-    queue: Queue,
+    pub(super) queue: Queue,
     /// Summed words: non-finite count, weight, the norm's words; two parameters a word if presence counts; two buckets a word if
     /// buckets can be deferred; the balance of weights.
-    sum: Words,
+    pub(super) sum: Words,
     /// Maximised words: bits of the largest gradient, fault, digest, its complement; then one fault per parameter if all ranks
     /// must have the same gradients.
-    max: Words,
-    /// Event after which another stream no longer uses the vectors.
-    #[cfg(feature = "cuda")]
-    lent: Option<Event>,
+    pub(super) max: Words,
+    /// Use of the vectors by another stream.
+    pub(super) lent: LentWords,
 }
 
 /// Words on the host, and the buffer in which they travel.
 #[derive(Debug)]
-struct Words {
+pub(super) struct Words {
     host: Vec<u64>,
-    gpu: Buffer,
+    pub(super) gpu: Buffer,
 }
 
 /// Contribution of one rank.
@@ -80,13 +65,7 @@ impl Exchange {
             Ok(Words { host: vec![0; n], gpu })
         };
         let (sum, max) = (words(sums)?, words(maxima)?);
-        Ok(Exchange {
-            queue: queue.clone(),
-            sum,
-            max,
-            #[cfg(feature = "cuda")]
-            lent: None,
-        })
+        Ok(Exchange { queue: queue.clone(), sum, max, lent: LentWords::default() })
     }
 
     /// Lends a buffer in which words can travel between steps.
@@ -111,13 +90,12 @@ impl Exchange {
 
     /// Reduces the words over all ranks: sums and maxima.
     fn travel(&mut self, comm: &dyn Communicator) -> Result<(), meshstep_comm::Error> {
-        #[cfg(feature = "cuda")]
-        self.take_back()?;
+        self.lent.take_back(&self.queue)?;
         let Exchange { queue, sum, max, .. } = self;
         for Words { host, gpu } in [&mut *sum, &mut *max] {
             queue.upload((&host[..]).into(), gpu.as_mut())?;
         }
-        group(comm, [queue; 2], &mut sum.gpu, &mut max.gpu)?;
+        all_reduce_both(comm, [queue; 2], &mut sum.gpu, &mut max.gpu)?;
         for Words { host, gpu } in [sum, max] {
             queue.download(gpu.as_slice(), (&mut host[..]).into())?;
         }
@@ -163,57 +141,17 @@ impl Exchange {
         self.sum.host.len() - SUM_TAIL - buckets.div_ceil(2)
     }
 
-    /// Returns the fault of the lowest rank without parameter `i`'s gradient, under
-    /// [`Missing::AllOrNone`](crate::Missing::AllOrNone).
-    pub(crate) fn lacking(&self, i: usize) -> u64 {
-        self.max.host[MAX_HEAD + i]
-    }
-
-    /// Launches the exchange on a GPU, which decides the step; the host does not wait.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn run_on_gpu(
-        &mut self,
-        comm: &dyn Communicator,
-        norm: &NormSum,
-        decision: &mut Decision,
-        settings: &Settings,
-        present: impl Iterator<Item = bool>,
-    ) -> Result<Answer, Error> {
-        self.take_back()?;
-        let Exchange { queue, sum: Words { gpu: sum, .. }, max: Words { gpu: max, .. }, .. } = self;
-        norm.write(sum.as_mut(), max.as_mut(), queue)?;
-        decision.set(settings, present, queue)?;
-        decision.bring(sum.as_mut(), max.as_mut(), queue)?;
-        group(comm, [queue; 2], sum, max)?;
-        decision.decide(sum.as_slice(), max.as_slice(), queue)?;
-        Ok(decision.answer(queue)?)
-    }
-
-    /// Exchanges the norm of a step that was decided without it: the stream `side_stream` waits for it and reports it, the queue goes
-    /// on.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn norm_on_gpu(
-        &mut self,
-        comm: &dyn Communicator,
-        norm: &NormSum,
-        decision: &mut Decision,
-        side_stream: &Stream,
-    ) -> Result<Answer, Error> {
-        let Exchange { queue, sum: Words { gpu: sum, .. }, max: Words { gpu: max, .. }, .. } = self;
-        norm.write(sum.as_mut(), max.as_mut(), queue)?;
-        let other = Queue::cuda(side_stream.clone());
-        group(comm, [queue, &other], sum, max)?;
-        decision.norm(sum.as_slice(), max.as_slice(), &other)?;
-        let answer = decision.answer(&other)?;
-        self.lent = Some(side_stream.record().map_err(meshstep_tensor::Error::from)?);
-        Ok(answer)
-    }
-
-    /// Makes the queue wait until the other stream has released the vectors.
-    #[cfg(feature = "cuda")]
-    fn take_back(&mut self) -> Result<(), meshstep_tensor::Error> {
-        let lent = self.lent.take().zip(self.queue.stream());
-        Ok(lent.map_or(Ok(()), |(event, stream)| stream.wait(&event))?)
+    /// Checks under [`Missing::AllOrNone`], after the exchange, that all ranks or none have each parameter's gradient; the error
+    /// is the same on every rank.
+    pub(crate) fn check_presence(&self, params: &Params, ranks: usize) -> Result<(), Error> {
+        if params.options.missing != Missing::AllOrNone {
+            return Ok(());
+        }
+        let uneven = (0..params.entries.len()).find(|&param| ![0, ranks].contains(&self.present_on(param)));
+        uneven.map_or(Ok(()), |param| {
+            let (rank, fault) = decode_fault(self.max.host[MAX_HEAD + param], |p| params.name(p));
+            Err(Error::Fault { rank, fault })
+        })
     }
 
     /// Contributes this rank's words and returns the result over all ranks.
@@ -225,7 +163,7 @@ impl Exchange {
         let last = sum.len() - 1;
         sum[last] = mine.balance;
         sum[SUM_HEAD..SUM_HEAD + ExactSum::WORDS].copy_from_slice(&mine.norm.sum().words());
-        let digest = mine.fields.iter().fold(0, |d, &f| crate::reduce::reducer::digest(d, f, 0));
+        let digest = mine.fields.iter().fold(0, |d, &f| digest(d, f, 0));
         self.max.host[..MAX_HEAD].copy_from_slice(&[mine.norm.max_bits(), mine.fault, digest, !digest]);
         self.travel(comm)?;
         let (sum, max) = (&self.sum.host, &self.max.host);
@@ -233,28 +171,6 @@ impl Exchange {
         let norm = NormAccumulator::from_parts(mine.norm.norm(), exact, max[0], sum[0]);
         let (same, balanced) = (max[2] == !max[3], sum[last] == 0);
         Ok(Known { norm, weight: sum[1], fault: max[1], same, balanced })
-    }
-}
-
-/// Sums one vector and maximises the other over all ranks, as one group of collectives. They start after the work of the first
-/// queue, and the second queue waits for them.
-pub(crate) fn group(
-    comm: &dyn Communicator,
-    [before, after]: [&Queue; 2],
-    sum: &mut Buffer,
-    max: &mut Buffer,
-) -> Result<(), meshstep_comm::Error> {
-    let calls = [(Op::all_reduce(Reduction::Sum), sum.take()), (Op::all_reduce(Reduction::Max), max.take())];
-    match comm.start_both(calls, before) {
-        Ok(started) => {
-            let [sums, maxima] = started.map(|started| started.wait(after));
-            (*sum, *max) = (sums.0, maxima.0);
-            sums.1.and(maxima.1)
-        }
-        Err((buffers, error)) => {
-            [*sum, *max] = buffers;
-            Err(error)
-        }
     }
 }
 
@@ -270,7 +186,7 @@ pub(crate) fn disagreement(
     // List the hyperparameters before the digest of all of them.
     groups.iter().enumerate().for_each(|(g, group)| group.describe(g, &mut text));
     text.extend(lines);
-    match crate::ranks::agree::same_everywhere(comm, options, &text) {
+    match agree::same_everywhere(comm, options, &text) {
         Err(error) => Ok(error),
         Ok(()) => Err(Error::Disagree {
             what: "a digest".into(),

@@ -1,7 +1,7 @@
 //! Sums and maxima over the ranks of a group, for update rules.
 
-use crate::Error;
-use crate::step::exchange::group;
+use crate::error::Error;
+use crate::ranks::host_words::all_reduce_both;
 use meshstep_comm::Communicator;
 use meshstep_optim::{Reduce, ReduceError};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
@@ -53,7 +53,7 @@ impl Folding {
         }
         let [sums, maxima] = &mut *room;
         let spare = [sums.split_off(words[0].len())?, maxima.split_off(words[1].len())?];
-        let mut done = group(&*self.comm, [&self.queue; 2], sums, maxima);
+        let mut done = all_reduce_both(&*self.comm, [&self.queue; 2], sums, maxima);
         for ((buffer, spare), words) in room.iter_mut().zip(spare).zip(words) {
             done = done.and_then(|()| Ok(self.queue.download(buffer.as_slice(), words.into())?));
             let joined = buffer.take().join(spare);

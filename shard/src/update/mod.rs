@@ -1,9 +1,17 @@
 //! Update of the shard that this rank owns, bucket by bucket.
 
-pub(crate) mod apply;
 pub(crate) mod exact_reduce;
 #[cfg(feature = "cuda")]
-pub(crate) mod gpu_update;
+pub(crate) mod gpu;
+pub(crate) mod hooks;
+#[cfg(not(feature = "cuda"))]
+pub(crate) mod no_gpu;
 pub(crate) mod owned_bucket;
+pub(crate) mod params;
 pub(crate) mod segments;
 pub(crate) mod tensor_norms;
+pub(crate) mod updater;
+pub(crate) mod values;
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) use no_gpu as gpu;

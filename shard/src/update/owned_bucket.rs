@@ -1,36 +1,31 @@
 //! This rank's range of one bucket: its parameters and state, and the update over it.
 
+use crate::config::options::Options;
 use crate::config::param_groups::{MAX_STATES, RuleGroup};
+use crate::error::Error;
 use crate::plan::bucket::BucketPlan;
+use crate::update::gpu::Arrival;
 use crate::update::segments::{OwnedRange, UpdateTable, overlap, runs, within};
 pub(crate) use crate::update::segments::{ParamKey, ParamUpdate};
-use crate::{Error, Options};
 use arrayvec::ArrayVec;
 use meshstep_comm::Communicator;
-#[cfg(feature = "cuda")]
-use meshstep_optim::cuda::{StepBlock, Tables, Update};
 use meshstep_optim::{Flat, Isa, Rounding, Rule, Scalars, TensorSums, cast};
 use meshstep_tensor::{Buffer, Category, DType, Place, Queue, Slice, SliceMut};
-#[cfg(feature = "cuda")]
-use meshstep_tensor::{Meter, cuda::Event};
 use std::ops::Range;
-#[cfg(feature = "cuda")]
-use std::sync::{Mutex, PoisonError};
 
 /// Parameters of a bucket, whole, or sharded like the state; and the state of the ranges that this rank owns, laid end to end.
 #[derive(Debug)]
 pub(crate) struct Owned {
     pub(crate) params: Buffer,
     /// Elements of the bucket.
-    len: usize,
-    master: Option<Buffer>,
-    state: Vec<Buffer>,
-    runs: Vec<OwnedRange>,
-    rounding: Rounding,
-    queue: Queue,
-    /// Event after which the parameters are those of the last step, if the queue has not waited for it.
-    #[cfg(feature = "cuda")]
-    expected: Mutex<Option<Event>>,
+    pub(super) len: usize,
+    pub(super) master: Option<Buffer>,
+    pub(super) state: Vec<Buffer>,
+    pub(super) runs: Vec<OwnedRange>,
+    pub(super) rounding: Rounding,
+    pub(super) queue: Queue,
+    /// Arrival of the parameters of the last step, if the queue has not waited for it.
+    pub(super) arrival: Arrival,
 }
 
 impl Owned {
@@ -57,8 +52,7 @@ impl Owned {
             runs: runs(plan, ranges, of),
             rounding: options.precision.rounding,
             queue: options.queue.clone(),
-            #[cfg(feature = "cuda")]
-            expected: Mutex::default(),
+            arrival: Arrival::default(),
         };
         let apart =
             |owned: &Owned, dtype, category| zeroed(kept, dtype, options, category, &owned.streams(0));
@@ -81,27 +75,10 @@ impl Owned {
         kept.chain([params]).map(|address| address.wrapping_sub(offset)).collect()
     }
 
-    /// Makes later uses of the parameters wait for `event`.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn expect(&mut self, event: Event) {
-        *self.expected.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(event);
-    }
-
     /// Returns the parameters, after making the queue wait for them if it has not yet.
     pub(crate) fn params(&self) -> Result<Slice<'_>, Error> {
-        #[cfg(feature = "cuda")]
-        self.await_params()?;
+        self.arrival.wait(&self.queue)?;
         Ok(self.params.as_slice())
-    }
-
-    #[cfg(feature = "cuda")]
-    fn await_params(&self) -> Result<(), Error> {
-        let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
-        if let (Some(event), Some(stream)) = (&*expected, self.queue.stream()) {
-            stream.wait(event).map_err(meshstep_tensor::Error::from)?;
-        }
-        *expected = None;
-        Ok(())
     }
 
     /// Makes the queue wait for the parameters of the last step, which may still be in flight.
@@ -226,50 +203,6 @@ impl Owned {
         Ok(())
     }
 
-    /// Updates the owned parameters on a GPU as the device's `step` decides, per parameter if it counts them; `next` returns the
-    /// `t` of a parameter's next update. The rows in `prepared` are ready for the step.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn update_on_gpu(
-        &mut self,
-        grads: &mut Buffer,
-        groups: &[RuleGroup],
-        next: impl Fn(usize) -> u64,
-        (step, prepared): (&StepBlock, Option<&Tables>),
-        meter: &Meter,
-    ) -> Result<(), Error> {
-        // The parameters have arrived: the communicator gathered them before it reduced these gradients.
-        let queue = &self.queue;
-        for OwnedRange { range, kept, tables, gpu } in &mut self.runs {
-            let mut state = cut(&mut self.state, kept)?;
-            let vectors = [&mut self.params, &mut *grads];
-            let flat = OwnedRange::flat(self.len, range, kept, vectors, self.master.as_mut(), &mut state)?;
-            if gpu.is_none() && !tables.is_empty() {
-                let due = |param: usize| Some(ParamUpdate { t: next(param), ratio: 1.0, matrix: None });
-                tables.iter_mut().for_each(|table| table.fill(due));
-                let counts =
-                    |table: &UpdateTable| if step.counted() > 0 { table.params() } else { Vec::new() };
-                let params: Vec<_> = tables.iter().map(counts).collect();
-                let groups: Vec<_> =
-                    tables.iter().zip(&params).map(|(table, params)| table.gpu(groups, params)).collect();
-                *gpu = Some(Update::new(&flat, &groups, self.rounding, queue, meter)?);
-            }
-            match gpu {
-                Some(update) if prepared.is_some_and(|tables| tables.has(update)) => {
-                    update.sweep(flat, step, queue)?;
-                }
-                Some(update) => update.run(flat, step, queue)?,
-                None => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the tables on a GPU that exist so far.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn updates(&mut self) -> impl Iterator<Item = &mut Update> {
-        self.runs.iter_mut().filter_map(|run| run.gpu.as_mut())
-    }
-
     /// Takes back the next part of the parameters, in the order in which they were taken.
     pub(crate) fn put_back(&mut self, part: Buffer) {
         let so_far = self.params.take();
@@ -314,9 +247,8 @@ impl Owned {
     }
 
     /// Makes the next update on a GPU read each parameter's `t` again.
-    #[cfg(feature = "cuda")]
     pub(crate) fn recount(&mut self) {
-        self.runs.iter_mut().for_each(|run| run.gpu = None);
+        self.runs.iter_mut().for_each(|run| run.gpu.clear());
     }
 
     /// Returns the state vectors, in the rule's order.
@@ -341,7 +273,7 @@ impl Owned {
 }
 
 /// Returns the range `kept` of each state vector.
-fn cut<'a>(
+pub(super) fn cut<'a>(
     state: &'a mut [Buffer],
     kept: &Range<usize>,
 ) -> Result<ArrayVec<SliceMut<'a>, MAX_STATES>, meshstep_tensor::Error> {

@@ -1,10 +1,9 @@
 //! Owned ranges of a bucket, cut by parameter group: the tables that updates use.
 
-use crate::Parts;
 use crate::config::param_groups::MAX_STATES;
-#[cfg(feature = "cuda")]
-use crate::config::param_groups::RuleGroup;
 use crate::plan::bucket::BucketPlan;
+use crate::ranks::roles::Parts;
+use crate::update::gpu::GpuTable;
 use arrayvec::ArrayVec;
 use meshstep_optim::{Flat, Segment, Strided};
 use meshstep_tensor::{Buffer, DType, Error, SliceMut};
@@ -38,8 +37,7 @@ pub(crate) struct OwnedRange {
     pub(crate) kept: Range<usize>,
     pub(crate) tables: Vec<UpdateTable>,
     /// Tables on a GPU, once there was an update.
-    #[cfg(feature = "cuda")]
-    pub(crate) gpu: Option<meshstep_optim::cuda::Update>,
+    pub(crate) gpu: GpuTable,
 }
 
 /// Parameters of one group within one run.
@@ -99,24 +97,6 @@ impl OwnedRange {
 }
 
 impl UpdateTable {
-    /// Returns this step's segments with their group, as a GPU needs them; `params` are their parameters if the device counts
-    /// them.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn gpu<'a>(
-        &'a self,
-        groups: &'a [RuleGroup],
-        params: &'a [u32],
-    ) -> meshstep_optim::cuda::Group<'a> {
-        let RuleGroup { rule, lr_scale, .. } = &groups[self.group];
-        meshstep_optim::cuda::Group { rule: &**rule, lr_scale: *lr_scale, segments: &self.segments, params }
-    }
-
-    /// Returns the parameter of each piece.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn params(&self) -> Vec<u32> {
-        self.pieces.iter().map(|piece| piece.param as u32).collect()
-    }
-
     /// Collects this step's segments: the pieces of parameters that are due.
     pub(crate) fn fill(&mut self, due: impl Fn(usize) -> Option<ParamUpdate>) {
         let due = |&SegmentPiece { param, ref range, first, strided, key }: &SegmentPiece| {
@@ -138,13 +118,7 @@ pub(crate) fn runs(
     let run = |range: Range<usize>| {
         let kept = next..next + range.len();
         next = kept.end;
-        OwnedRange {
-            tables: tables(plan, &range, &of),
-            range,
-            kept,
-            #[cfg(feature = "cuda")]
-            gpu: None,
-        }
+        OwnedRange { tables: tables(plan, &range, &of), range, kept, gpu: GpuTable::default() }
     };
     ranges.into_iter().map(run).collect()
 }

@@ -1,8 +1,10 @@
 //! Sums over whole tensors for layer-wise rules, independent of the ranges that each rank owns.
 
 use crate::config::param_groups::RuleGroup;
-use crate::update::exact_reduce::from_fold;
-use crate::{Error, Folding, Stage};
+use crate::config::stage::Stage;
+use crate::error::Error;
+use crate::plan::bytes::fold_words;
+use crate::update::exact_reduce::{Folding, from_fold};
 use meshstep_comm::Communicator;
 use meshstep_optim::{Sees, TensorSums};
 use meshstep_tensor::Meter;
@@ -15,11 +17,6 @@ pub(crate) struct TensorTotals {
     ratios: Vec<f64>,
     /// Fold over ranks, if tensors are cut.
     fold: Option<(Folding, Vec<u64>)>,
-}
-
-/// Returns the words of the fold for `count` parameters if their rule needs sums; 0 if tensors are whole.
-pub(crate) fn fold_words(sees: Sees, stage: Stage, count: usize) -> usize {
-    if stage.cuts_state() && sees == Sees::TensorSums { count * TensorSums::WORDS } else { 0 }
 }
 
 impl TensorTotals {

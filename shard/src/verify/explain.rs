@@ -1,17 +1,18 @@
 //! Report of a difference: its first element and each rank's value there, the same report on every rank.
 
+use super::Comparison;
 use super::compare::{First, Seen};
 use super::difference::{Difference, Held};
 use super::hash;
 use super::survey::{Item, Survey};
+use crate::error::Error;
 use crate::ranks::host_words;
-use crate::{Error, Optimizer};
 use meshstep_comm::{Communicator, Reduction};
 
 /// Number of parts compared at a time in the search for an element.
 const PARTS: usize = 64;
 
-impl Optimizer {
+impl Comparison<'_> {
     /// Builds the report of the difference `first`. Collective over all ranks.
     pub(super) fn explain(
         &mut self,
@@ -21,7 +22,7 @@ impl Optimizer {
         first: First,
     ) -> Result<Difference, Error> {
         let item = survey.items[first.item];
-        let mine = self.comm().rank() == first.rank;
+        let mine = self.reducer.config.comm.rank() == first.rank;
         let hash = seen.hashes[first.item];
         let found = match survey.ranks(&item) {
             // Every such group searches, including the group in question.
@@ -34,7 +35,7 @@ impl Optimizer {
         let differ = (0..survey.items.len()).filter(|&i| seen.differs[i]);
         let mut more = [differ.filter(|i| !of_others(i)).count() as u64];
         self.reduce_words(&mut more, Reduction::Sum)?;
-        let param = self.entries[item.param].param.name().to_owned();
+        let param = self.params.entries[item.param].param.name().to_owned();
         let (slot, dtype) = (self.slot_name(&item), self.dtype(&item)?);
         let difference =
             Difference { param, slot, dtype, element: None, held: Vec::new(), wrote: None, more: 0 };
@@ -53,9 +54,9 @@ impl Optimizer {
 
     fn reduce_words(&self, words: &mut [u64], reduction: Reduction) -> Result<(), Error> {
         Ok(host_words::all_reduce(
-            &**self.comm(),
-            &self.options.queue,
-            &self.options.meter,
+            &*self.reducer.config.comm,
+            &self.params.options.queue,
+            &self.params.options.meter,
             words,
             reduction,
         )?)
@@ -74,8 +75,8 @@ impl Optimizer {
     /// Returns the bits and hash of each rank of a group, with its rank among all ranks. Collective over the group.
     pub(super) fn held_by(&self, ranks: &dyn Communicator, bits: u64, hash: u64) -> Result<Vec<Held>, Error> {
         let mut words = vec![0; 3 * ranks.world_size()];
-        words[3 * ranks.rank()..][..3].copy_from_slice(&[self.comm().rank() as u64, bits, hash]);
-        host_words::all_gather(ranks, &self.options.queue, &self.options.meter, &mut words)?;
+        words[3 * ranks.rank()..][..3].copy_from_slice(&[self.reducer.config.comm.rank() as u64, bits, hash]);
+        host_words::all_gather(ranks, &self.params.options.queue, &self.params.options.meter, &mut words)?;
         let held = |w: &[u64]| Held { rank: w[0] as usize, bits: w[1], hash: w[2] };
         Ok(words.chunks_exact(3).map(held).collect())
     }
@@ -100,8 +101,8 @@ impl Optimizer {
 
     /// Finds the element of this rank's vector that changed since its last update.
     fn look_alone(&mut self, item: &Item, kept: Option<u64>, hash: u64) -> Result<Vec<u64>, Error> {
-        let (queue, meter) = (self.options.queue.clone(), self.options.meter.clone());
-        let rank = self.comm().rank();
+        let (queue, meter) = (self.params.options.queue.clone(), self.params.options.meter.clone());
+        let rank = self.reducer.config.comm.rank();
         let (first, values) = self.piece(item)?;
         let was = kept.unwrap_or(hash);
         let change = host_words::read(&queue, &meter, values, |values| hash::change(values, first, was))?;
@@ -114,7 +115,7 @@ impl Optimizer {
 
     /// Returns the bits of one element on this rank.
     fn bits_at(&mut self, item: &Item, index: usize) -> Result<u64, Error> {
-        let (queue, meter) = (self.options.queue.clone(), self.options.meter.clone());
+        let (queue, meter) = (self.params.options.queue.clone(), self.params.options.meter.clone());
         let element = self.piece(item)?.1.slice(index..index + 1)?;
         Ok(host_words::read(&queue, &meter, element, |element| Ok(hash::bits(element.bytes()?)))?)
     }

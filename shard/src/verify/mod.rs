@@ -9,7 +9,7 @@
 //! | `t`, steps, skips, hyperparameters | among all ranks; each step's exchange compares lr, scales, the step and a hyperparameter digest |
 
 mod compare;
-mod difference;
+pub(crate) mod difference;
 mod explain;
 mod hash;
 mod repair;
@@ -17,17 +17,20 @@ mod survey;
 
 pub use difference::{Apart, Difference, Held, VerifyError};
 pub use repair::Repaired;
-pub(crate) use survey::Replicas;
-#[cfg(feature = "checkpoint")]
-pub(crate) use survey::{Item, Slot};
 
-use crate::ranks::roles::know;
-use crate::{Clip, Error, Optimizer, RankRoles};
+pub(crate) use compare::describe_counters;
+pub(crate) use survey::What;
+
+use crate::error::Error;
+use crate::ranks::roles::RankRoles;
+use crate::reduce::reducer::GradReducer;
+use crate::reduce::together::Begun;
+use crate::update::params::Params;
+use crate::update::values::VectorKind;
 use compare::Seen;
-use meshstep_comm::{Communicator, name_calls};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use survey::{Survey, What};
+use std::time::Duration;
+use survey::{Replicas, Slot, Survey};
 
 /// Report of a verification that found no difference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,7 +55,7 @@ pub struct Verified {
 
 /// State that verification keeps from call to call.
 #[derive(Debug, Default)]
-pub(crate) struct Verifying {
+pub(crate) struct Verifier {
     /// Number of steps between verifications; 0: only on request.
     every: u64,
     /// Steps taken since the last one that verified.
@@ -65,110 +68,59 @@ pub(crate) struct Verifying {
     pub(crate) last: Option<Verified>,
 }
 
-impl Optimizer {
-    /// Compares parameters and state between two steps, and changes nothing. Collective. A difference is [`Error::Differs`], the
-    /// same on every rank; training may continue after it.
-    ///
-    /// Reads all memory once, and reduces two words of each vector over the n ranks that hold the same: a ring sends 16 ·
-    /// 2(n-1)/n bytes for them. A vector that only this rank holds is compared with its kept hash, if there is one; [`Verified`]
-    /// counts both cases. On a GPU values are copied to the host, 2^20 elements at a time, and hashed there.
-    pub fn verify(&mut self) -> Result<Verified, Error> {
-        let _name = name_calls("Optimizer::verify");
-        self.reducer.healthy()?;
-        let ready = self.between_steps();
-        let begun = self.call_together("verify", ready)?;
-        let verified = self.verified_by(begun, |all| all.verify_vectors(What::Held))?;
-        self.verifying.last = Some(verified.clone());
-        Ok(verified)
+/// A comparison of one rank's vectors with the other ranks', or with hashes kept from their last update.
+#[derive(Debug)]
+pub(crate) struct Comparison<'a> {
+    pub(crate) params: &'a mut Params,
+    pub(crate) reducer: &'a mut GradReducer,
+    pub(crate) verifier: &'a mut Verifier,
+    /// Text from [`describe_counters`].
+    pub(crate) counters: String,
+}
+
+impl Verifier {
+    /// Returns true if the coming step verifies.
+    pub(crate) fn is_due(&self) -> bool {
+        self.every > 0 && self.since + 1 >= self.every
     }
 
-    /// Makes every `steps`th [`step`](Self::step) verify once its gradients have arrived, before it changes anything; 0: none
-    /// does. Collective, and checked. A difference is the step's error, which drops its gradients; the next step verifies again.
-    ///
-    /// Hashes of vectors that only this rank holds (sharded state, parts of parameters without replicas) are kept from the end of
-    /// the update before a verification, which reads those vectors once more. With `steps` 1 that is every update, so they are
-    /// watched all the time; otherwise they are watched between that update and the verification. On a GPU the host waits for
-    /// such steps.
-    pub fn verify_every(&mut self, steps: u64) -> Result<(), Error> {
-        let _name = name_calls("Optimizer::verify_every");
-        self.reducer.healthy()?;
-        let ready = self.between_steps();
-        self.call_together(&format!("verify every {steps} steps"), ready)?;
-        (self.verifying.every, self.verifying.since) = (steps, 0);
-        self.apart_from_steps(Self::keep_if_due).map(drop)
+    /// Makes every `steps`th step verify; 0: none does.
+    pub(crate) fn set_every(&mut self, steps: u64) {
+        (self.every, self.since) = (steps, 0);
     }
 
-    /// Returns the report of the last verification of parameters and state, if it found no difference.
-    pub fn verified(&self) -> Option<&Verified> {
-        self.verifying.last.as_ref()
+    /// Drops the hashes of vectors that no other rank holds.
+    pub(crate) fn forget(&mut self) {
+        self.kept.clear();
     }
 
-    /// Compares reduced gradients, between the last micro-batch's `finish` and [`step`](Self::step), among the ranks that have
-    /// the same at that point: ranks of [`RankRoles::replicas`] with one place along each of [`RankRoles::extra_reductions`], the later reductions,
-    /// and at stages 1 to 3 with one place among [`RankRoles::shards`]. Gradients that no other rank has are [`Verified::unchecked`].
-    /// Collective; changes nothing.
-    pub fn verify_gradients(&mut self) -> Result<Verified, Error> {
-        let _name = name_calls("Optimizer::verify_gradients");
-        self.reducer.healthy()?;
-        let ready = self.gradients_are_on_gpu();
-        let begun = self.call_together("verify gradients", ready)?;
-        self.verified_by(begun, |all| {
-            all.reducer.settle()?;
-            all.verify_vectors(What::Grads)
-        })
-    }
-
-    fn between_steps(&mut self) -> Result<(), Error> {
-        self.finish_dropped()?;
-        self.check_heard()?;
-        match self.progress.batches {
-            0 => Ok(()),
-            batches => Err(VerifyError::Midway { batches }.into()),
+    /// Counts a step that was taken. Returns true if some later step verifies.
+    pub(crate) fn count_step(&mut self) -> bool {
+        if self.every > 0 {
+            // A due step has verified.
+            self.since = if self.is_due() { 0 } else { self.since + 1 };
         }
+        self.every > 0
     }
+}
 
-    fn gradients_are_on_gpu(&mut self) -> Result<(), Error> {
-        self.finish_dropped()?;
-        match *self.progress.due.get_mut() && !self.progress.dropped {
-            true if self.options.clip == Clip::BeforeReduce => Err(VerifyError::HeldBack.into()),
-            true => Ok(()),
-            false => Err(VerifyError::NoGradients.into()),
-        }
-    }
-
-    /// Runs a verification, and adds its cost to that of its beginning.
-    fn verified_by(
-        &mut self,
-        begun: Begun,
-        verify: impl FnOnce(&mut Self) -> Result<Verified, Error>,
-    ) -> Result<Verified, Error> {
+impl Comparison<'_> {
+    /// Compares all vectors, and adds the cost to that of the call's beginning. Collective.
+    pub(crate) fn run(&mut self, begun: Begun, what: What) -> Result<Verified, Error> {
         let _span = tracing::debug_span!("verify").entered();
-        let (verified, sent) = self.apart_from_steps(verify)?;
-        Ok(Verified { sent: begun.sent + sent, elapsed: begun.at.elapsed(), ..verified })
-    }
-
-    /// Runs `call` on every rank between two steps, and returns the bytes that this rank sends in it, which no step counts: for
-    /// communication beside the optimizer. An error of this rank alone ends the run: every communicator of the optimizer is
-    /// aborted, including those of [`end_with`](Self::end_with).
-    pub fn apart_from_steps<T>(
-        &mut self,
-        call: impl FnOnce(&mut Self) -> Result<T, Error>,
-    ) -> Result<(T, u64), Error> {
         let before = self.reducer.sent();
-        let called = call(self);
-        let sent = self.reducer.sent() - before;
-        self.progress.sent_before += sent;
-        Ok((self.end_if_alone(called)?, sent))
+        let verified = self.vectors(what);
+        let sent = begun.sent + self.reducer.exclude_from_step(before);
+        let verified = self.reducer.end_if_alone(verified)?;
+        Ok(Verified { sent, elapsed: begun.at.elapsed(), ..verified })
     }
 
-    /// Registers communicators to abort together with the optimizer's, so that no rank waits there for one that has failed.
-    pub fn end_with(&mut self, comms: impl IntoIterator<Item = Arc<dyn Communicator>>) {
-        comms.into_iter().for_each(|comm| know(&mut self.reducer.config.comms, &comm));
-    }
-
-    fn verify_vectors(&mut self, what: What) -> Result<Verified, Error> {
+    fn vectors(&mut self, what: What) -> Result<Verified, Error> {
+        if what == What::Grads {
+            self.reducer.settle()?;
+        }
         let survey = self.survey(what)?;
-        let kept = if what == What::Held { self.verifying.kept.clone() } else { Vec::new() };
+        let kept = if what == What::Held { self.verifier.kept.clone() } else { Vec::new() };
         let seen = self.compare(&survey, &kept)?;
         match self.first_anywhere(&seen.differs)? {
             Some(first) => {
@@ -180,58 +132,15 @@ impl Optimizer {
         }
     }
 
-    /// Verifies in a step if that is due, once all ranks know that they take the same step.
-    pub(crate) fn verify_in_step(&mut self) -> Result<(), Error> {
-        if !self.verifying.is_due() {
-            return Ok(());
-        }
-        let verified = self.verified_by(Begun::now(), |all| all.verify_vectors(What::Held))?;
-        self.verifying.last = Some(verified);
-        Ok(())
-    }
-
-    /// Keeps hashes after a step, if the next one verifies.
-    pub(crate) fn keep_after_step(&mut self, taken: bool) -> Result<(), Error> {
-        if self.verifying.every == 0 || !taken {
-            return Ok(());
-        }
-        // A due step has verified.
-        self.verifying.since = if self.verifying.is_due() { 0 } else { self.verifying.since + 1 };
-        let kept = self.keep_if_due();
-        self.end_if_alone(kept)
-    }
-
-    pub(crate) fn keep_if_due(&mut self) -> Result<(), Error> {
-        self.verifying.kept.clear();
-        if !self.verifying.is_due() {
-            return Ok(());
-        }
+    /// Keeps hashes of the vectors that no other rank holds.
+    pub(crate) fn keep(&mut self) -> Result<(), Error> {
+        self.verifier.forget();
         let survey = self.survey(What::Held)?;
         for item in &survey.items {
             let hash = if item.group.is_none() { Some(self.hash(item, None)?) } else { None };
-            self.verifying.kept.push(hash);
+            self.verifier.kept.push(hash);
         }
         Ok(())
-    }
-}
-
-/// Start of a call that all ranks make, and the bytes sent to agree on it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Begun {
-    at: Instant,
-    sent: u64,
-}
-
-impl Begun {
-    fn now() -> Self {
-        Begun { at: Instant::now(), sent: 0 }
-    }
-}
-
-impl Verifying {
-    /// Returns true if the coming step verifies.
-    fn is_due(&self) -> bool {
-        self.every > 0 && self.since + 1 >= self.every
     }
 }
 
@@ -243,7 +152,7 @@ fn report(survey: &Survey, seen: &Seen, kept: &[Option<u64>]) -> Verified {
             (None, Some(_)) => verified.kept += 1,
             (None, None) => verified.unchecked += 1,
         }
-        if matches!(item.slot, survey::Slot::Params | survey::Slot::Grads) {
+        if matches!(item.slot, Slot::Kept(VectorKind::Params) | Slot::Grads) {
             verified.hashes.push(seen.hashes[i]);
         }
     }

@@ -3,10 +3,11 @@
 use super::compare::Seen;
 use super::difference::{Held, majority};
 use super::survey::{Item, Slot, Survey, What};
-use super::{Begun, VerifyError};
+use super::{Comparison, VerifyError};
+use crate::error::Error;
 use crate::ranks::host_words;
-use crate::{Error, Optimizer};
-use meshstep_comm::{Communicator, Op, name_calls};
+use crate::update::values::VectorKind;
+use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category};
 use std::sync::Arc;
 
@@ -28,25 +29,11 @@ pub struct Repaired {
     pub from: usize,
 }
 
-impl Optimizer {
-    /// Verifies, and overwrites every vector that disagrees with the majority of at least three ranks; returns the repairs in
-    /// this rank's groups. Collective, between two steps. A difference without such a majority, or in a vector that no other rank
-    /// holds, is refused ([`VerifyError::NoMajority`]), the same on every rank, and nothing has changed.
-    pub fn repair(&mut self) -> Result<Vec<Repaired>, Error> {
-        let _name = name_calls("Optimizer::repair");
-        self.reducer.healthy()?;
-        let ready = self.between_steps();
-        self.call_together("repair", ready)?;
-        let (repaired, _) = self.apart_from_steps(Self::repair_all)?;
-        // Verify the repaired vectors.
-        let verified = self.verified_by(Begun::now(), |all| all.verify_vectors(What::Held))?;
-        self.verifying.last = Some(verified);
-        Ok(repaired)
-    }
-
-    fn repair_all(&mut self) -> Result<Vec<Repaired>, Error> {
+impl Comparison<'_> {
+    /// Overwrites every vector that disagrees with the majority, and returns the repairs. Collective.
+    pub(crate) fn repair_all(&mut self) -> Result<Vec<Repaired>, Error> {
         let survey = self.survey(What::Held)?;
-        let kept = self.verifying.kept.clone();
+        let kept = self.verifier.kept.clone();
         let seen = self.compare(&survey, &kept)?;
         let votes = self.vote(&survey, &seen)?;
         let hopeless: Vec<bool> = (0..survey.items.len())
@@ -66,7 +53,7 @@ impl Optimizer {
             self.overwrite(item, &*ranks, from, seen.hashes[i] != hash)?;
             let mut odd: Vec<usize> = held.iter().filter(|h| h.hash != hash).map(|h| h.rank).collect();
             odd.sort_unstable();
-            let (param, slot) = (self.entries[item.param].param.name().to_owned(), self.slot_name(item));
+            let (param, slot) = (self.params.name(item.param), self.slot_name(item));
             repaired.push(Repaired { param, slot, ranks: odd, from: held[from].rank });
         }
         Ok(repaired)
@@ -89,7 +76,7 @@ impl Optimizer {
         from: usize,
         wrong: bool,
     ) -> Result<(), Error> {
-        let (queue, meter) = (self.options.queue.clone(), self.options.meter.clone());
+        let (queue, meter) = (self.params.options.queue.clone(), self.params.options.meter.clone());
         let mut mine = self.piece_mut(item)?;
         let len = mine.len();
         for start in (0..len).step_by(BLOCK) {
@@ -105,23 +92,21 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Flips one bit of this rank's memory, between two steps, to test that verification detects failing memory. `slot` is
-    /// `param`, `master`, `grad` (once handed over) or the name of a state; `element` is the row-major index in the parameter,
-    /// and lies in this rank's part of it. Not collective.
-    pub fn flip_bit(&mut self, name: &str, slot: &str, element: usize, bit: u32) -> Result<(), Error> {
-        let param = self.index(name)?;
+    /// Flips one bit of a vector's element on this rank.
+    pub(crate) fn flip_bit(&mut self, name: &str, slot: &str, element: usize, bit: u32) -> Result<(), Error> {
+        let param = self.params.index(name)?;
         let wrong = || {
             let (param, slot) = (name.to_owned(), slot.to_owned());
             Error::from(VerifyError::NoSuchBit { param, slot, element, bit })
         };
         let of = |slot| Item { param, slot, group: None };
-        let states = self.groups[self.entries[param].group].rule.state();
-        let frozen = self.entries[param].param.frozen();
+        let states = self.params.group_of(param).rule.state();
+        let frozen = self.params.entries[param].param.frozen();
         let item = of(match (slot, states.iter().position(|state| *state == slot)) {
-            ("param", _) => Slot::Params,
+            ("param", _) => Slot::Kept(VectorKind::Params),
             ("grad", _) if !frozen => Slot::Grads,
-            ("master", _) if !frozen => Slot::Master,
-            (_, Some(i)) if !frozen => Slot::State(i),
+            ("master", _) if !frozen => Slot::Kept(VectorKind::Master),
+            (_, Some(i)) if !frozen => Slot::Kept(VectorKind::State(i)),
             _ => return Err(wrong()),
         });
         self.reducer.settle()?;
@@ -131,7 +116,7 @@ impl Optimizer {
         if bit as usize >= 8 * size {
             return Err(wrong());
         }
-        let (queue, meter) = (self.options.queue.clone(), self.options.meter.clone());
+        let (queue, meter) = (self.params.options.queue.clone(), self.params.options.meter.clone());
         let place = self.piece_mut(&item)?.slice(index..index + 1)?;
         let mut host = Buffer::zeroed(1, place.dtype(), &meter, Category::Staging)?;
         queue.download(place.as_slice(), host.as_mut())?;

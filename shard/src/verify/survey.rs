@@ -1,12 +1,16 @@
 //! Survey of the vectors to compare, in one order on all ranks, and of the ranks that hold the same of each.
 
+use super::Comparison;
 use super::hash;
-use crate::optimizer::layout_state::ParamPlace;
+use crate::config::stage::Stage;
+use crate::error::Error;
 use crate::ranks::host_words;
+use crate::ranks::roles::RankRoles;
+use crate::update::params::ParamPlace;
 use crate::update::segments::overlap;
-use crate::{Error, Optimizer, RankRoles, Stage};
+use crate::update::values::VectorKind;
 use meshstep_comm::Communicator;
-use meshstep_tensor::{Buffer, DType, Slice, SliceMut};
+use meshstep_tensor::{DType, Slice, SliceMut};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -22,18 +26,16 @@ pub(crate) struct Item {
     pub(crate) group: Option<usize>,
 }
 
-/// Kind of a vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Kind of a vector: one that a rank keeps, or reduced gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
-    Params,
+    Kept(VectorKind),
     Grads,
-    Master,
-    State(usize),
 }
 
 /// Kinds of vectors in a survey.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(crate) enum What {
     /// Parameters and state.
     Held,
     /// Reduced gradients.
@@ -66,16 +68,16 @@ impl Survey {
     }
 }
 
-impl Optimizer {
+impl Comparison<'_> {
     /// Lists the vectors to compare. Collective if ranks that hold the same state have no communicator yet.
     pub(super) fn survey(&mut self, what: What) -> Result<Survey, Error> {
         let mut survey = Survey::default();
-        for param in 0..self.entries.len() {
-            let bucket = match (&self.entries[param].place, what) {
+        for param in 0..self.params.entries.len() {
+            let bucket = match (&self.params.entries[param].place, what) {
                 (ParamPlace::Bucket { bucket, .. }, _) => *bucket,
                 (ParamPlace::Frozen { vector, .. }, What::Held) => {
-                    let replicas = Arc::clone(&self.verifying.frozen[*vector].replicas);
-                    survey.add(param, Slot::Params, Some(replicas));
+                    let replicas = Arc::clone(&self.verifier.frozen[*vector].replicas);
+                    survey.add(param, Slot::Kept(VectorKind::Params), Some(replicas));
                     continue;
                 }
                 (ParamPlace::Frozen { .. }, What::Grads) => continue,
@@ -96,20 +98,20 @@ impl Optimizer {
         bucket: usize,
         among: &RankRoles,
     ) -> Result<(), Error> {
-        survey.add(param, Slot::Params, self.holders_of_params(among)?);
+        survey.add(param, Slot::Kept(VectorKind::Params), self.holders_of_params(among)?);
         let holders = self.holders_of_state(among)?;
-        let owned = &self.buckets[bucket];
+        let owned = &self.params.buckets[bucket];
         if owned.master().is_some() {
-            survey.add(param, Slot::Master, holders.clone());
+            survey.add(param, Slot::Kept(VectorKind::Master), holders.clone());
         }
         for state in 0..owned.state().len() {
-            survey.add(param, Slot::State(state), holders.clone());
+            survey.add(param, Slot::Kept(VectorKind::State(state)), holders.clone());
         }
         Ok(())
     }
 
     fn holders_of_params(&mut self, among: &RankRoles) -> Result<Option<Arc<dyn Communicator>>, Error> {
-        match self.options.stage {
+        match self.params.options.stage {
             Stage::Replicated | Stage::Zero1 | Stage::Zero2 | Stage::WholeParams(_) => {
                 Ok(Some(Arc::clone(&among.replicas)))
             }
@@ -118,7 +120,7 @@ impl Optimizer {
     }
 
     fn holders_of_state(&mut self, among: &RankRoles) -> Result<Option<Arc<dyn Communicator>>, Error> {
-        match self.options.stage {
+        match self.params.options.stage {
             Stage::Replicated => Ok(Some(Arc::clone(&among.replicas))),
             Stage::Zero1 | Stage::Zero2 | Stage::Zero3 | Stage::WholeParams(_) => self.holders_of_part(among),
         }
@@ -128,7 +130,7 @@ impl Optimizer {
     /// [`RankRoles::extra_reductions`] have different gradients.
     fn holders_of_grads(&mut self, among: &RankRoles) -> Result<Option<Arc<dyn Communicator>>, Error> {
         let extra_reductions = among.extra_reductions.iter().map(|(comm, _)| comm);
-        let apart: Vec<_> = match self.options.stage {
+        let apart: Vec<_> = match self.params.options.stage {
             Stage::Replicated | Stage::WholeParams(_) => extra_reductions.collect(),
             Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => {
                 [&among.shards].into_iter().chain(extra_reductions).collect()
@@ -161,77 +163,59 @@ impl Optimizer {
         let known = |made: &&Replicas| {
             made.of.len() == of.len() && made.of.iter().zip(&of).all(|(made, of)| Arc::ptr_eq(made, of))
         };
-        if let Some(made) = self.verifying.replicas.iter().find(known) {
+        if let Some(made) = self.verifier.replicas.iter().find(known) {
             return Ok(made.ranks.clone());
         }
         let place = of[1..].iter().fold(0, |place, comm| place * comm.world_size() + comm.rank());
         let ranks = replicas.split(Some(place as u32), 0)?;
         // Register the communicator, to abort it together with the optimizer's.
         self.reducer.config.comms.extend(ranks.clone());
-        self.verifying.replicas.push(Replicas { of, ranks: ranks.clone() });
+        self.verifier.replicas.push(Replicas { of, ranks: ranks.clone() });
         Ok(ranks)
     }
 
     /// Returns this rank's part of a vector, and the index in the parameter of its first element.
-    pub(crate) fn piece(&mut self, item: &Item) -> Result<(usize, Slice<'_>), Error> {
-        let (bucket, place) = match &self.entries[item.param].place {
-            ParamPlace::Frozen { vector, range } => {
-                return Ok((0, self.frozen[*vector].as_slice().slice(range.clone())?));
-            }
-            ParamPlace::Bucket { bucket, range, .. } => (*bucket, range.clone()),
+    pub(super) fn piece(&mut self, item: &Item) -> Result<(usize, Slice<'_>), Error> {
+        let kind = match item.slot {
+            Slot::Kept(kind) => kind,
+            Slot::Grads => return self.grads(item.param),
         };
-        let (first, part) = self.part(item, bucket, &place);
-        let owned = &self.buckets[bucket];
-        let vector = match item.slot {
-            Slot::Params => Some(owned.params()?),
-            Slot::Grads => self.reducer.grads(bucket).map(|grads| grads.as_slice()),
-            Slot::Master => owned.master().map(Buffer::as_slice),
-            Slot::State(i) => owned.state().get(i).map(Buffer::as_slice),
-        };
-        let nothing = Slice::from(&[] as &[f32]);
-        vector.map_or(Ok((0, nothing)), |vector| Ok((first, vector.slice(part)?)))
+        self.params.vector(item.param, kind)
     }
 
     /// Returns the same memory for writing.
-    pub(crate) fn piece_mut(&mut self, item: &Item) -> Result<SliceMut<'_>, Error> {
-        // Values in flight to this memory must arrive first.
-        self.piece(item)?;
-        let (bucket, place) = match &self.entries[item.param].place {
-            ParamPlace::Frozen { vector, range } => {
-                return Ok(self.frozen[*vector].as_mut().slice(range.clone())?);
-            }
-            ParamPlace::Bucket { bucket, range, .. } => (*bucket, range.clone()),
+    pub(super) fn piece_mut(&mut self, item: &Item) -> Result<SliceMut<'_>, Error> {
+        let kind = match item.slot {
+            Slot::Kept(kind) => kind,
+            Slot::Grads => return self.grads_mut(item.param),
         };
-        let (_, part) = self.part(item, bucket, &place);
-        let owned = &mut self.buckets[bucket];
-        let vector = match item.slot {
-            Slot::Params => Some(&mut owned.params),
-            Slot::Grads => self.reducer.grads(bucket),
-            Slot::Master => owned.master_mut(),
-            Slot::State(i) => owned.state_mut().get_mut(i),
-        };
-        let nothing = SliceMut::empty(DType::F32, self.options.queue.place());
-        vector.map_or(Ok(nothing), |vector| Ok(vector.as_mut().slice(part)?))
+        self.params.vector_mut(item.param, kind)
     }
 
-    /// Returns this rank's part of a vector of the parameter at `place` of a bucket: the index in the parameter of its first
-    /// element, and its range in this rank's memory of the bucket.
-    fn part(&self, item: &Item, bucket: usize, place: &Range<usize>) -> (usize, Range<usize>) {
-        match item.slot {
-            Slot::Params if !self.options.stage.cuts_params() => (0, place.clone()),
-            Slot::Grads => self.reduced(bucket, place),
-            Slot::Params | Slot::Master | Slot::State(_) => {
-                let part = self.buckets[bucket].part_of(place);
-                let of = |state, params| if item.slot == Slot::Params { params } else { state };
-                part.map_or((0, 0..0), |(within, state, params)| (within.start, of(state, params)))
-            }
-        }
+    fn grads(&mut self, param: usize) -> Result<(usize, Slice<'_>), Error> {
+        let nothing = Slice::from(&[] as &[f32]);
+        let ParamPlace::Bucket { bucket, range, .. } = &self.params.entries[param].place else {
+            return Ok((0, nothing));
+        };
+        let (first, part) = self.reduced(*bucket, range);
+        let grads = self.reducer.grads(*bucket);
+        grads.map_or(Ok((0, nothing)), |grads| Ok((first, grads.as_slice().slice(part)?)))
     }
 
-    /// Returns the same for reduced gradients.
+    fn grads_mut(&mut self, param: usize) -> Result<SliceMut<'_>, Error> {
+        let nothing = SliceMut::empty(DType::F32, self.params.options.queue.place());
+        let ParamPlace::Bucket { bucket, range, .. } = &self.params.entries[param].place else {
+            return Ok(nothing);
+        };
+        let (_, part) = self.reduced(*bucket, range);
+        self.reducer.grads(*bucket).map_or(Ok(nothing), |grads| Ok(grads.as_mut().slice(part)?))
+    }
+
+    /// Returns this rank's reduced gradients of the parameter at `place` of a bucket: the index in the parameter of the first
+    /// element, and their range in this rank's memory.
     fn reduced(&self, bucket: usize, place: &Range<usize>) -> (usize, Range<usize>) {
         let chunk = self.reducer.config.buckets[bucket].owned.first();
-        match (self.options.stage, chunk) {
+        match (self.params.options.stage, chunk) {
             (Stage::Replicated | Stage::WholeParams(_), _) => (0, place.clone()),
             (stage @ (Stage::Zero1 | Stage::Zero2 | Stage::Zero3), Some(chunk)) => {
                 let Some(both) = overlap(chunk, place) else { return (0, 0..0) };
@@ -244,7 +228,7 @@ impl Optimizer {
 
     /// Hashes the elements `part` of this rank's part of a vector.
     pub(super) fn hash(&mut self, item: &Item, part: Option<Range<usize>>) -> Result<u64, Error> {
-        let (queue, meter) = (self.options.queue.clone(), self.options.meter.clone());
+        let (queue, meter) = (self.params.options.queue.clone(), self.params.options.meter.clone());
         let (first, values) = self.piece(item)?;
         let part = part.unwrap_or(0..values.len());
         let at_once = if values.place() == meshstep_tensor::Place::Cpu { part.len().max(1) } else { BLOCK };
@@ -259,12 +243,12 @@ impl Optimizer {
 
     /// Returns the name of a vector.
     pub(super) fn slot_name(&self, item: &Item) -> &'static str {
-        let rule = &self.groups[self.entries[item.param].group].rule;
+        let rule = &self.params.group_of(item.param).rule;
         match item.slot {
-            Slot::Params => "param",
+            Slot::Kept(VectorKind::Params) => "param",
             Slot::Grads => "grad",
-            Slot::Master => "master",
-            Slot::State(i) => rule.state().get(i).copied().unwrap_or_default(),
+            Slot::Kept(VectorKind::Master) => "master",
+            Slot::Kept(VectorKind::State(i)) => rule.state().get(i).copied().unwrap_or_default(),
         }
     }
 }

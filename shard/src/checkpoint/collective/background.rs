@@ -246,7 +246,7 @@ fn prepare<K: Saveable>(
     let world = saveable.ranks();
     let opt = saveable.optimizer();
     let comm = opt.background.comm.clone().unwrap_or(world);
-    let options = Options { queue: queue_beside(&opt.options.queue)?, ..opt.options.clone() };
+    let options = Options { queue: queue_beside(&opt.params.options.queue)?, ..opt.params.options.clone() };
     let ranks = Ranks::new(&comm, &options);
     let last = opt.background.last.take();
     let spare = last.map_or_else(Vec::new, |last| std::mem::take(&mut *lock(&last.spare)));

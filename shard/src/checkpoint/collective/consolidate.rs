@@ -134,7 +134,7 @@ impl Sources {
         let opt = saveable.optimizer();
         opt.reducer.healthy()?;
         let ready = opt.between_two_steps();
-        opt.call_together(call, ready)?;
+        opt.reducer.call_together(call, ready)?;
         let world_size = opt.comm().world_size();
         if to >= world_size {
             return Err(meshstep_comm::Error::InvalidRank { rank: to, world_size }.into());

@@ -16,7 +16,7 @@ use crate::checkpoint::format::placement::{ModelPlacement, Unsharded};
 use crate::checkpoint::format::settings::Settings;
 use crate::checkpoint::saveable::{Named, Saveable, SavedTensor};
 use crate::ranks::host_words;
-use crate::verify::Slot;
+use crate::update::values::VectorKind as Slot;
 use crate::{Error, Optimizer, Options};
 use meshstep_tensor::{Buffer, Category, Slice};
 use serde::{Deserialize, Serialize};
@@ -117,7 +117,7 @@ pub(crate) fn serialize_all<K: Saveable>(
     let opt = saveable.optimizer();
     opt.reducer.healthy()?;
     let ready = opt.between_two_steps();
-    opt.call_together("serialize", ready)?;
+    opt.reducer.call_together("serialize", ready)?;
     let ranks = Ranks::of(opt);
     apart(saveable, |saveable| {
         let opt = saveable.optimizer();
@@ -137,7 +137,7 @@ pub(crate) fn deserialize_all<K: Saveable>(
     let opt = saveable.optimizer();
     opt.reducer.healthy()?;
     let ready = opt.between_two_steps();
-    opt.call_together("deserialize", ready)?;
+    opt.reducer.call_together("deserialize", ready)?;
     let ranks = Ranks::of(opt);
     apart(saveable, |saveable| {
         let Staged { moment, vectors, t, settings } = ranks.agree(stage(saveable, bytes, placing))?;

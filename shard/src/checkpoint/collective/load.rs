@@ -11,7 +11,7 @@ use crate::checkpoint::format::settings::Settings;
 use crate::checkpoint::saveable::{PARAM, REMAINDER, Saveable, SavedTensor};
 use crate::checkpoint::store::Store;
 use crate::checkpoint::store::reader::Saved;
-use crate::verify::Slot;
+use crate::update::values::VectorKind as Slot;
 use crate::{Error, Optimizer};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Slice, SliceMut};
 use rayon::prelude::*;
@@ -118,7 +118,7 @@ pub(crate) fn take_in<K: Saveable>(
     t: &[Option<u64>],
     settings: &Settings,
 ) -> Result<(), Error> {
-    let queue = saveable.optimizer().options.queue.clone();
+    let queue = saveable.optimizer().options().queue.clone();
     for (param, slot, values) in vectors {
         let into = saveable.vector_mut(*param, *slot)?;
         match into.place() {
@@ -170,7 +170,7 @@ pub(crate) fn read_own<K: Saveable>(
     contents: &[SavedTensor],
     fitting: &Fitting<'_>,
 ) -> Result<Vec<Read>, CheckpointError> {
-    let meter = saveable.optimizer().options.meter.clone();
+    let meter = saveable.optimizer().options().meter.clone();
     let mut wants = wants(saveable, contents, fitting, &meter)?;
     read_all(saved, &mut wants, &meter)?;
     let mut vectors: Vec<_> = wants.into_iter().map(|want| (want.param, want.slot, want.into)).collect();

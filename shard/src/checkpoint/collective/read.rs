@@ -7,7 +7,7 @@ use crate::checkpoint::format::piece::Run;
 use crate::checkpoint::saveable::SavedTensor;
 use crate::checkpoint::store::direct_io::SLACK;
 use crate::checkpoint::store::reader::{Saved, SavedFile, unreadable};
-use crate::verify::Slot;
+use crate::update::values::VectorKind as Slot;
 use meshstep_tensor::{Buffer, Category, DType, Meter, SliceMut, cast};
 use std::ops::Range;
 use std::panic::resume_unwind;

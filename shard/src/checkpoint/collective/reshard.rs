@@ -12,7 +12,7 @@ use crate::checkpoint::format::piece::Piece;
 use crate::checkpoint::format::placement::{ModelPlacement, Unsharded};
 use crate::checkpoint::format::settings::Settings;
 use crate::checkpoint::saveable::{Saveable, SavedTensor, Vectors};
-use crate::optimizer::layout_state;
+use crate::reduce::together::objection;
 use crate::{Error, Optimizer, Options};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Buffer, Category, Queue, SliceMut};
@@ -97,10 +97,10 @@ pub(crate) fn reshard_all<'a, K: Saveable>(
 ) -> Result<Moved, Error> {
     let ready = ready(&mut from).and_then(|()| ready(&mut to));
     let side = from.as_mut().or(to.as_mut());
-    let options = side.map_or_else(Options::default, |(kept, _)| kept.optimizer().options.clone());
+    let options = side.map_or_else(Options::default, |(kept, _)| kept.optimizer().options().clone());
     let text = match &ready {
         Ok(()) => "this call = reshard\n".to_owned(),
-        Err(error) => layout_state::objection(Some(error)),
+        Err(error) => objection(Some(error)),
     };
     let before = [sent(&mut from), sent(&mut to)];
     let same = crate::same_everywhere(&**via, &options, &text);
@@ -136,7 +136,7 @@ fn sent<K: Saveable>(side: &mut Option<Kept<'_, K>>) -> u64 {
 fn count<K: Saveable>(side: Option<Kept<'_, K>>, before: u64) {
     let Some((kept, _)) = side else { return };
     let opt = kept.optimizer();
-    opt.progress.sent_before += opt.reducer.sent() - before;
+    opt.reducer.exclude_from_step(before);
 }
 
 struct Reshard<'a> {
@@ -181,7 +181,7 @@ impl Reshard<'_> {
         if let (Some((kept, _)), Some(room)) = (to, room) {
             let Staged { vectors, t, settings, .. } = &room.staged;
             let taken = take_in(&mut **kept, vectors, t, settings);
-            kept.optimizer().end_if_alone(taken)?;
+            kept.optimizer().reducer.end_if_alone(taken)?;
         }
         Ok(moved)
     }
@@ -265,7 +265,7 @@ fn room<K: Saveable>(
     let Fitting { t, .. } = Fitting::new(&contents, &manifest, &tied, &Load::default())?;
     settings.check(&kept.settings(placing.tied()))?;
     kept.check(&settings)?;
-    let meter = kept.optimizer().options.meter.clone();
+    let meter = kept.optimizer().options().meter.clone();
     let (mut vectors, mut firsts, mut begins) = (Vec::new(), Vec::new(), Vec::new());
     for (param, content) in contents.iter().enumerate() {
         firsts.push(vectors.len());

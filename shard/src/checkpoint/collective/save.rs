@@ -78,10 +78,10 @@ impl Optimizer {
 
     /// Checks that no step is in progress on this rank and that the outcome of every step is known.
     pub(crate) fn between_two_steps(&mut self) -> Result<(), Error> {
-        self.finish_dropped()?;
-        self.check_heard()?;
-        self.check_some()?;
-        self.check_idle()
+        self.reducer.finish_dropped()?;
+        self.check_outcomes()?;
+        self.params.check_some()?;
+        self.reducer.check_idle()
     }
 }
 
@@ -145,7 +145,7 @@ pub(crate) fn apart<K: Saveable, T>(
     let before = saveable.optimizer().reducer.sent();
     let called = call(saveable);
     let opt = saveable.optimizer();
-    opt.progress.sent_before += opt.reducer.sent() - before;
+    opt.reducer.exclude_from_step(before);
     saveable.end_all(called)
 }
 

@@ -6,7 +6,7 @@ use crate::checkpoint::format::manifest::{FileEntry, PieceEntry, Stored, Type};
 use crate::checkpoint::format::shard_file::{ShardWriter, Vector};
 use crate::checkpoint::saveable::{PARAM, SavedTensor, Source, Wanted};
 use crate::checkpoint::store::Folder;
-use crate::verify::Slot;
+use crate::update::values::VectorKind as Slot;
 use meshstep_tensor::{Buffer, Category, Meter, Place, Queue, Slice};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;

@@ -68,8 +68,8 @@ impl Settings {
             hysteresis_tracker: state.hysteresis_tracker,
         });
         let mut rules: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for entry in opt.entries.iter().filter(|entry| !entry.param.frozen()) {
-            let group = &opt.groups[entry.group];
+        for entry in opt.params.entries.iter().filter(|entry| !entry.param.frozen()) {
+            let group = &opt.params.groups[entry.group];
             let mut rule = format!("{} lr_scale={}", group.rule.name(), group.lr_scale);
             for (name, value) in group.rule.hyperparameters() {
                 let _ = write!(rule, " {name}={value}");
@@ -87,8 +87,8 @@ impl Settings {
         ];
         Settings {
             steps: Some(opt.steps()),
-            skips: opt.progress.skips,
-            skips_at_min_scale: opt.progress.skips_at_min_scale,
+            skips: opt.decider.progress.skips,
+            skips_at_min_scale: opt.decider.progress.skips_at_min_scale,
             loss_scale,
             rules,
             loss_scale_rule: Some(options.loss_scale.map_or("none".to_owned(), |rule| format!("{rule:?}"))),

@@ -81,8 +81,8 @@ impl Optimizer {
 
     /// Returns the rule that updates a parameter; `None` for a frozen one.
     pub(super) fn rule(&self, param: usize) -> Option<&dyn Rule> {
-        let entry = &self.entries[param];
-        (!entry.param.frozen()).then(|| &*self.groups[entry.group].rule)
+        let entry = &self.params.entries[param];
+        (!entry.param.frozen()).then(|| &*self.params.groups[entry.group].rule)
     }
 }
 
@@ -114,7 +114,7 @@ impl ExportPlan {
         sources: &mut Sources,
         mut writer: Option<&mut ShardWriter>,
     ) -> Result<(), Error> {
-        let meter = all.options.meter.clone();
+        let meter = all.params.options.meter.clone();
         let mut wide = None;
         for ((param, vector), Vector { dtype, .. }) in self.vectors.iter().zip(&self.entries) {
             if let Some(writer) = &mut writer {

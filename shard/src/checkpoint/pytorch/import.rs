@@ -13,7 +13,7 @@ use crate::checkpoint::format::manifest::Type;
 use crate::checkpoint::format::placement::{ModelPlacement, Unsharded};
 use crate::checkpoint::format::settings::Settings;
 use crate::checkpoint::saveable::{MASTER, Named, PARAM, Saveable, SavedTensor, Vectors};
-use crate::verify::Slot;
+use crate::update::values::VectorKind as Slot;
 use crate::{Error, Optimizer};
 use meshstep_tensor::{Buffer, Category};
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,14 +81,13 @@ impl Optimizer {
     ) -> Result<Imported, Error> {
         self.reducer.healthy()?;
         let ready = self.between_two_steps();
-        self.call_together(&format!("import from PyTorch\nwhat to import = {import:?}"), ready)?;
+        self.reducer.call_together(&format!("import from PyTorch\nwhat to import = {import:?}"), ready)?;
         let ranks = Ranks::of(self);
         let imported = self.apart_from_steps(|all| {
             let mut plain = ranks.agree(Plain::open(file))?;
             let text = format!("file to import = {}\n", plain.digest);
-            crate::same_everywhere(&**all.comm(), &all.options, &text)?;
-            #[cfg(feature = "cuda")]
-            all.take_notes(true)?;
+            crate::same_everywhere(&**all.comm(), &all.params.options, &text)?;
+            all.count_launched()?;
             let Staged { vectors, t, settings, imported } =
                 ranks.agree(all.stage_pytorch(&mut plain, import, placing))?;
             plain.grains.agree(&ranks)?;
@@ -111,7 +110,7 @@ impl Optimizer {
         settings.steps = import.steps.or(counted.max()).or(settings.steps);
         let imported = Imported { fresh, steps: settings.steps.unwrap_or_default() };
         let t = found.iter().map(|found| found.t).collect();
-        let (mut vectors, meter) = (Vec::new(), self.options.meter.clone());
+        let (mut vectors, meter) = (Vec::new(), self.params.options.meter.clone());
         for (param, (content, found)) in contents.iter().zip(&found).enumerate() {
             for vector in &content.vectors {
                 let (first, values) = self.vector(param, vector.slot).map_err(CheckpointError::memory)?;

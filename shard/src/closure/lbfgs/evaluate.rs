@@ -1,6 +1,6 @@
 //! One evaluation: publishes the point to every rank, and returns the closure's gradients.
 
-use crate::{Combine, Error, Fault, MicroBatch, Missing, NotForLbfgs, Optimizer};
+use crate::{Combine, Error, Fault, MicroBatch, NotForLbfgs, Optimizer};
 use meshstep_optim::Loss;
 use meshstep_tensor::{DType, Slice, SliceMut};
 use std::ops::Range;
@@ -27,7 +27,7 @@ impl Spread {
             return Err(NotForLbfgs::Types { first, other }.into());
         }
         let (mut firsts, mut len) = (Vec::new(), 0);
-        for owned in &opt.buckets {
+        for owned in &opt.params.buckets {
             firsts.push(len);
             len += owned.ranges().map(|(range, _)| range.len()).sum::<usize>();
         }
@@ -45,7 +45,9 @@ impl Spread {
     /// Returns the elements that this rank adds to sums: all ranks together count each element once.
     pub(super) fn counted(&self, opt: &Optimizer) -> Vec<Range<usize>> {
         let mut counted = Vec::new();
-        for ((kept, owned), first) in opt.reducer.config.buckets.iter().zip(&opt.buckets).zip(&self.firsts) {
+        for ((kept, owned), first) in
+            opt.reducer.config.buckets.iter().zip(&opt.params.buckets).zip(&self.firsts)
+        {
             // If several ranks hold a range, one of them counts it.
             for (range, place) in owned.ranges().filter(|_| kept.among.counts_in_norm) {
                 let both = kept.counted.iter().map(|c| c.start.max(range.start)..c.end.min(range.end));
@@ -69,7 +71,7 @@ impl Spread {
 
     /// Fills `x` from the parameters.
     pub(super) fn read_params(&self, opt: &Optimizer, mut x: SliceMut<'_>) -> Result<(), Error> {
-        for (b, owned) in opt.buckets.iter().enumerate() {
+        for (b, owned) in opt.params.buckets.iter().enumerate() {
             owned.collect(owned.params.as_slice(), x.reborrow().slice(self.part(b))?)?;
         }
         Ok(())
@@ -79,23 +81,23 @@ impl Spread {
     pub(super) fn publish(&self, opt: &mut Optimizer, x: Slice<'_>) -> Result<(), Error> {
         // After an error, abort: other ranks must not wait for buckets that do not come, nor this rank for theirs.
         let sent = self.send(opt, x).map_err(|error| opt.reducer.abort_with(error));
-        let landed = opt.room.gathering.land(&opt.reducer.config.queue, &mut opt.buckets);
+        let landed = opt.gatherer.in_flight.land(&opt.reducer.config.queue, &mut opt.params.buckets);
         sent.and(landed.map_err(|error| opt.reducer.abort_with(error)))
     }
 
     fn send(&self, opt: &mut Optimizer, x: Slice<'_>) -> Result<(), Error> {
         let fixed = &opt.reducer.config;
-        for (b, owned) in opt.buckets.iter_mut().enumerate() {
+        for (b, owned) in opt.params.buckets.iter_mut().enumerate() {
             owned.set_params(x.slice(self.part(b))?)?;
             let bucket = (b, &fixed.buckets[b]);
-            opt.room.gathering.send(&fixed.queue, fixed.stage, bucket, &mut owned.params)?;
+            opt.gatherer.in_flight.send(&fixed.queue, fixed.options.stage, bucket, &mut owned.params)?;
         }
         Ok(())
     }
 
     /// Fills `grad` from the reduced gradients.
     fn read_grads(&self, opt: &mut Optimizer, mut grad: SliceMut<'_>) -> Result<(), Error> {
-        for (b, owned) in opt.buckets.iter().enumerate() {
+        for (b, owned) in opt.params.buckets.iter().enumerate() {
             let to = grad.reborrow().slice(self.part(b))?;
             if let Some(grads) = opt.reducer.grads(b) {
                 owned.collect(grads.as_slice(), to)?;
@@ -158,7 +160,7 @@ impl Evaluation<'_> {
         let extra_reductions = self.opt.reducer.second_reduce();
         extra_reductions.map_err(|error| self.opt.reducer.abort_with(error))?;
         let read = self.spread.read_grads(self.opt, grad);
-        let forgotten = self.opt.forget();
+        let forgotten = self.opt.reducer.forget();
         read.and(forgotten)?;
         let value = told?;
         // Among ranks that compute the same micro-batch, the first one's loss counts.
@@ -186,15 +188,14 @@ pub(crate) fn backward<E: Into<EvaluationFailed>>(
         }
     };
     if told.is_err() {
-        opt.finish_dropped()?;
+        opt.reducer.finish_dropped()?;
     }
     told
 }
 
 /// Returns the error of a micro-batch with a missing gradient.
-fn missing(opt: &mut Optimizer) -> Option<Error> {
-    let first = *opt.progress.missing.get_mut();
-    let entry = opt.entries.get(first).filter(|_| opt.options.missing == Missing::Error)?;
-    let fault = Fault::MissingGradient { name: entry.param.name().to_owned() };
+fn missing(opt: &Optimizer) -> Option<Error> {
+    let param = opt.reducer.progress.missing()?;
+    let fault = Fault::MissingGradient { name: opt.params.name(param) };
     Some(Error::Fault { rank: opt.comm().rank(), fault })
 }

@@ -1,7 +1,7 @@
 //! L-BFGS over a layout with sharded parameters and history.
 
 mod evaluate;
-mod refusal;
+pub(crate) mod refusal;
 #[cfg(feature = "checkpoint")]
 mod saving;
 
@@ -9,8 +9,8 @@ pub(crate) use evaluate::{EvaluationFailed, backward};
 pub use refusal::NotForLbfgs;
 
 use crate::closure::minimize::{Minimized, Passed};
-use crate::optimizer::layout_state;
 use crate::ranks::agree;
+use crate::reduce::together::objection;
 use crate::update::exact_reduce::{Folding, from_fold};
 use crate::{Clip, Combine, Error, Missing, NonFinite, Optimizer, Options};
 use evaluate::{Evaluation, Spread};
@@ -111,15 +111,17 @@ impl ShardedLbfgs {
     ///
     /// `opt` has a rule without state, such as [`Sgd`], which takes no step; options are those of [`new`](Self::new).
     pub fn over(mut opt: Optimizer, rule: Lbfgs) -> Result<Self, Error> {
-        let made =
-            opt.check_heard().and_then(|()| opt.check_idle()).and_then(|()| Self::on(rule.clone(), &opt));
-        let mut text = layout_state::objection(made.as_ref().err());
+        let made = opt
+            .check_outcomes()
+            .and_then(|()| opt.reducer.check_idle())
+            .and_then(|()| Self::on(rule.clone(), &opt));
+        let mut text = objection(made.as_ref().err());
         for (name, value) in rule.hyperparameters() {
             let _ = writeln!(text, "{name} of lbfgs = {value}");
         }
         // Ranks that gather sharded parameters meanwhile must not wait.
         let same = opt.apart_from_steps(|opt| {
-            opt.barrier_all()?;
+            opt.reducer.barrier_all()?;
             agree::same_everywhere(&**opt.comm(), opt.options(), &text)
         });
         let (spread, x, state, folding) = made?;
@@ -134,10 +136,10 @@ impl ShardedLbfgs {
         if let Some(option) = of_a_step_alone(opt.options()) {
             return Err(NotForLbfgs::Option { option }.into());
         }
-        if opt.entries.iter().any(|entry| entry.paused) {
+        if opt.params.entries.iter().any(|entry| entry.paused) {
             return Err(NotForLbfgs::Option { option: "parameters frozen by Optimizer::set_frozen" }.into());
         }
-        let rules = opt.groups.iter().map(|group| &group.rule);
+        let rules = opt.params.groups.iter().map(|group| &group.rule);
         if let Some(rule) = rules.clone().find(|rule| !rule.state().is_empty()) {
             return Err(NotForLbfgs::State { rule: rule.name(), state: rule.state() }.into());
         }
@@ -185,13 +187,13 @@ impl ShardedLbfgs {
         let ShardedLbfgs { rule, opt, spread, x, state, folding } = self;
         let before = state.iterations();
         opt.reducer.healthy()?;
-        opt.check_idle()?;
+        opt.reducer.check_idle()?;
         let mut evaluation = Evaluation { opt, spread, cause: None };
         let evaluate = |x: Slice<'_>, grad: SliceMut<'_>| evaluation.run(x, grad, &mut closure);
         let stepped = rule.step_with(x.as_mut(), evaluate, folding, state, each);
         let Evaluation { opt, cause, .. } = evaluation;
         // Iterations stay counted even if the history is forgotten.
-        opt.progress.steps += state.iterations() - before;
+        opt.decider.progress.steps += state.iterations() - before;
         let stepped = stepped.map_err(|error| match error {
             LbfgsError::Alone(error) => opt.reducer.abort_with(error.into()),
             LbfgsError::Reduce(error) => cause.unwrap_or(opt.reducer.abort_with(from_fold(error))),
@@ -202,7 +204,7 @@ impl ShardedLbfgs {
         }
         // Every rank takes this decision alike, so that no rank gathers alone.
         spread.publish(opt, x.as_slice())?;
-        opt.forget()?;
+        opt.reducer.forget()?;
         let (report, (gathers, reductions)) = (stepped?, spread.collectives(opt));
         let evaluating = report.evaluations * (gathers + reductions);
         Ok(LbfgsStep { report, evaluating, publishing: gathers })
@@ -220,22 +222,22 @@ impl ShardedLbfgs {
         // Refuse parameters that the optimizer would take and L-BFGS would not, before anything changes.
         let first = self.spread.dtype();
         let fits = layout.params().iter().filter(|param| !param.frozen()).try_for_each(|param| {
-            let kept = self.opt.options.precision.kept(param.name(), param.dtype())?;
+            let kept = self.opt.params.options.precision.kept(param.name(), param.dtype())?;
             let other = kept.update;
             if other == first { Ok(()) } else { Err(NotForLbfgs::Types { first, other }.into()) }
         });
-        let text = layout_state::objection(fits.as_ref().err());
+        let text = objection(fits.as_ref().err());
         let same = self.opt.apart_from_steps(|opt| {
-            opt.barrier_all()?;
+            opt.reducer.barrier_all()?;
             agree::same_everywhere(&**opt.comm(), opt.options(), &text)
         });
         fits?;
         same?;
         self.opt.add_param_group(layout, Sgd::default(), initial)?;
         let made = Self::on(self.rule.clone(), &self.opt);
-        let text = layout_state::objection(made.as_ref().err());
+        let text = objection(made.as_ref().err());
         let same = self.opt.apart_from_steps(|opt| {
-            opt.barrier_all()?;
+            opt.reducer.barrier_all()?;
             agree::same_everywhere(&**opt.comm(), opt.options(), &text)
         });
         // The optimizer has the parameters now, so without memory for their history the run ends.

@@ -6,8 +6,8 @@ use crate::checkpoint::{
     Settings, Sink, Store, Type, Unsharded, Vectors, consolidate_all, deserialize_all, load_all, reshard_all,
     save_all, save_all_async, serialize_all,
 };
-use crate::optimizer::layout_state::ParamPlace;
-use crate::verify::Slot;
+use crate::update::params::ParamPlace;
+use crate::update::values::VectorKind as Slot;
 use crate::{Error, Optimizer};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Queue, Slice, SliceMut};
@@ -122,11 +122,11 @@ impl ShardedLbfgs {
 
     /// Returns this rank's part of a parameter, and its range in the rank's vectors.
     fn part(&self, param: usize) -> (usize, Range<usize>) {
-        let ParamPlace::Bucket { bucket, range, .. } = &self.opt.entries[param].place else {
+        let ParamPlace::Bucket { bucket, range, .. } = &self.opt.params.entries[param].place else {
             return (0, 0..0);
         };
         let first = self.spread.first(*bucket);
-        let part = self.opt.buckets[*bucket].part_of(range);
+        let part = self.opt.params.buckets[*bucket].part_of(range);
         part.map_or((0, 0..0), |(within, kept, _)| (within.start, first + kept.start..first + kept.end))
     }
 
@@ -164,7 +164,7 @@ impl Saveable for ShardedLbfgs {
     fn contents(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
         let mut contents = self.opt.contents(placing)?;
         let Some(dtype) = Type::of(self.x.dtype()) else { return Ok(contents) };
-        let trains = |param: usize| !self.opt.entries[param].param.frozen();
+        let trains = |param: usize| !self.opt.params.entries[param].param.frozen();
         for (_, content) in contents.iter_mut().enumerate().filter(|(param, _)| trains(*param)) {
             let names = self.state.vectors().map(|(name, _)| name);
             let names = std::iter::once("x".to_owned()).chain(names);
@@ -181,7 +181,7 @@ impl Saveable for ShardedLbfgs {
             None => Some(self.x.as_mut()),
             Some(i) => self.state.vectors_mut().nth(i).map(|(_, vector)| vector),
         };
-        let nothing = SliceMut::empty(self.spread.dtype(), self.opt.options.queue.place());
+        let nothing = SliceMut::empty(self.spread.dtype(), self.opt.params.options.queue.place());
         vector.map_or(Ok(nothing), |vector| Ok(vector.slice(part)?))
     }
 

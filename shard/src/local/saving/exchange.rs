@@ -48,7 +48,7 @@ impl AllWorkers<'_> {
     fn told(&mut self) -> Result<Told, Error> {
         let inner = &mut self.local.inner;
         let counters = xxh3_64(inner.describe_counters()?.as_bytes());
-        let shared = self.local.engine.digest(&self.flights, &self.local.inner.options)?;
+        let shared = self.local.engine.digest(&self.flights, &self.local.inner.params.options)?;
         let step = xxh3_64(&serde_json::to_vec(&self.record).unwrap_or_default());
         let (inner, engine) = (&self.local.inner, &self.local.engine);
         let (t, sent) = updates(inner, &engine.parts, &self.flights);
@@ -88,7 +88,7 @@ impl AllWorkers<'_> {
         let (inner, engine) = (&self.local.inner, &mut self.local.engine);
         for mut flight in std::mem::replace(&mut engine.flights, std::mem::take(&mut self.flights)) {
             // Wait for exchanges that were started, and discard their result.
-            let _ = flight.land(&inner.options);
+            let _ = flight.land(&inner.params.options);
         }
         engine.forget();
         engine.step = self.record.step;
@@ -96,7 +96,7 @@ impl AllWorkers<'_> {
         engine.active = true;
         if let Mode::Mean { anew: true, .. } = self.mode {
             engine.again.clear();
-            return engine.parts.restart(inner);
+            return engine.parts.restart(&inner.params);
         }
         engine.parts.outer_steps().zip(&self.record.outer_steps).for_each(|(t, saved)| *t = *saved);
         // The first rank holds the worker's sum.

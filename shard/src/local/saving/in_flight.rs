@@ -77,7 +77,7 @@ impl Engine {
         let mut digest = 0;
         let mut add = |values: Slice<'_>| -> Result<(), crate::Error> {
             let hash = host_words::digest(&options.queue, &options.meter, values)?;
-            digest = crate::reduce::reducer::digest(digest, hash, 0);
+            digest = crate::config::digest::digest(digest, hash, 0);
             Ok(())
         };
         self.parts.buffers().try_for_each(|buffer| add(buffer.as_slice()))?;
@@ -89,9 +89,9 @@ impl Engine {
 /// Returns the number of updates of each parameter, now and when each fragment in flight was sent; 0 for a parameter that this rank has no
 /// part of.
 pub(super) fn updates(inner: &Optimizer, parts: &Parts, flights: &[Flight]) -> (Vec<u64>, Vec<Vec<u64>>) {
-    let now = inner.entries.iter().map(|entry| entry.t).collect();
+    let now = inner.params.entries.iter().map(|entry| entry.t).collect();
     let sent = |(f, sent): (&usize, &Sent)| {
-        let mut then = vec![0; inner.entries.len()];
+        let mut then = vec![0; inner.params.entries.len()];
         for (spot, (_, t)) in parts.of(*f).spots.iter().zip(&sent.snapshots) {
             then[spot.entry] = *t;
         }

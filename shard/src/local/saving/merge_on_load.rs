@@ -4,11 +4,11 @@ use super::mean::{mean, of_fragment, weighed, within};
 use super::record::LocalRecord;
 use super::rows::Row;
 use super::{AllWorkers, Mode};
-use crate::Optimizer;
 use crate::checkpoint::{
     CheckpointError, Fitting, Load, MASTER, PARAM, STAGING, Saved, SavedTensor, Vectors, WINDOW, read_same,
 };
 use crate::local::in_flight::Flight;
+use crate::local::owned_spans::trained;
 use meshstep_tensor::{Buffer, Category, DType, cast};
 use std::ops::Range;
 
@@ -29,12 +29,12 @@ impl AllWorkers<'_> {
             (true, _) => Mode::Mean { weighed: Vec::new(), anew },
             (false, true) => Mode::Own,
             (false, false) => {
-                let (plan, trained) = (&self.local.engine.plan, self.local.inner.trained());
+                let (plan, trained) = (&self.local.engine.plan, trained(&self.local.inner));
                 Mode::Mean { weighed: weighed(plan, &trained, &record, &counted), anew }
             }
         };
         if !anew {
-            let Optimizer { options, .. } = &self.local.inner;
+            let options = self.local.inner.options();
             let engine = &self.local.engine;
             for flight in &record.flights {
                 let of = (&engine.plan, &engine.parts);
@@ -76,7 +76,7 @@ impl AllWorkers<'_> {
         let from: Option<Vec<_>> =
             rows.iter().map(|&row| Some((&contents[row], fitting.sources[row][i]?))).collect();
         let Some(from) = from.filter(|_| !range.is_empty()) else { return Ok(None) };
-        let meter = self.local.inner.options.meter.clone();
+        let meter = self.local.inner.params.options.meter.clone();
         let mut merged = Buffer::zeroed(range.len(), dtype, &meter, Category::Staging).map_err(memory)?;
         let most = at_once(from.len(), wide);
         for start in range.clone().step_by(most) {

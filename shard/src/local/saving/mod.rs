@@ -14,7 +14,8 @@ use crate::checkpoint::{
     Saved, SavedTensor, Saving, Settings, Store, Unsharded, Vectors, load_all, read_own, save_all,
     save_all_async,
 };
-use crate::verify::Slot;
+use crate::local::owned_spans::trained;
+use crate::update::values::VectorKind as Slot;
 use crate::{Error, Optimizer, same_everywhere};
 use mean::Weighed;
 use meshstep_comm::Communicator;
@@ -92,7 +93,7 @@ impl LocalOptimizer {
     ) -> Result<T, LocalError> {
         let placing = self.placing(placing);
         let mut flights = std::mem::take(&mut self.engine.flights);
-        flights.iter_mut().for_each(|flight| flight.settle(&self.inner.options));
+        flights.iter_mut().for_each(|flight| flight.settle(&self.inner.params.options));
         let mut all = AllWorkers::new(self, flights);
         let done = call(&mut all, &placing);
         self.engine.flights = std::mem::take(&mut all.flights);
@@ -176,8 +177,8 @@ impl<'a> AllWorkers<'a> {
     fn all_rows(&self, workers: Vec<usize>, with_fragments: bool) -> Result<Rows, CheckpointError> {
         let (inner, plan) = (&self.local.inner, &self.local.engine.plan);
         match with_fragments {
-            true => Rows::new(plan, &inner.trained(), inner.entries.len(), workers, &self.flights),
-            false => Ok(Rows::params(inner.entries.len(), workers)),
+            true => Rows::new(plan, &trained(inner), inner.params.entries.len(), workers, &self.flights),
+            false => Ok(Rows::params(inner.params.entries.len(), workers)),
         }
     }
 
@@ -202,7 +203,7 @@ impl<'a> AllWorkers<'a> {
 
 impl Vectors for AllWorkers<'_> {
     fn queue(&self) -> Queue {
-        self.local.inner.options.queue.clone()
+        self.local.inner.params.options.queue.clone()
     }
 
     fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error> {
@@ -235,7 +236,7 @@ impl Saveable for AllWorkers<'_> {
 
     fn call_all(&mut self, what: &str, ready: Result<(), Error>) -> Result<(), Error> {
         let text = format!("this call = {what}\n");
-        let called = self.local.inner.call_together(what, ready).map(drop);
+        let called = self.local.inner.reducer.call_together(what, ready).map(drop);
         let told = called.as_ref().map_or_else(|error| format!("this call = {error}\n"), |()| text);
         let same = same_everywhere(&*self.local.engine.workers.world, self.local.inner.options(), &told);
         called?;
@@ -265,7 +266,7 @@ impl Saveable for AllWorkers<'_> {
             return Ok(Cow::Borrowed(manifest));
         };
         // Each worker has one tensor for each parameter; a record of far more workers than tensors is invalid.
-        let rows = record.workers.len().saturating_mul(self.local.inner.entries.len());
+        let rows = record.workers.len().saturating_mul(self.local.inner.params.entries.len());
         if rows > MOST_ROWS * manifest.tensors.len().max(1) {
             return Err(record.of_too_many());
         }
@@ -302,7 +303,9 @@ impl Saveable for AllWorkers<'_> {
         let model = self.model();
         for (row, t) in self.rows.rows.iter().zip(t).filter_map(|(row, t)| Some((row, (*t)?))) {
             match row {
-                Row::Param { worker, entry } if *worker == model => self.local.inner.entries[*entry].t = t,
+                Row::Param { worker, entry } if *worker == model => {
+                    self.local.inner.params.entries[*entry].t = t
+                }
                 Row::Sent { worker, elements } if *worker == model => {
                     let (parts, f) = (&self.local.engine.parts, elements.fragment);
                     let (Some(first), Some(sent)) =

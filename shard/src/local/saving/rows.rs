@@ -10,7 +10,7 @@ use crate::checkpoint::{CheckpointError, LocalPieces, Named, SavedTensor, Type};
 use crate::local::fragment_state::Parts;
 use crate::local::in_flight::{Flight, Sent};
 use crate::local::{LocalPlan, ParamSpec, What};
-use crate::verify::Slot;
+use crate::update::values::VectorKind as Slot;
 use meshstep_tensor::{Buffer, DType};
 
 /// Tensor of the checkpoint.

@@ -1,7 +1,7 @@
 //! Memory for buckets that fill: lent by the pool, waited for, or allocated beyond the plan.
 
 use super::{BucketInfo, GradReducer, Guard, State};
-use crate::Error;
+use crate::error::Error;
 use meshstep_comm::InFlight;
 use meshstep_tensor::{Buffer, Place, Queue};
 use std::sync::PoisonError;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::checkpoint::format::settings::Settings;
 use crate::checkpoint::saveable::{Saveable, Vectors};
-use crate::verify::Slot;
+use crate::update::values::VectorKind as Slot;
 use crate::{Options, Stage};
 use meshstep_cases::tried;
 use meshstep_comm::loopback::spawn;

@@ -1,6 +1,17 @@
 //! Errors of a sharded optimizer, with their values.
 
-use crate::{Fault, Stage};
+mod data_rank;
+mod read;
+mod unit;
+mod weight;
+
+pub use data_rank::DataRankError;
+pub use read::ReadError;
+pub use unit::UnitError;
+pub use weight::WeightError;
+
+use crate::config::fault::Fault;
+use crate::config::stage::Stage;
 use meshstep_tensor::DType;
 
 /// Error of a sharded optimizer.
@@ -154,10 +165,10 @@ pub enum Error {
     },
     /// A unit of sharded parameters was used wrongly.
     #[error(transparent)]
-    Unit(#[from] crate::UnitError),
+    Unit(#[from] UnitError),
     /// A parameter cannot be read into the memory given.
     #[error(transparent)]
-    Read(#[from] crate::ReadError),
+    Read(#[from] ReadError),
     /// Groups of one layout have different rules.
     #[error("rules {first} and {other} for one layout; groups may differ in hyperparameters only")]
     MixedRules {
@@ -281,10 +292,10 @@ pub enum Error {
     },
     /// The weights of micro-batches are invalid.
     #[error(transparent)]
-    Weights(#[from] crate::WeightError),
+    Weights(#[from] WeightError),
     /// The data places of ranks are invalid.
     #[error(transparent)]
-    Place(#[from] crate::DataRankError),
+    Place(#[from] DataRankError),
 
     /// One rank could not take the step; no rank did.
     #[error("rank {rank} cannot take the step: {fault}; nothing changed on any rank")]
@@ -296,24 +307,24 @@ pub enum Error {
     },
     /// Ranks that should hold the same data do not, or a rank no longer holds the data it wrote.
     #[error(transparent)]
-    Differs(#[from] Box<crate::Difference>),
+    Differs(#[from] Box<crate::verify::difference::Difference>),
     /// Verification or repair is not possible.
     #[error(transparent)]
-    Verify(#[from] crate::VerifyError),
+    Verify(#[from] crate::verify::difference::VerifyError),
     /// Saving or loading a checkpoint failed on all ranks, and changed nothing.
     #[cfg(feature = "checkpoint")]
     #[error(transparent)]
     Checkpoint(#[from] Box<crate::checkpoint::Failed>),
     /// The assignment of ranks to groups is invalid.
     #[error(transparent)]
-    Assignment(#[from] crate::AssignmentError),
+    Assignment(#[from] crate::cross_shard::assignment::AssignmentError),
     /// A cross-shard optimizer replicates, and a stage was chosen that shards.
     #[error(
         "a cross-shard optimizer replicates, and stage is {stage:?}; leave out `stage`, or set `Stage::Replicated`"
     )]
     NotReplicated {
         /// The stage given.
-        stage: crate::Stage,
+        stage: Stage,
     },
     /// Cross-shard optimizers average replicas, and remainders cannot be averaged.
     #[error("replicas that drift are averaged, and bf16 remainders cannot be; use `Master::F32`")]
@@ -345,7 +356,7 @@ pub enum Error {
     },
     /// L-BFGS does not work with these parameters or options.
     #[error(transparent)]
-    NotForLbfgs(#[from] crate::NotForLbfgs),
+    NotForLbfgs(#[from] crate::closure::lbfgs::refusal::NotForLbfgs),
     /// A scheduled rate was requested, and there is no schedule.
     #[error("this optimizer has no schedule; set Options::schedule, or give each step its own StepArgs::lr")]
     NoSchedule,

@@ -1,6 +1,7 @@
 //! Hooks before and after a step's update, on this rank's shard and before the parameters are gathered.
 
-use crate::{Error, Optimizer};
+use crate::error::Error;
+use crate::update::params::Params;
 
 /// Hooks around the update of a step that is decided. They run on all ranks of the optimizer or on none; an error is this rank's
 /// alone, and ends the run.
@@ -18,12 +19,12 @@ pub(crate) trait UpdateHooks {
     }
 
     /// Runs before the update, or in its place if the step is skipped.
-    fn before(&mut self, _optimizer: &mut Optimizer) -> Result<(), Error> {
+    fn before(&mut self, _params: &mut Params) -> Result<(), Error> {
         Ok(())
     }
 
     /// Runs after the update, or after a skip.
-    fn after(&mut self, _optimizer: &mut Optimizer, _applied: bool) -> Result<(), Error> {
+    fn after(&mut self, _params: &mut Params, _applied: bool) -> Result<(), Error> {
         Ok(())
     }
 
@@ -35,24 +36,3 @@ pub(crate) trait UpdateHooks {
 
 /// No hooks.
 impl UpdateHooks for () {}
-
-impl Optimizer {
-    /// Runs the hooks of a step that is skipped.
-    pub(crate) fn pass_by(&mut self, hooks: &mut dyn UpdateHooks) -> Result<(), Error> {
-        let passed = hooks.before(self).and_then(|()| hooks.after(self, false));
-        passed.map_err(|error| self.reducer.abort_with(error))?;
-        if hooks.changed() { self.gather_all() } else { Ok(()) }
-    }
-
-    /// Gathers all updated parameters on every rank.
-    pub(crate) fn gather_all(&mut self) -> Result<(), Error> {
-        let sent = self.send_all().map_err(|error| self.reducer.abort_with(error));
-        let landed = self.room.gathering.land(&self.reducer.config.queue, &mut self.buckets);
-        sent.and(landed)
-    }
-
-    /// Sends every bucket to every rank.
-    pub(crate) fn send_all(&mut self) -> Result<(), Error> {
-        (0..self.buckets.len()).try_for_each(|b| self.send_updated(b))
-    }
-}

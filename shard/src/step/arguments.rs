@@ -1,0 +1,81 @@
+//! Faults of a step on this rank: its arguments, and gradients that have not come.
+
+use crate::config::options::{Clip, NonFinite, Options, StepArgs};
+use crate::error::Error;
+use crate::reduce::reducer::GradReducer;
+use crate::step::decider::Decider;
+use crate::step::exchange::FaultCode;
+use crate::update::params::{ParamEntry, Params};
+use meshstep_tensor::Place;
+
+/// Gradient factors that stay within f32 with any number of ranks.
+const GRAD_SCALES: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
+
+impl Decider {
+    /// Sends everything that the exchange needs, even if gradients are missing, and returns this rank's fault.
+    pub(crate) fn arrive(
+        &self,
+        params: &Params,
+        reducer: &mut GradReducer,
+        at: &StepArgs,
+    ) -> Result<Option<FaultCode>, Error> {
+        reducer.finish_dropped()?;
+        let (due, missing) = (reducer.progress.is_due(), reducer.progress.missing());
+        let fault = self.argument_fault(params, at);
+        let held = reducer.holds();
+        reducer.progress.local_clip = None;
+        if held && fault.is_none() {
+            reducer.clip_held(at, self.unscale(&params.options, at))?;
+        }
+        if !due || held {
+            // The other ranks' reductions wait for this rank's buckets.
+            reducer.begin(true, false);
+            reducer.complete(|_| {})?;
+        }
+        if !goes_ahead(reducer, at) {
+            reducer.settle()?;
+            reducer.second_reduce()?;
+        }
+        Ok(match missing {
+            _ if reducer.progress.dropped => Some(FaultCode::Unfinished),
+            _ if !due => Some(FaultCode::NoMicroBatch),
+            Some(param) => Some(FaultCode::Missing(param)),
+            None => fault,
+        })
+    }
+
+    fn argument_fault(&self, params: &Params, at: &StepArgs) -> Option<FaultCode> {
+        let options = &params.options;
+        // After a larger step the squares of parameters are not finite in f32.
+        let fits = |lr: f64| lr >= 0.0 && ((lr * lr) as f32).is_finite();
+        let reaches = |e: &ParamEntry| fits(params.groups[e.group].reach(at.lr, e.matrix()));
+        match () {
+            () if !fits(at.lr) => Some(FaultCode::Lr),
+            () if !params.entries.iter().all(reaches) => Some(FaultCode::Lr),
+            () if self.scheduled_lr(options).is_some_and(|lr| lr.to_bits() != at.lr.to_bits()) => {
+                Some(FaultCode::Schedule)
+            }
+            () if !at.max_norm.is_none_or(|x| x.is_finite() && x > 0.0) => Some(FaultCode::MaxNorm),
+            // On a GPU the device holds the scale and makes this check.
+            () if options.queue.place() == Place::Cpu
+                && !GRAD_SCALES.contains(&self.unscale(options, at)) =>
+            {
+                Some(FaultCode::GradScale)
+            }
+            () => None,
+        }
+    }
+}
+
+/// Returns true if gradients do not influence the decision and no bucket is reduced a second time, so that one bucket can be
+/// updated while others are still in flight.
+fn goes_ahead(reducer: &GradReducer, at: &StepArgs) -> bool {
+    let options = &reducer.config.options;
+    let extra_reductions = reducer.config.buckets.iter().any(|b| !b.among.extra_reductions.is_empty());
+    options.non_finite == NonFinite::Propagate && limit(options, at).is_none() && !extra_reductions
+}
+
+/// Returns the bound on the norm of the combined gradient.
+pub(crate) fn limit(options: &Options, at: &StepArgs) -> Option<f64> {
+    at.max_norm.filter(|_| options.clip == Clip::AfterReduce)
+}
