@@ -29,6 +29,7 @@ pub(crate) mod flat;
 #[cfg(feature = "cuda")]
 mod kernels;
 mod lbfgs;
+mod moments;
 #[cfg(feature = "cuda")]
 mod norm;
 mod sums;

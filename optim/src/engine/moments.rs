@@ -1,9 +1,8 @@
 //! Several slow moments of a gradient, each with a decay and a weight in the step.
 
+use crate::Error;
 use crate::engine::check::Check;
-use crate::engine::frame::Common;
 use crate::precision::number::Real;
-use crate::{Error, cuda};
 
 /// One to four slow moments: pairs of a decay `beta` and a weight `w`. A step mixes `(1 - sum w) g + sum w_j u_j` of the gradient `g` and
 /// the moments `u_j`.
@@ -22,8 +21,8 @@ use crate::{Error, cuda};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moments {
-    pairs: [(f64, f64); Moments::MAX],
-    len: usize,
+    pub(crate) pairs: [(f64, f64); Moments::MAX],
+    pub(crate) len: usize,
 }
 
 impl Moments {
@@ -71,7 +70,7 @@ impl Moments {
     }
 
     /// Returns the sum of the weights; the gradient has the rest up to 1. A sum within rounding error of 1 counts as 1.
-    fn sum(&self) -> f64 {
+    pub(crate) fn sum(&self) -> f64 {
         let sum = self.pairs().iter().map(|(_, weight)| weight).sum::<f64>();
         if (sum - 1.0).abs() < 1e-12 { 1.0 } else { sum }
     }
@@ -88,19 +87,6 @@ impl Moments {
             each(beta, values.0);
             each(weight, values.1);
         }
-    }
-
-    /// Returns the kernel family for this number of moments, with its arguments: betas, weights, the gradient's weight, and the rule's
-    /// `own`.
-    pub(crate) fn on_device(
-        &self,
-        families: [&'static str; Self::MAX],
-        common: &Common,
-        own: [f64; 2],
-    ) -> cuda::Hyper {
-        let (betas, weights) = (self.pairs.map(|(beta, _)| beta), self.pairs.map(|(_, weight)| weight));
-        let given = [&betas[..], &weights, &[1.0 - self.sum()], &own].concat();
-        cuda::Hyper::new(families[self.len - 1], common, &given)
     }
 
     /// Returns the constants of a step in which moment `j` counts for `weight / correction(beta)`.

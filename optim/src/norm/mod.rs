@@ -6,7 +6,6 @@ mod dot;
 mod exact;
 mod extent;
 mod lanes;
-mod sum;
 pub(crate) mod tensor_sums;
 
 use crate::engine::check::check_isa;
@@ -18,7 +17,6 @@ use meshstep_tensor::{DType, Slice, bf16, f16};
 
 pub(crate) use dot::{CHUNK, Chunk, add_dot};
 pub use exact::ExactSum;
-pub use sum::NormSum;
 
 /// Norm of a vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

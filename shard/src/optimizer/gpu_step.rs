@@ -4,7 +4,7 @@
 use crate::config::options::StepArgs;
 use crate::error::Error;
 use crate::optimizer::Optimizer;
-use crate::step::gpu::{DeviceState, Ticket, outside_captures};
+use crate::step::gpu::{DeviceState, StepTicket, outside_captures};
 use crate::update::hooks::UpdateHooks;
 use meshstep_optim::cuda::{Answer, Tables, Update, Verdict};
 use meshstep_tensor::Place;
@@ -15,7 +15,7 @@ pub(super) fn take(
     opt: &mut Optimizer,
     at: &StepArgs,
     hooks: &mut dyn UpdateHooks,
-) -> Result<Arc<Ticket>, Error> {
+) -> Result<Arc<StepTicket>, Error> {
     if hooks.waits() { step_with_hooks(opt, at, hooks) } else { step(opt, at) }
 }
 
@@ -28,7 +28,7 @@ pub(super) fn loss_scale_address(opt: &mut Optimizer) -> Result<Option<u64>, Err
 }
 
 /// Launches the step, and returns before it is decided.
-fn step(opt: &mut Optimizer, at: &StepArgs) -> Result<Arc<Ticket>, Error> {
+fn step(opt: &mut Optimizer, at: &StepArgs) -> Result<Arc<StepTicket>, Error> {
     outside_captures(&opt.params.options.queue)?;
     let launched = launch(opt, at);
     match &launched {
@@ -50,7 +50,7 @@ fn step(opt: &mut Optimizer, at: &StepArgs) -> Result<Arc<Ticket>, Error> {
     Ok(ticket)
 }
 
-fn launch(opt: &mut Optimizer, at: &StepArgs) -> Result<Arc<Ticket>, Error> {
+fn launch(opt: &mut Optimizer, at: &StepArgs) -> Result<Arc<StepTicket>, Error> {
     let (answer, max_norm) = launch_decision(opt, at)?;
     let later = apply(opt)?;
     let answer = (later.unwrap_or(answer), max_norm);
@@ -138,7 +138,7 @@ fn step_with_hooks(
     opt: &mut Optimizer,
     at: &StepArgs,
     hooks: &mut dyn UpdateHooks,
-) -> Result<Arc<Ticket>, Error> {
+) -> Result<Arc<StepTicket>, Error> {
     // The hooks count updates, including those of earlier steps.
     opt.decider.take_notes(&mut opt.params, &opt.reducer, true)?;
     let stepped = conclude(opt, at, hooks);
@@ -156,7 +156,11 @@ fn step_with_hooks(
     Ok(ticket)
 }
 
-fn conclude(opt: &mut Optimizer, at: &StepArgs, hooks: &mut dyn UpdateHooks) -> Result<Arc<Ticket>, Error> {
+fn conclude(
+    opt: &mut Optimizer,
+    at: &StepArgs,
+    hooks: &mut dyn UpdateHooks,
+) -> Result<Arc<StepTicket>, Error> {
     outside_captures(&opt.params.options.queue).map_err(|error| opt.reducer.abort_with(error.into()))?;
     let launched = launch_decision(opt, at).map_err(|error| unless_alike(opt, error));
     let (answer, max_norm) = launched?;
@@ -183,10 +187,10 @@ fn unless_alike(opt: &Optimizer, error: Error) -> Error {
 /// Runs the update between the hooks, and sends the parameters.
 fn apply_with_hooks(
     opt: &mut Optimizer,
-    ticket: Arc<Ticket>,
+    ticket: Arc<StepTicket>,
     max_norm: f64,
     hooks: &mut dyn UpdateHooks,
-) -> Result<Arc<Ticket>, Error> {
+) -> Result<Arc<StepTicket>, Error> {
     let updated = hooks.before(&mut opt.params).and_then(|()| update_all(opt));
     let norm = updated.map_err(|error| opt.reducer.abort_with(error))?;
     note(opt, &ticket)?;
@@ -203,7 +207,7 @@ fn apply_with_hooks(
 }
 
 /// Makes the host follow a launched step, once it is decided.
-fn note(opt: &mut Optimizer, ticket: &Arc<Ticket>) -> Result<(), Error> {
+fn note(opt: &mut Optimizer, ticket: &Arc<StepTicket>) -> Result<(), Error> {
     opt.decider.add_unknown(ticket);
     opt.decider.take_notes(&mut opt.params, &opt.reducer, true)
 }

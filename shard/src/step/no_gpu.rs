@@ -21,13 +21,13 @@ pub(crate) struct Launched {}
 
 /// A step launched on a GPU: there is none.
 #[derive(Debug)]
-pub(crate) enum Ticket {}
+pub(crate) enum StepTicket {}
 
 /// Use of the exchange's vectors by another stream: none.
 #[derive(Debug, Default)]
 pub(crate) struct LentWords {}
 
-impl Ticket {
+impl StepTicket {
     /// Is never called.
     pub(crate) fn outcome(&self) -> Result<Outcome, Error> {
         match *self {}

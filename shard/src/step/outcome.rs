@@ -1,7 +1,7 @@
 //! Outcome of a step, known at once on the CPU and later on a GPU.
 
 use crate::error::Error;
-use crate::step::gpu::Ticket;
+use crate::step::gpu::StepTicket;
 use std::sync::Arc;
 
 /// A step taken on this rank. On the CPU its outcome is already known; a GPU decides the step when its queue reaches it.
@@ -12,7 +12,7 @@ pub struct Pending(PendingState);
 #[derive(Debug)]
 enum PendingState {
     Ready(Outcome),
-    Deferred(Arc<Ticket>),
+    Deferred(Arc<StepTicket>),
 }
 
 impl Pending {
@@ -34,8 +34,8 @@ impl From<Outcome> for Pending {
 }
 
 /// A step that a GPU decides.
-impl From<Arc<Ticket>> for Pending {
-    fn from(ticket: Arc<Ticket>) -> Self {
+impl From<Arc<StepTicket>> for Pending {
+    fn from(ticket: Arc<StepTicket>) -> Self {
         Pending(PendingState::Deferred(ticket))
     }
 }

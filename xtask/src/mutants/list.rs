@@ -134,9 +134,9 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "shard-weighted-mean-by-own-weight",
-        file: "shard/src/step/mod.rs",
+        file: "shard/src/step/decider.rs",
         from: "1.0 / known.weight as f64",
-        to: "1.0 / self.progress.weight as f64",
+        to: "1.0 / batches as f64",
         package: "meshstep-shard",
         test: "behaviour::weights_are_over_ranks_and_micro_batches",
     },
@@ -150,7 +150,7 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "shard-updated-parameters-stay-where-they-are",
-        file: "shard/src/update/apply.rs",
+        file: "shard/src/optimizer/step.rs",
         from: "if !holds {",
         to: "if holds {",
         package: "meshstep-shard",

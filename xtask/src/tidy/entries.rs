@@ -293,7 +293,7 @@ mod tests {
     fn public_functions_are_those_without_restriction() {
         let text = "pub fn save() {}\npub(crate) fn load() {}\npub const unsafe fn reshard_placed() {}\nfn save() {}\n\
             pub struct Load;\npub fn placed() {}";
-        let files = ["shard/src/lbfgs/saving.rs", "shard/checkpoint/src/a.rs", "parallel3d/src/a.rs"]
+        let files = ["shard/src/closure/lbfgs/saving.rs", "shard/checkpoint/src/a.rs", "parallel3d/src/a.rs"]
             .map(|path| file(path, text));
         let measures = measure(&files, &[]);
         assert_eq!(at(&measures, "public checkpoint verbs").len(), 4);

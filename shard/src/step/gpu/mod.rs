@@ -3,7 +3,7 @@
 mod exchange;
 mod ticket;
 
-pub(crate) use ticket::Ticket;
+pub(crate) use ticket::StepTicket;
 
 use crate::config::options::{Clip, Combine, Missing, NonFinite, Options, StepArgs};
 use crate::config::param_groups::of_groups;
@@ -25,7 +25,7 @@ pub(crate) struct Launched {
     /// State of the device, made by the first step.
     device: Option<DeviceState>,
     /// Failed steps with an outcome that the caller has not read yet.
-    unreported: Vec<Arc<Ticket>>,
+    unreported: Vec<Arc<StepTicket>>,
 }
 
 /// Decision state on the GPU, and the steps with outcomes that the host does not know yet.
@@ -36,7 +36,7 @@ pub(crate) struct DeviceState {
     pub(crate) tables: Option<Tables>,
     /// Stream that only waits for parameters in flight.
     pub(crate) side_stream: Stream,
-    unknown: VecDeque<Arc<Ticket>>,
+    unknown: VecDeque<Arc<StepTicket>>,
     names: Arc<[String]>,
 }
 
@@ -63,7 +63,7 @@ impl Launched {
         self.unknown().count() as u64
     }
 
-    fn unknown(&self) -> impl Iterator<Item = &Arc<Ticket>> {
+    fn unknown(&self) -> impl Iterator<Item = &Arc<StepTicket>> {
         self.device.iter().flat_map(|device| &device.unknown)
     }
 
@@ -159,13 +159,13 @@ impl Decider {
         params: &Params,
         reducer: &GradReducer,
         (answer, max_norm): (Answer, f64),
-    ) -> Result<Arc<Ticket>, Error> {
+    ) -> Result<Arc<StepTicket>, Error> {
         let names = Arc::clone(&self.device(params)?.names);
-        Ok(Arc::new(Ticket::new(answer, Arc::clone(reducer.config.words()), max_norm, names)))
+        Ok(Arc::new(StepTicket::new(answer, Arc::clone(reducer.config.words()), max_norm, names)))
     }
 
     /// Adds a launched step to those with an unknown outcome.
-    pub(crate) fn add_unknown(&mut self, ticket: &Arc<Ticket>) {
+    pub(crate) fn add_unknown(&mut self, ticket: &Arc<StepTicket>) {
         if let Some(device) = &mut self.launched.device {
             device.unknown.push_back(Arc::clone(ticket));
         }

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 /// A launched step.
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct StepTicket {
     pub(super) answer: Answer,
     comm: Arc<dyn Communicator>,
     decided: OnceLock<Decided>,
@@ -25,7 +25,7 @@ pub(crate) struct Ticket {
     names: Arc<[String]>,
 }
 
-impl Ticket {
+impl StepTicket {
     /// Makes the ticket of the step that `answer` reports; its bytes are counted later.
     pub(crate) fn new(
         answer: Answer,
@@ -34,7 +34,7 @@ impl Ticket {
         names: Arc<[String]>,
     ) -> Self {
         let (decided, updated, traffic) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Ticket { answer, comm, decided, updated, read: AtomicBool::new(false), traffic, max_norm, names }
+        StepTicket { answer, comm, decided, updated, read: AtomicBool::new(false), traffic, max_norm, names }
     }
 
     /// Returns true once the caller has asked for the outcome.
