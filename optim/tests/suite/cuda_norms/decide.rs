@@ -2,7 +2,7 @@
 
 use super::arg;
 use crate::common::{cases, tried};
-use meshstep_optim::cuda::{Decided, FIELDS, Progress, Settings, Step, THREADS, Verdict, norm_code};
+use meshstep_optim::cuda::{Decided, FIELDS, Progress, Settings, StepScalars, THREADS, Verdict, norm_code};
 use meshstep_optim::{
     DynamicLossScale, ExactSum, LossScale, LossScaleState, Norm, NormAccumulator, clip_coef,
 };
@@ -38,7 +38,7 @@ struct Case {
 }
 
 /// Output of a step: the decision, the step, and the update flag of each counted parameter.
-type Written = (Decided, Step, Vec<u8>);
+type Written = (Decided, StepScalars, Vec<u8>);
 
 /// State of the run on the host.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,7 +75,7 @@ impl Host {
         let skip = decided.verdict != 0;
         self.steps += u64::from(decided.verdict <= Verdict::Skipped as u32);
         let updated = (0..case.counted).map(|i| (case.exchange.present(i) != 0).into()).collect();
-        (decided, Step { lr: s.lr, grad_scale, skip: skip.into(), zero_grads: s.zero_grads }, updated)
+        (decided, StepScalars { lr: s.lr, grad_scale, skip: skip.into(), zero_grads: s.zero_grads }, updated)
     }
 
     fn decide(
@@ -174,7 +174,7 @@ fn parts<T: bytemuck::Pod>(block: &[u64], params: u64) -> (T, Vec<u8>) {
 
 fn decide(device: &Device, case: &Case, progress: &mut Progress) -> Written {
     let mut counted = case.counted;
-    let (mut decided, mut step) = (block::<Decided>(counted), block::<Step>(counted));
+    let (mut decided, mut step) = (block::<Decided>(counted), block::<StepScalars>(counted));
     let (sum, max) = (&case.exchange.sum, &case.exchange.max);
     let (mut settings, mut sum, mut max) = (&raw const case.settings, sum.as_ptr(), max.as_ptr());
     let (mut progress, mut at_step, mut at) = (&raw mut *progress, step.as_mut_ptr(), decided.as_mut_ptr());
