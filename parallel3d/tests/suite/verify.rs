@@ -5,7 +5,7 @@ use meshstep_optim::AdamW;
 use meshstep_parallel3d::{
     Alike, Axes, Axis, Differs, Error, Gradient, Mesh, Model, Optimizer, Parameter, Piece, Placement,
 };
-use meshstep_shard::{MicroBatch, Options, Owners, Stage, StepArgs, Until};
+use meshstep_shard::{MicroBatch, Options, Owners, Stage, Step, StepArgs, Until};
 use meshstep_tensor::DType::F32;
 use meshstep_tensor::{Meter, SliceMut};
 use std::sync::Arc;
@@ -36,13 +36,14 @@ fn built(world: Arc<dyn Communicator>, mesh: &str, stage: Stage) -> Optimizer {
     };
     let opt = Optimizer::new(world, mesh.parse().unwrap(), &model(), AdamW::default(), initial, options);
     let opt = opt.unwrap();
-    assert_eq!(opt.comm().rank(), rank);
+    assert_eq!(opt.optimizer().comm().rank(), rank);
     opt
 }
 
 /// Takes a step with gradients that are equal for equal parts.
 fn take(opt: &mut Optimizer, t: usize) -> Result<(), Error> {
-    let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
+    let lens: Vec<(String, usize)> =
+        opt.optimizer().params().map(|p| (p.name().to_owned(), p.len())).collect();
     let mb = opt.micro_batch(1)?;
     for (name, len) in lens {
         let grad: Vec<f32> = (0..len).map(|i| ((i * 5 + t * 3) % 17) as f32 - 8.0).collect();
@@ -251,7 +252,8 @@ fn gradients_that_should_be_the_same_are_compared() {
         let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
             let mut opt = built(world, "tp=4,dp=2", stage);
             let tp = opt.coordinate().along(Axis::Tp);
-            let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
+            let lens: Vec<(String, usize)> =
+                opt.optimizer().params().map(|p| (p.name().to_owned(), p.len())).collect();
             let mb = opt.micro_batch(1).unwrap();
             for (name, len) in &lens {
                 let mut grad = vec![1f32; *len];
@@ -287,7 +289,8 @@ fn gradients_that_are_reduced_further_are_compared_before() {
         let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
             let mut opt = built(world, "dp_replicate=2,dp_shard=2,tp=2", stage);
             let (tp, copy) = (opt.coordinate().along(Axis::Tp), opt.coordinate().along(Axis::DpReplicate));
-            let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
+            let lens: Vec<(String, usize)> =
+                opt.optimizer().params().map(|p| (p.name().to_owned(), p.len())).collect();
             let mut verify = |odd: &str| {
                 let mb = opt.micro_batch(1).unwrap();
                 for (name, len) in &lens {
@@ -365,10 +368,11 @@ fn a_step_with_a_closure_tells_where() {
     let told = loopback::spawn(4, |world: Arc<dyn Communicator>| {
         let mut opt = built(world, "tp=2,dp=2", Stage::Zero1);
         opt.verify_every(1).unwrap();
-        if opt.comm().rank() == 3 {
+        if opt.optimizer().comm().rank() == 3 {
             opt.flip_bit("up", "param", 21, 4).unwrap();
         }
-        let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
+        let lens: Vec<(String, usize)> =
+            opt.optimizer().params().map(|p| (p.name().to_owned(), p.len())).collect();
         let closure = |mb: &MicroBatch<'_>| -> Result<f64, meshstep_shard::Error> {
             lens.iter().try_for_each(|(name, len)| mb.grad(name, &vec![1f32; *len][..]).map(drop))?;
             Ok(1.0)

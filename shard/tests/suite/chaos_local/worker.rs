@@ -7,8 +7,8 @@ use crate::chaos_local::world::{COMM_DEADLINE, End, Event, INSIDE_DEADLINE, Need
 use crate::common::{self};
 use meshstep_membership::{Error, Membership, Request, Round};
 use meshstep_optim::Rule;
-use meshstep_shard::Outcome;
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalStep, Placement};
+use meshstep_shard::{Outcome, Step};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -267,7 +267,7 @@ impl<'a> Trainer<'a> {
         let (_, voted) = self.heard();
         if setup.ranks > 1 && missing && round.is_some() && voted.is_none() {
             // The step's own error takes precedence over the lost rank; the next call reports the loss.
-            let lost = Err::<(), LocalError>(local.micro_batch(weight).map(drop).unwrap_err().into());
+            let lost = Err::<(), LocalError>(local.micro_batch(weight).map(drop).unwrap_err());
             self.unless_lost(&lost)?;
             panic!("{lost:?}");
         }

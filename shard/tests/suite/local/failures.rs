@@ -7,7 +7,8 @@ use meshstep_shard::local::{
     Timing, Veto, Weights, What, Workers,
 };
 use meshstep_shard::{
-    Error, Fault, Groups, Master, Missing, NonFinite, Optimizer, Options, Outcome, Precision, Stage, StepArgs,
+    Error, Fault, Groups, Master, Missing, NonFinite, Optimizer, Options, Outcome, Precision, Stage, Step,
+    StepArgs,
 };
 use meshstep_tensor::{DType, Layout, Slice, SliceMut, bf16};
 use std::sync::Arc;

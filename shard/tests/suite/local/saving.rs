@@ -11,7 +11,7 @@ use meshstep_shard::local::{
     Fragment, LocalError, LocalOptimizer, LocalPlan, OnFailure, Placement, Select, Timing, Weights, What,
     Workers,
 };
-use meshstep_shard::{Error, Optimizer, Options, Stage};
+use meshstep_shard::{Error, Optimizer, Options, Stage, Step};
 use meshstep_tensor::{Category, DType, bf16};
 use std::sync::Arc;
 
