@@ -23,7 +23,8 @@ use std::sync::Arc;
 /// Any rule over replicated parameters, with gradients combined across the ranks of a group (TensorFlow's `CrossShardOptimizer`).
 ///
 /// [`Options::combine`] selects mean, sum, or mean weighted by each rank's batch size, the `weight` of its micro-batches.
-/// [`Options::clip`] selects what [`StepArgs::max_norm`] limits: each rank's gradient before it is combined, or the combined one.
+/// [`Options::clip`] selects what [`StepArgs::max_norm`](crate::StepArgs::max_norm) limits: each rank's gradient before it is
+/// combined, or the combined one.
 ///
 /// If no rank of a group has a gradient for a parameter, the group leaves the parameter, its state and its `t` unchanged. If some
 /// ranks have one, [`Options::missing`] decides: an error under [`Missing::Error`] and [`Missing::AllOrNone`], otherwise zeros on
