@@ -4,8 +4,8 @@ use crate::mesh::site::Site;
 use crate::{Coordinate, Error, Mesh, Model, Optimizer, Parameter, Piece, Plan};
 use meshstep_comm::Communicator;
 use meshstep_optim::{Iterate, Lbfgs, LbfgsState, Sgd};
-use meshstep_shard::{Gathered, LbfgsStep, MicroBatch, Minimized, Options, Verified};
-use meshstep_tensor::{Param, Slice, SliceMut};
+use meshstep_shard::{LbfgsStep, MicroBatch, Minimized, Options, Verified};
+use meshstep_tensor::SliceMut;
 use std::sync::Arc;
 
 type MinimizeFailed = Box<dyn std::error::Error + Send + Sync>;
@@ -35,7 +35,7 @@ type MinimizeFailed = Box<dyn std::error::Error + Send + Sync>;
 /// // Ranks along tp must return the same loss, over all elements; here both halves have equal losses.
 ///         Ok::<_, meshstep_shard::Error>(w.iter().map(|w| (w - target).powi(2)).sum())
 ///     })?;
-///     Ok(opt.param("w")?.typed::<f64>()?.to_vec())
+///     Ok(opt.optimizer().param("w")?.typed::<f64>()?.to_vec())
 /// })?;
 /// assert!(ends.into_iter().all(|w| w.is_ok_and(|w| w.iter().all(|w| (w - 1.0).abs() < 1e-6))));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -94,27 +94,12 @@ impl ShardedLbfgs {
         self.inner.verify().map_err(|error| self.site.located(error))
     }
 
-    /// Returns this rank's part of a parameter.
-    pub fn param(&self, name: &str) -> Result<Slice<'_>, meshstep_shard::Error> {
-        self.inner.param(name)
-    }
-
-    /// [`meshstep_shard::Optimizer::gather`], for sharded parameters.
-    pub fn gather(&self, unit: &str) -> Result<Gathered<'_>, meshstep_shard::Error> {
-        self.inner.gather(unit)
-    }
-
-    /// Iterates over this rank's parts of all parameters.
-    pub fn params(&self) -> impl Iterator<Item = &Param> {
-        self.inner.params()
-    }
-
     /// Returns the history and the progress.
     pub fn state(&self) -> &LbfgsState {
         self.inner.state()
     }
 
-    /// Returns the optimizer that carries out the evaluations, for reading.
+    /// Returns the optimizer that carries out the evaluations, for reading: this rank's parts of parameters, and units.
     pub fn optimizer(&self) -> &meshstep_shard::Optimizer {
         self.inner.optimizer()
     }

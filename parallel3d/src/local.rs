@@ -4,9 +4,9 @@ use crate::mesh::site::Site;
 use crate::{Axis, Coordinate, Error, Mesh, Model, Optimizer, RankPlan};
 use meshstep_comm::Communicator;
 use meshstep_membership::{Digest, Error as MembershipError, Membership, Round};
-use meshstep_shard::local::{LocalError, LocalPlan, LocalStep, LocalTraffic, Ring, Select, Shares, Workers};
-use meshstep_shard::{MicroBatch, Options, StepArgs};
-use std::ops::{Deref, Range};
+use meshstep_shard::Options;
+use meshstep_shard::local::{LocalError, LocalPlan, LocalTraffic, Ring, Select, Shares, Workers};
+use std::ops::Range;
 use std::sync::Arc;
 
 type Inner = meshstep_shard::local::LocalOptimizer;
@@ -40,7 +40,7 @@ pub fn replicas(
 /// ```
 /// use meshstep_optim::AdamW;
 /// use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Model, Optimizer, Placement, replicas};
-/// use meshstep_shard::{StepArgs, Options, local::LocalPlan};
+/// use meshstep_shard::{Options, Step, StepArgs, local::LocalPlan};
 /// use meshstep_tensor::DType::F32;
 ///
 /// let model = Model::builder().param("up", &[16, 4], F32, Placement::whole().cut(Axis::Tp, 0)).build()?;
@@ -119,39 +119,9 @@ impl LocalOptimizer {
         &self.site.model
     }
 
-    /// [`meshstep_shard::local::LocalOptimizer::micro_batch`].
-    pub fn micro_batch(&mut self, weight: u64) -> Result<MicroBatch<'_>, meshstep_shard::Error> {
-        self.inner.micro_batch(weight)
-    }
-
-    /// [`meshstep_shard::local::LocalOptimizer::accumulate`].
-    pub fn accumulate(&mut self, weight: u64) -> Result<MicroBatch<'_>, meshstep_shard::Error> {
-        self.inner.accumulate(weight)
-    }
-
-    /// [`meshstep_shard::local::LocalOptimizer::scheduled`].
-    pub fn scheduled(&mut self) -> Result<StepArgs, meshstep_shard::Error> {
-        self.inner.scheduled()
-    }
-
-    /// [`meshstep_shard::local::LocalOptimizer::discard_gradients`].
-    pub fn discard_gradients(&mut self) -> Result<(), meshstep_shard::Error> {
-        self.inner.discard_gradients()
-    }
-
-    /// [`meshstep_shard::local::LocalOptimizer::verify`].
-    pub fn verify(&mut self) -> Result<meshstep_shard::Verified, meshstep_shard::Error> {
-        self.inner.verify()
-    }
-
-    /// [`meshstep_shard::local::LocalOptimizer::verify_every`].
-    pub fn verify_every(&mut self, steps: u64) -> Result<(), meshstep_shard::Error> {
-        self.inner.verify_every(steps)
-    }
-
-    /// [`meshstep_shard::local::LocalOptimizer::step`].
-    pub fn step(&mut self, at: StepArgs) -> Result<LocalStep, LocalError> {
-        self.inner.step(at)
+    /// Returns the worker without its mesh, for reading: its plan, steps, warnings and outer parameters.
+    pub fn local(&self) -> &meshstep_shard::local::LocalOptimizer {
+        &self.inner
     }
 
     /// [`meshstep_shard::local::LocalOptimizer::enter`].
@@ -185,15 +155,6 @@ fn first_names(plan: &LocalPlan, model: &Model) -> LocalPlan {
         Select::Elements { name, .. } => first(name),
         Select::All | Select::Part { .. } => {}
     })
-}
-
-/// Read access to the inner optimizer. Mutating methods are on this type.
-impl Deref for LocalOptimizer {
-    type Target = Inner;
-
-    fn deref(&self) -> &Inner {
-        &self.inner
-    }
 }
 
 impl Optimizer {

@@ -11,11 +11,10 @@ use meshstep_shard::{Combine, DataRank, Groups, Options, ParamGroup, Part, Parts
 use meshstep_tensor::{Layout, SliceMut};
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::ops::Deref;
 use std::sync::Arc;
 
 /// A model's parameters, gradients and optimizer state on one rank of a mesh. Steps work as in [`meshstep_shard::Optimizer`], on this
-/// rank's parts of parameters and gradients.
+/// rank's parts of parameters and gradients; the calls are those of [`Step`](meshstep_shard::Step).
 ///
 /// | gradients | axes |
 /// |---|---|
@@ -112,16 +111,6 @@ impl Optimizer {
     /// Returns the communicators along the axes over which gradients are reduced.
     pub fn communicators(&self) -> &Communicators {
         &self.site.comms
-    }
-}
-
-/// Read access to the inner optimizer. Mutating methods are on this type: a parameter added to the inner optimizer would have no
-/// placement on the mesh.
-impl Deref for Optimizer {
-    type Target = meshstep_shard::Optimizer;
-
-    fn deref(&self) -> &Self::Target {
-        &self.inner
     }
 }
 

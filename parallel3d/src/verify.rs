@@ -1,7 +1,7 @@
 //! Verification in the mesh's terms: axes along which ranks differ, their coordinates, and the element of the whole parameter.
 
 use crate::{Axes, Axis, Communicators, Differs, Error, Optimizer};
-use meshstep_shard::{Difference, Repaired, Stage, gather_words};
+use meshstep_shard::{Difference, Stage, gather_words};
 use meshstep_tensor::{Buffer, Category, Place};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,26 +36,6 @@ impl Optimizer {
         let of = self.inner.verify().map_err(|error| self.located(error))?;
         let alike = self.alike(&of.hashes)?;
         Ok(Verified { of, alike })
-    }
-
-    /// [`meshstep_shard::Optimizer::verify_every`].
-    pub fn verify_every(&mut self, steps: u64) -> Result<(), Error> {
-        Ok(self.inner.verify_every(steps)?)
-    }
-
-    /// [`meshstep_shard::Optimizer::verify_gradients`]. A difference is [`Error::Differs`].
-    pub fn verify_gradients(&mut self) -> Result<meshstep_shard::Verified, Error> {
-        self.inner.verify_gradients().map_err(|error| self.located(error))
-    }
-
-    /// [`meshstep_shard::Optimizer::repair`]. A difference without a majority is [`Error::NoMajority`].
-    pub fn repair(&mut self) -> Result<Vec<Repaired>, Error> {
-        self.inner.repair().map_err(|error| self.located(error))
-    }
-
-    /// [`meshstep_shard::Optimizer::flip_bit`] on this rank's part.
-    pub fn flip_bit(&mut self, name: &str, slot: &str, element: usize, bit: u32) -> Result<(), Error> {
-        Ok(self.inner.flip_bit(name, slot, element, bit)?)
     }
 
     pub(crate) fn located(&self, error: meshstep_shard::Error) -> Error {

@@ -4,6 +4,7 @@
 //! | type | purpose |
 //! |---|---|
 //! | [`Optimizer`] | parameters and sharded state; takes the steps |
+//! | [`Step`] | the calls of a training loop, on an optimizer or any wrapper of one |
 //! | [`MicroBatch`], [`Slot`] | take the gradients of a backward pass |
 //! | [`ShardedLbfgs`] | L-BFGS over a closure, with sharded history |
 //! | [`Evaluated`], [`Minimized`], [`Until`] | steps with closures, and runs to a tolerance |
@@ -148,6 +149,7 @@ mod verify;
 
 pub use closure::lbfgs::{LbfgsStep, NotForLbfgs, ShardedLbfgs};
 pub use closure::minimize::{Evaluated, Minimized, Passed, Until};
+pub use closure::step::{Guarded, Step};
 pub use config::fault::Fault;
 pub use config::options::{Clip, Combine, Initial, Missing, NonFinite, Options, StepArgs};
 pub use config::param_groups::Groups;

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_optim::AdamW;
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, Workers};
-use meshstep_shard::{Optimizer, Options, Outcome, StepArgs};
+use meshstep_shard::{Optimizer, Options, Outcome, Step, StepArgs};
 use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Param, SliceMut};
 
 use crate::ranks::{Player, together};

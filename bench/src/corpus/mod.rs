@@ -69,7 +69,12 @@ impl Corpus {
 
     /// Returns training sequences at positions that depend only on `place` and the row.
     pub(crate) fn train_batch(&self, place: Place, rows: usize) -> Batch {
-        self.train_batch_of(0..self.train.len(), place, rows)
+        self.train_batch_of(self.whole(), place, rows)
+    }
+
+    /// Returns the byte range of the whole training text.
+    pub(crate) fn whole(&self) -> Range<usize> {
+        0..self.train.len()
     }
 
     /// Returns the byte range of the `index`-th of `of` equal parts of the training text.

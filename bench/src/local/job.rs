@@ -20,7 +20,7 @@ use super::worker::{self, Chaos, Done, PATIENCE};
 use crate::corpus::Corpus;
 use crate::gpt::{Config, Param};
 use crate::progress::Progress;
-use crate::train::layout;
+use crate::train::replica::layout;
 
 /// Approximate number of held-out losses that are measured during a training.
 const MEASURED: u64 = 12;

@@ -1,26 +1,26 @@
-//! One worker: trains its copy of the network on its batches, and takes part in the exchanges.
+//! One worker: assembles its optimizer and its copy of the network, follows the membership, and records its steps.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use meshstep_comm::Communicator;
-use meshstep_membership::{Departure, InProcess, InProcessWorker, Membership as _, Round};
-use meshstep_optim::schedule::Schedule as Rates;
+use meshstep_membership::{
+    Departure, Error as MembershipError, InProcess, InProcessWorker, Membership as _, Round,
+};
 use meshstep_shard::local::{LocalOptimizer, Workers};
-use meshstep_shard::{MicroBatch, Optimizer, Options, Outcome, StepArgs};
-use meshstep_tensor::{Slice, SliceMut};
+use meshstep_shard::{Optimizer, Options};
 use serde::Serialize;
 
 use super::gate::Gate;
 use super::job::Job;
 use super::link::{Link, alone};
 use super::schedule::Loss;
-use crate::corpus::Place;
-use crate::gpt::{Gpt, Param, with_values};
+use crate::gpt::Gpt;
 use crate::progress::Progress;
-use crate::train::MAX_NORM;
 use crate::train::compare::Finals;
+use crate::train::replica::{Replica, initial};
+use crate::train::trainer::{Course, Network as _, Stepper, Taken, Trainer};
 
 /// Time limit for waiting on other workers; one may be an exchange behind on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
@@ -71,10 +71,52 @@ pub(crate) struct Epoch {
 }
 
 /// Optimizer of one worker, or of all workers together.
-enum Stepper {
-    /// Reduces gradients in every step; the number is the steps taken.
-    Together(Box<Optimizer>, u64),
-    Alone(Box<LocalOptimizer>),
+pub(super) trait Steps: Stepper {
+    /// Returns the number of steps taken.
+    fn steps(&self) -> u64;
+
+    /// Prepares an exchange: waits for the other workers, and connects to the current members.
+    fn follow(&mut self, connect: &mut dyn FnMut(&Round) -> Result<Workers, MembershipError>) -> Result<()>;
+
+    /// Returns the parameters of the outer optimizers by fragment.
+    fn outer(&self) -> Result<Finals>;
+}
+
+impl Steps for Optimizer {
+    fn steps(&self) -> u64 {
+        Optimizer::steps(self)
+    }
+
+    /// Nothing to do: the ranks of one optimizer stay.
+    fn follow(&mut self, _: &mut dyn FnMut(&Round) -> Result<Workers, MembershipError>) -> Result<()> {
+        Ok(())
+    }
+
+    fn outer(&self) -> Result<Finals> {
+        Ok(Finals::new())
+    }
+}
+
+impl Steps for LocalOptimizer {
+    fn steps(&self) -> u64 {
+        LocalOptimizer::steps(self)
+    }
+
+    fn follow(&mut self, connect: &mut dyn FnMut(&Round) -> Result<Workers, MembershipError>) -> Result<()> {
+        LocalOptimizer::follow(self, connect)?;
+        Ok(())
+    }
+
+    fn outer(&self) -> Result<Finals> {
+        let mut all = Finals::new();
+        for fragment in 0..self.plan().fragments.len() {
+            for values in self.outer_params(fragment) {
+                let name = format!("outer parameters of fragment {fragment}");
+                all.push((name, values.typed::<f32>()?.to_vec()));
+            }
+        }
+        Ok(all)
+    }
 }
 
 /// Shared state of a training with changing workers.
@@ -83,38 +125,47 @@ pub(super) struct Chaos<'a> {
     pub(super) members: &'a InProcess,
 }
 
-/// State of a worker during the training.
-struct Worker<'a> {
+/// Steps of one worker, and their records.
+struct Record<'a> {
     job: &'a Job<'a>,
-    gpt: Gpt,
-    stepper: Stepper,
+    /// With changing workers, the worker's membership and their shared state.
+    chaos: Option<(&'a Chaos<'a>, Arc<InProcessWorker>)>,
     link: Link,
-    rates: Rates,
+    /// Bytes sent when the backward pass ended.
+    sent_before: u64,
     done: Done,
 }
 
 /// Trains with workers that all stay from the first step to the last.
 pub(super) fn train(job: &Job<'_>, world: Arc<dyn Communicator>, progress: &Progress) -> Result<Done> {
     let worker = world.rank();
-    let (stepper, link) = match &job.method.plan {
+    match &job.method.plan {
         None => {
             let link = Link::of(Workers { world: Arc::clone(&world), across: Arc::clone(&world) });
-            (Stepper::Together(Box::new(optimizer(job, world)?), 0), link)
+            stay(job, worker, optimizer(job, world)?, link, progress)
         }
         Some(plan) => {
             let (inside, workers) = Workers::split(world, worker as u32)?;
             let local = LocalOptimizer::new(optimizer(job, inside)?, workers.clone(), plan.clone())?;
-            (Stepper::Alone(Box::new(local)), Link::of(workers))
+            stay(job, worker, local, Link::of(workers), progress)
         }
-    };
-    let mut this = Worker::new(job, worker, stepper, link)?;
-    this.link.begin();
-    while this.stepper.steps() < job.steps as u64 {
-        this.step(progress)?;
     }
-    this.link.settle()?;
-    this.done.planned = Some(job.planned(job.first, worker, 0..job.steps as u64)?);
-    this.end(None)
+}
+
+fn stay<S: Steps>(
+    job: &Job<'_>,
+    worker: usize,
+    optimizer: S,
+    link: Link,
+    progress: &Progress,
+) -> Result<Done> {
+    let mut trainer = trainer(job, worker, optimizer, progress)?;
+    let mut record = Record::new(job, worker, &trainer, link);
+    record.link.begin();
+    trainer.train(&mut record)?;
+    record.link.settle()?;
+    record.done.planned = Some(job.planned(job.first, worker, 0..job.steps as u64)?);
+    record.end(&trainer)
 }
 
 /// Trains one worker among changing workers.
@@ -146,95 +197,116 @@ pub(super) fn train_in_chaos(
         epochs.push(Epoch::of(round));
         link.connect(&member, round)
     })?;
-    let mut this = Worker::new(job, worker, Stepper::Alone(Box::new(local)), link)?;
-    (this.done.epochs, this.done.planned) = (epochs, job.method.is_prompt().then_some(0));
+    let mut trainer = trainer(job, worker, local, progress)?;
+    let mut record = Record { chaos: Some((chaos, member)), ..Record::new(job, worker, &trainer, link) };
+    (record.done.epochs, record.done.planned) = (epochs, job.method.is_prompt().then_some(0));
     match comes {
         // A joining worker forwards the received state; these bytes are unplanned.
-        Some(_) => this.done.besides = this.link.sent(),
-        None => this.link.begin(),
+        Some(_) => record.done.besides = record.link.sent(),
+        None => record.link.begin(),
     }
-    let lost = this.follow(chaos, &member, progress)?;
-    let done = this.end(lost)?;
+    trainer.train(&mut record)?;
+    let done = record.end(&trainer)?;
     watch.well();
     Ok(done)
 }
 
-impl<'a> Worker<'a> {
-    fn new(job: &'a Job<'a>, worker: usize, stepper: Stepper, link: Link) -> Result<Self> {
-        let done = Done { worker, began: stepper.steps(), ..Done::default() };
-        let (gpt, rates) = (Gpt::new(job.model, job.batch)?, job.method.schedule(job.steps)?);
-        let this = Worker { job, gpt, stepper, link, rates, done };
-        this.refresh()?;
-        Ok(this)
+fn trainer<'a, S: Stepper>(
+    job: &'a Job<'_>,
+    worker: usize,
+    optimizer: S,
+    progress: &'a Progress,
+) -> Result<Trainer<'a, S, Replica<'a>>> {
+    let network = Replica {
+        gpt: Gpt::new(job.model, job.batch)?,
+        params: &job.params,
+        corpus: job.corpus,
+        part: job.part(worker),
+        seed: job.seed,
+        rank: worker,
+        batch: job.batch,
+        ranks: job.first,
+    };
+    network.refresh(optimizer.optimizer())?;
+    Ok(Trainer { optimizer, network, rates: job.method.schedule(job.steps)?, progress })
+}
+
+impl<S: Steps> Course<S, Replica<'_>> for Record<'_> {
+    fn next(&mut self, optimizer: &mut S) -> Result<Option<u64>> {
+        let step = optimizer.steps();
+        if step >= self.job.steps as u64 {
+            return Ok(None);
+        }
+        let member = self.chaos.as_ref().map(|(_, member)| Arc::clone(member));
+        let lost = member.map_or(Ok(None), |member| self.meet(optimizer, step, &member))?;
+        self.done.lost = lost;
+        Ok(lost.is_none().then_some(step))
     }
 
-    /// Steps until the end or until the worker is lost. Returns the way in which it was lost.
-    fn follow(
+    fn before_step(&mut self) {
+        self.sent_before = self.link.sent();
+    }
+
+    fn record(&mut self, taken: Taken, trainer: &mut Trainer<'_, S, Replica<'_>>) -> Result<()> {
+        let sent = self.link.sent();
+        self.done.losses.push(taken.loss);
+        self.account(taken.step, sent - self.sent_before, taken.exchanged)?;
+        self.done.sent.push(sent);
+        let steps = taken.step + 1;
+        if self.job.is_measured_after(steps) {
+            self.done.held_out.push((steps, trainer.network.held_out(self.job.held_out)?));
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Record<'a> {
+    fn new<S: Steps>(
+        job: &'a Job<'a>,
+        worker: usize,
+        trainer: &Trainer<'_, S, Replica<'_>>,
+        link: Link,
+    ) -> Self {
+        let done = Done { worker, began: trainer.optimizer.steps(), ..Done::default() };
+        Record { job, chaos: None, link, sent_before: 0, done }
+    }
+
+    /// Waits for the other workers before `step`, if it exchanges. Returns the way in which the worker is lost, if it is lost
+    /// now.
+    fn meet(
         &mut self,
-        chaos: &Chaos<'_>,
+        optimizer: &mut impl Steps,
+        step: u64,
         member: &InProcessWorker,
-        progress: &Progress,
     ) -> Result<Option<Loss>> {
         let lost = self.job.schedule.lost(self.done.worker);
-        while self.stepper.steps() < self.job.steps as u64 {
-            let step = self.stepper.steps();
-            let here = lost.filter(|(at, _)| step >= *at).map(|(_, loss)| loss);
-            match here {
-                Some(Loss::Leaves) => {
-                    member.leave()?;
-                    return Ok(here);
-                }
-                Some(Loss::Dies) => return Ok(here),
-                _ => {
-                    // A worker that joins at this step has already waited for the others that join with it.
-                    let others = self.job.schedule.coming(step).filter(|_| self.done.began < step);
-                    chaos.gate.reach(step, others, chaos.members)?;
-                }
-            }
-            let before = self.link.sent();
-            self.meet(member)?;
-            self.done.besides += self.link.sent() - before;
-            if here.is_some() {
+        let here = lost.filter(|(at, _)| step >= *at).map(|(_, loss)| loss);
+        match (here, &self.chaos) {
+            (Some(Loss::Leaves), _) => {
+                member.leave()?;
                 return Ok(here);
             }
-            self.step(progress)?;
+            (Some(Loss::Dies), _) => return Ok(here),
+            (_, Some((chaos, _))) => {
+                // A worker that joins at this step has already waited for the others that join with it.
+                let others = self.job.schedule.coming(step).filter(|_| self.done.began < step);
+                chaos.gate.reach(step, others, chaos.members)?;
+            }
+            (_, None) => {}
         }
-        Ok(None)
-    }
-
-    /// Before an exchange: waits for the other workers, and connects to the current members.
-    fn meet(&mut self, member: &InProcessWorker) -> Result<()> {
-        let Stepper::Alone(local) = &mut self.stepper else { return Ok(()) };
+        let before = self.link.sent();
         let (link, epochs) = (&mut self.link, &mut self.done.epochs);
-        local.follow(|round| {
+        optimizer.follow(&mut |round| {
             epochs.push(Epoch::of(round));
             link.connect(member, round)
         })?;
-        Ok(())
-    }
-
-    /// Takes one step with its exchanges, and records the results.
-    fn step(&mut self, progress: &Progress) -> Result<()> {
-        let step = self.stepper.steps();
-        let loss = self.backward(step)?;
-        progress.report(loss);
-        self.done.losses.push(loss);
-        let before = self.link.sent();
-        let at = StepArgs { lr: self.rates.at(step), max_norm: Some(MAX_NORM), ..StepArgs::default() };
-        let came_about = self.stepper.step(at)?;
-        let sent = self.link.sent();
-        self.account(step, sent - before, came_about)?;
-        self.done.sent.push(sent);
-        self.refresh()?;
-        if self.job.is_measured_after(step + 1) {
-            self.done.held_out.push((step + 1, self.held_out()?));
-        }
-        Ok(())
+        self.done.besides += self.link.sent() - before;
+        Ok(here)
     }
 
     /// Compares the bytes of one exchange with the plan, if membership changes.
-    fn account(&mut self, step: u64, sent: u64, came_about: bool) -> Result<()> {
-        if !came_about {
+    fn account(&mut self, step: u64, sent: u64, exchanged: bool) -> Result<()> {
+        if !exchanged {
             self.done.failed.push(step);
             self.done.besides += if self.job.is_chaos() { sent } else { 0 };
             return Ok(());
@@ -247,110 +319,12 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Runs forward and backward on this worker's batch.
-    fn backward(&mut self, step: u64) -> Result<f64> {
-        let Job { seed, batch, .. } = *self.job;
-        let place = Place { seed, step: step as usize, rank: self.done.worker };
-        let batch = self.job.corpus.train_batch_of(self.job.part(self.done.worker), place, batch);
-        let micro_batch = self.stepper.micro_batch(batch.rows as u64)?;
-        let hand_over = |name: &str, grad: &candle_core::Tensor| {
-            with_values(grad, |grad| micro_batch.grad(name, Slice::from(grad)))?.map_err(Into::into)
-        };
-        let loss = self.gpt.loss_and_grads(&batch, hand_over)?;
-        micro_batch.finish()?;
-        Ok(f64::from(loss))
-    }
-
-    /// Copies the optimizer's parameters into candle's.
-    fn refresh(&self) -> Result<()> {
-        for Param { name, .. } in &self.job.params {
-            self.gpt.weights().set(name, self.stepper.optimizer().param(name)?.typed::<f32>()?)?;
-        }
-        Ok(())
-    }
-
-    /// Returns the mean loss of the worker's parameters on its share of the held-out sequences.
-    fn held_out(&self) -> Result<f64> {
-        let Job { first, batch, held_out, .. } = *self.job;
-        let batches = held_out.div_ceil(first * batch);
-        let mut sum = 0.0;
-        for i in 0..batches {
-            let index = i * first + self.done.worker % first;
-            sum +=
-                f64::from(self.gpt.loss(&self.job.corpus.held_out_batch(index, batches * first, batch))?);
-        }
-        Ok(sum / batches as f64)
-    }
-
-    fn end(mut self, lost: Option<Loss>) -> Result<Done> {
-        let values = |param: &Param| {
-            let values = self.stepper.optimizer().param(&param.name)?.typed::<f32>()?;
-            Ok((param.name.clone(), values.to_vec()))
-        };
-        self.done.finals = self.job.params.iter().map(values).collect::<Result<_>>()?;
-        self.done.outer = self.stepper.outer()?;
-        self.done.lost = lost;
+    fn end<S: Steps>(mut self, trainer: &Trainer<'_, S, Replica<'_>>) -> Result<Done> {
+        self.done.finals = trainer.network.finals(trainer.optimizer.optimizer())?;
+        self.done.outer = trainer.optimizer.outer()?;
         // Messages that were in flight after the last step are counted now.
         self.done.total = self.link.sent();
         Ok(self.done)
-    }
-}
-
-impl Stepper {
-    fn optimizer(&self) -> &Optimizer {
-        match self {
-            Stepper::Together(optimizer, _) => optimizer,
-            Stepper::Alone(local) => local.optimizer(),
-        }
-    }
-
-    /// Returns the parameters of the outer optimizers by fragment.
-    fn outer(&self) -> Result<Finals> {
-        let Stepper::Alone(local) = self else { return Ok(Finals::new()) };
-        let mut all = Finals::new();
-        for fragment in 0..local.plan().fragments.len() {
-            for values in local.outer_params(fragment) {
-                all.push((
-                    format!("outer parameters of fragment {fragment}"),
-                    values.typed::<f32>()?.to_vec(),
-                ));
-            }
-        }
-        Ok(all)
-    }
-
-    /// Returns the number of steps taken.
-    fn steps(&self) -> u64 {
-        match self {
-            Stepper::Together(_, steps) => *steps,
-            Stepper::Alone(local) => local.steps(),
-        }
-    }
-
-    fn micro_batch(&mut self, weight: u64) -> Result<MicroBatch<'_>> {
-        match self {
-            Stepper::Together(optimizer, _) => Ok(optimizer.micro_batch(weight)?),
-            Stepper::Alone(local) => Ok(local.micro_batch(weight)?),
-        }
-    }
-
-    /// Takes the step. Returns true if all due exchanges succeeded.
-    fn step(&mut self, at: StepArgs) -> Result<bool> {
-        let (outcome, came_about) = match self {
-            Stepper::Together(optimizer, steps) => {
-                let outcome = optimizer.step(at)?.outcome()?;
-                *steps += 1;
-                (outcome, true)
-            }
-            Stepper::Alone(local) => {
-                let step = local.step(at)?;
-                (step.outcome, step.exchanged.failed.is_empty())
-            }
-        };
-        if let Outcome::Skipped { non_finite, .. } = outcome {
-            tracing::warn!(non_finite, "a step was skipped, because gradients are not finite");
-        }
-        Ok(came_about)
     }
 }
 
@@ -369,11 +343,6 @@ impl Epoch {
 
 /// Creates the optimizer of a rank of `comm`, with the run's initial values.
 pub(super) fn optimizer(job: &Job<'_>, comm: Arc<dyn Communicator>) -> Result<Optimizer> {
-    let initial = |param: &meshstep_tensor::Param, mut out: SliceMut<'_>| {
-        let values = out.typed_mut::<f32>()?;
-        let known = job.params.iter().find(|known| known.name == param.name());
-        known.into_iter().for_each(|known| known.fill(job.seed, values));
-        Ok(())
-    };
-    Ok(Optimizer::new(comm, job.layout.clone(), job.method.groups(&job.params), initial, Options::default())?)
+    let (groups, initial) = (job.method.groups(&job.params), initial(&job.params, job.seed));
+    Ok(Optimizer::new(comm, job.layout.clone(), groups, initial, Options::default())?)
 }

@@ -1,16 +1,15 @@
-//! One rank of a mesh: runs its part of each batch through its part of the network, and steps its optimizer.
+//! One rank of a mesh: assembles its optimizer and its part of the network, and records its steps.
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use candle_core::Tensor;
 use meshstep_comm::Communicator;
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::candle::Collectives;
 use meshstep_parallel3d::{Axis, Communicators, Coordinate, Mesh, Optimizer, Parameter, Piece, elements};
-use meshstep_shard::{Combine, Groups, Options, Outcome, Stage, StepArgs, Traffic};
+use meshstep_shard::{Combine, Groups, MicroBatch, Options, Outcome, Stage, Step as _};
 use meshstep_tensor::{Meter, Slice, SliceMut};
 
 use super::network::{Network, Tokens};
@@ -21,7 +20,8 @@ use crate::corpus::Place;
 use crate::gpt::{Batch, Weights, loss_and_grads, with_values};
 use crate::progress::Progress;
 use crate::train::checkpoints::Journal;
-use crate::train::{MAX_NORM, rules, stage_named};
+use crate::train::trainer::{self, Course, Taken, Trainer};
+use crate::train::{rules, stage_named};
 
 /// Result of one rank.
 #[derive(Debug)]
@@ -46,14 +46,22 @@ pub(super) struct Done {
     pub(super) finals: Vec<(Vec<usize>, Vec<f32>)>,
 }
 
-/// State of a rank during the training.
-struct Rank<'a> {
+/// A rank's part of the network, and the rank's position.
+struct Part<'a> {
     run: &'a Run,
+    mesh: &'a Mesh,
     at: Coordinate,
     network: Network,
     layers: [Collectives; 2],
-    optimizer: Optimizer,
     sharded: bool,
+}
+
+/// Steps of this program, with their checkpoints.
+struct Record<'a> {
+    steps: Range<usize>,
+    journal: Journal<'a>,
+    sent: u64,
+    peak: u64,
 }
 
 /// Trains on one rank from the first step to the last.
@@ -65,65 +73,84 @@ pub(super) fn train(
     progress: &Progress,
 ) -> Result<Done> {
     let _span = tracing::debug_span!("rank", %mesh, stage, rank = world.rank()).entered();
-    let mut rank = Rank::new(run, mesh, stage, world)?;
-    let schedule = rules::schedule(train::Optimizer::Adamw, run.asked.steps)?;
+    let network = Part::new(run, mesh, stage, &world)?;
+    let optimizer = optimizer(run, mesh, stage, world)?;
+    let rates = rules::schedule(train::Optimizer::Adamw, run.asked.steps)?;
+    let mut trainer = Trainer { optimizer, network, rates, progress };
     let mut journal = Journal::new(run.checkpoints.as_ref());
-    let first = journal.resume(|store, load| rank.optimizer.load(store, load), trained::losses)?;
+    let first = journal.resume(|store, load| trainer.optimizer.load(store, load), trained::losses)?;
     progress.resume(first);
-    let (mut sent, mut peak) = (0, 0);
-    let (sent_before, started) = (rank.sent_by_layers(), Instant::now());
-    for step in first..run.asked.last_step() {
-        let loss = rank.backward(step)?;
-        progress.report(loss * (mesh.degree(Axis::Dp) * mesh.degree(Axis::Cp)) as f64);
-        let (norm, traffic) = rank.step(schedule.at(step as u64))?;
-        journal.losses.push(loss);
-        journal.norms.push(norm);
-        (sent, peak) = (sent + traffic.sent, traffic.peak);
-        journal.save(step + 1, |store, save| rank.optimizer.save(store, save))?;
-    }
-    let seconds = started.elapsed().as_secs_f64();
-    let after = rank.sent_by_layers();
+    let sent_before = trainer.network.sent_by_layers();
+    let mut record = Record { steps: first..run.asked.last_step(), journal, sent: 0, peak: 0 };
+    let seconds = trainer.train(&mut record)?;
+    let after = trainer.network.sent_by_layers();
     let sent_by_layers = [after[0] - sent_before[0], after[1] - sent_before[1]];
-    let finals = rank.finals()?;
-    let Journal { before, losses, norms, .. } = journal;
-    Ok(Done { at: rank.at, before, losses, norms, seconds, sent, sent_by_layers, peak, finals })
+    let finals = trainer.network.finals(&trainer.optimizer)?;
+    let Record { journal: Journal { before, losses, norms, .. }, sent, peak, .. } = record;
+    Ok(Done { at: trainer.network.at, before, losses, norms, seconds, sent, sent_by_layers, peak, finals })
 }
 
-impl<'a> Rank<'a> {
-    fn new(run: &'a Run, mesh: &Mesh, stage: u8, world: Arc<dyn Communicator>) -> Result<Self> {
+impl Course<Optimizer, Part<'_>> for Record<'_> {
+    fn next(&mut self, _: &mut Optimizer) -> Result<Option<u64>> {
+        Ok(self.steps.next().map(|step| step as u64))
+    }
+
+    fn record(&mut self, taken: Taken, trainer: &mut Trainer<'_, Optimizer, Part<'_>>) -> Result<()> {
+        let (norm, traffic) = match taken.outcome {
+            Outcome::Applied { norm, traffic, .. } => (norm, traffic),
+            Outcome::Skipped { non_finite, .. } => bail!("{non_finite} gradients are not finite"),
+        };
+        self.journal.losses.push(taken.loss);
+        self.journal.norms.push(norm);
+        (self.sent, self.peak) = (self.sent + traffic.sent, traffic.peak);
+        self.journal.save(taken.step as usize + 1, |store, save| trainer.optimizer.save(store, save))
+    }
+}
+
+impl trainer::Network for Part<'_> {
+    fn weight(&self) -> u64 {
+        1
+    }
+
+    fn backward(&self, step: u64, micro_batch: &MicroBatch<'_>) -> Result<f64> {
+        let Self { run, network, sharded, .. } = self;
+        let tokens = Tokens::new(&self.batch(step as usize), run.tokens())?;
+        let mut hand_over = |name: &str, grad: &Tensor| {
+            with_values(grad, |grad| micro_batch.grad(name, Slice::from(grad)))?.map_err(Into::into)
+        };
+        let pass = Pass { units: &run.units, network, tokens, micro_batch, sharded: *sharded };
+        Ok(f64::from(loss_and_grads(&pass, &mut hand_over)?))
+    }
+
+    /// Nothing to do: each pass copies the parameters of a unit when it needs them.
+    fn refresh(&self, _: &meshstep_shard::Optimizer) -> Result<()> {
+        Ok(())
+    }
+
+    fn displayed(&self, loss: f64) -> f64 {
+        loss * (self.mesh.degree(Axis::Dp) * self.mesh.degree(Axis::Cp)) as f64
+    }
+}
+
+impl<'a> Part<'a> {
+    fn new(run: &'a Run, mesh: &'a Mesh, stage: u8, world: &Arc<dyn Communicator>) -> Result<Self> {
         let at = mesh.coordinate(world.rank())?;
-        let layers = layers(&world, mesh)?;
+        let layers = layers(world, mesh)?;
         let local = |p: &Parameter| Ok((p.name.clone(), p.placement.local_shape(&p.name, &p.shape, mesh)?));
         let shapes: Vec<(String, Vec<usize>)> =
             run.model.parameters().iter().map(local).collect::<Result<_>>()?;
         let [tp, cp] = layers.clone();
         let network = Network::new(&run.sizes, Weights::of_shapes(shapes)?, tp, cp)?;
-        let optimizer = optimizer(run, mesh, stage, world)?;
-        let sharded = optimizer.options().stage == Stage::Zero3;
-        Ok(Self { run, at, network, layers, optimizer, sharded })
-    }
-
-    /// Runs forward and backward on this rank's part of the batch. Gradients are handed over as they are computed, and
-    /// reduced meanwhile.
-    fn backward(&mut self, step: usize) -> Result<f64> {
-        let tokens = Tokens::new(&self.batch(step), self.run.tokens())?;
-        let Self { run, network, optimizer, sharded, .. } = self;
-        let micro_batch = optimizer.micro_batch(1)?;
-        let mut hand_over = |name: &str, grad: &Tensor| {
-            with_values(grad, |grad| micro_batch.grad(name, Slice::from(grad)))?.map_err(Into::into)
-        };
-        let pass = Pass { units: &run.units, network, tokens, micro_batch: &micro_batch, sharded: *sharded };
-        let loss = loss_and_grads(&pass, &mut hand_over)?;
-        micro_batch.finish()?;
-        Ok(f64::from(loss))
+        let sharded = stage_named(stage) == Stage::Zero3;
+        Ok(Self { run, mesh, at, network, layers, sharded })
     }
 
     /// Returns this rank's rows along dp, and of these its tokens along cp.
     fn batch(&self, step: usize) -> Batch {
         let run = self.run;
         let share = |axis: Axis, all: usize| {
-            let own = all / self.optimizer.mesh().degree(axis);
-            let at = self.optimizer.mesh().place(&self.at, axis);
+            let own = all / self.mesh.degree(axis);
+            let at = self.mesh.place(&self.at, axis);
             at * own..(at + 1) * own
         };
         let tokens = share(Axis::Cp, run.sizes.context);
@@ -140,25 +167,16 @@ impl<'a> Rank<'a> {
         })
     }
 
-    /// Takes the step. Returns the gradient's norm, and the bytes sent.
-    fn step(&mut self, lr: f64) -> Result<(f64, Traffic)> {
-        let at = StepArgs { lr, max_norm: Some(MAX_NORM), ..StepArgs::default() };
-        match self.optimizer.step(at)?.outcome()? {
-            Outcome::Applied { norm, traffic, .. } => Ok((norm, traffic)),
-            Outcome::Skipped { non_finite, .. } => anyhow::bail!("{non_finite} gradients are not finite"),
-        }
-    }
-
     fn sent_by_layers(&self) -> [u64; 2] {
         self.layers.each_ref().map(|layers| layers.comm().stats().total().bytes)
     }
 
-    fn finals(&self) -> Result<Vec<(Vec<usize>, Vec<f32>)>> {
+    fn finals(&self, optimizer: &Optimizer) -> Result<Vec<(Vec<usize>, Vec<f32>)>> {
         let mut finals = Vec::new();
         for unit in &self.run.units {
-            let gathered = self.optimizer.gather(&unit.name)?;
+            let gathered = optimizer.gather(&unit.name)?;
             for p in unit.params.iter().filter_map(|param| self.run.model.get(&param.name)) {
-                let pieces = p.placement.pieces(&p.name, &p.shape, self.optimizer.mesh(), &self.at)?;
+                let pieces = p.placement.pieces(&p.name, &p.shape, self.mesh, &self.at)?;
                 finals.push((elements(&p.shape, &pieces), gathered.param(&p.name)?.typed::<f32>()?.to_vec()));
             }
         }

@@ -3,7 +3,9 @@
 pub(crate) mod checkpoints;
 pub(crate) mod compare;
 mod rank;
+pub(crate) mod replica;
 pub(crate) mod rules;
+pub(crate) mod trainer;
 
 use std::fmt;
 use std::path::Path;
@@ -20,7 +22,7 @@ use crate::report::{Peak, Report, StageReport};
 use checkpoints::Checkpoints;
 use compare::Finals;
 use rank::Done;
-pub(crate) use rank::{MAX_NORM, layout, stage_named};
+pub(crate) use rank::stage_named;
 
 /// Maximum size of the text; a run reads only a small part, and more would take time to load.
 pub(crate) const CORPUS_CAP: usize = 8 << 20;

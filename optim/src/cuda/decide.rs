@@ -20,7 +20,7 @@ use crate::{LossScale, LossScaleState, Norm};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Settings {
-    /// Learning rate, for [`Step::lr`](super::Step::lr).
+    /// Learning rate, for [`StepScalars::lr`](super::StepScalars::lr).
     pub lr: f64,
     /// Largest norm that gradients may have; infinite: no limit.
     pub max_norm: f64,
@@ -64,7 +64,7 @@ pub struct Settings {
     pub clips: u32,
     /// Maximum number of consecutive skipped steps at a loss scale that cannot fall further.
     pub max_skips: u32,
-    /// Value for [`Step::zero_grads`](super::Step::zero_grads).
+    /// Value for [`StepScalars::zero_grads`](super::StepScalars::zero_grads).
     pub zero_grads: u32,
     /// Nonzero: the step is applied even if gradients are not finite; the norm is then infinite.
     pub propagates: u64,

@@ -9,9 +9,9 @@
 //!
 //! `FAMILY_prepare` does not access vectors, so one launch prepares the rows of all of a step's tables that lie end to end. The results
 //! have the bits of [`Isa::Reference`](crate::Isa::Reference). The table of rows, of one or several parameter groups, stays on the device
-//! and counts its own steps. A [`Step`] may also be written on the device, so the host need not know the decision: if [`Step::skip`] is
-//! set, rows and memory stay unchanged. After the step comes one byte for each parameter with counted gradients; if it is 0, the rows of
-//! that parameter stay unchanged.
+//! and counts its own steps. A [`StepScalars`] may also be written on the device, so the host need not know the decision: if
+//! [`StepScalars::skip`] is set, rows and memory stay unchanged. After the step comes one byte for each parameter with counted gradients;
+//! if it is 0, the rows of that parameter stay unchanged.
 //!
 //! Kernels are in the folders of their rules (`adam/adam.cu`). Each is compiled with the numbered files of this folder in front, in
 //! order. Rules that need sums of tensors or whole matrices have no kernels. Two more kernels accumulate and convert gradients:
@@ -134,7 +134,7 @@ pub struct Row {
     pub t: u64,
     /// [`Hyper::flags`].
     pub flags: u32,
-    /// Index of the parameter's byte after the [`Step`], or [`EVERY_STEP`](Self::EVERY_STEP).
+    /// Index of the parameter's byte after the [`StepScalars`], or [`EVERY_STEP`](Self::EVERY_STEP).
     pub param: u32,
     /// The group's factor on the learning rate.
     pub lr_scale: f64,
@@ -160,7 +160,7 @@ impl Row {
 /// Values that change from step to step, possibly decided on the device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct Step {
+pub struct StepScalars {
     /// [`Scalars::lr`](crate::Scalars::lr), in range for every group: kernels do not check it.
     pub lr: f64,
     /// Factor on every gradient: [`Scalars::grad_scale`](crate::Scalars::grad_scale).

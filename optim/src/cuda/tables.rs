@@ -137,7 +137,7 @@ impl Rows {
         step.check(counted, queue)?;
         let ((mut rows, mut count), mut step) = (self.at(), step.address());
         let blocks = count.div_ceil(THREADS.into());
-        // SAFETY: there are `count` rows. `step` is one `Step` with a byte for each parameter that the rows name, checked above. Both are
+        // SAFETY: there are `count` rows. `step` is one `StepScalars` with a byte for each parameter that the rows name, checked above. Both are
         // on the stream's device, and only work in this stream's order touches the rows.
         unsafe {
             kernel.launch(

@@ -40,7 +40,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
 
 #[test]
 fn layouts_are_those_of_the_kernels() {
-    assert_eq!((size_of::<Row>(), size_of::<Step>(), size_of::<Streams>()), (312, 24, 88));
+    assert_eq!((size_of::<Row>(), size_of::<StepScalars>(), size_of::<Streams>()), (312, 24, 88));
     assert_eq!((std::mem::offset_of!(Row, given), std::mem::offset_of!(Row, constants)), (104, 200));
 }
 
@@ -57,9 +57,9 @@ pub(crate) fn constants_equal(rule: &dyn Rule, host: impl Fn(&Scalars, &Segment)
             append(&mut table, DType::F32, rule, lr_scale, std::slice::from_ref(segment)).unwrap();
         }
         let before = table.clone();
-        run(&device, family, &mut table, Step { lr, grad_scale: 1.0, skip: 1, zero_grads: 0 });
+        run(&device, family, &mut table, StepScalars { lr, grad_scale: 1.0, skip: 1, zero_grads: 0 });
         assert_eq!(table, before, "a skipped step does not count");
-        run(&device, family, &mut table, Step { lr, grad_scale: 1.0, skip: 0, zero_grads: 0 });
+        run(&device, family, &mut table, StepScalars { lr, grad_scale: 1.0, skip: 0, zero_grads: 0 });
         let scalars = Scalars { lr: lr * lr_scale, ..Scalars::default() };
         for ((row, before), segment) in table.iter().zip(before).zip(&segments) {
             let expected = host(&scalars, segment);
@@ -81,7 +81,7 @@ impl Bits for Vec<f64> {
     }
 }
 
-fn run(device: &Device, family: &str, table: &mut [Row], mut step: Step) {
+fn run(device: &Device, family: &str, table: &mut [Row], mut step: StepScalars) {
     let (mut rows, mut count, mut step) = (table.as_mut_ptr(), table.len() as u64, &raw mut step);
     let mut args = [(&raw mut rows).cast(), (&raw mut count).cast(), (&raw mut step).cast()];
     // SAFETY: `prepare` takes `count` writable rows and a step.

@@ -2,7 +2,7 @@
 
 use super::kernels::{Kernel, argument};
 use super::tables::Rows;
-use super::{Hyper, Row, Step, Streams};
+use super::{Hyper, Row, StepScalars, Streams};
 use crate::engine::pass::{check_memory, check_segments};
 use crate::{Error, Flat, Rounding, Rule, Segment};
 use meshstep_tensor::cuda::Stream;
@@ -114,9 +114,9 @@ impl Update {
             argument(&mut tiles),
             argument(&mut step),
         ];
-        // SAFETY: the parameters have the kernel's types. There are `count` rows and one `Step`, both on the stream's device. Rows lie
-        // within `flat`; its vectors have the types that the kernel was chosen for, as the callers have checked, and are borrowed
-        // exclusively by them. Later work on this stream runs after the kernel.
+        // SAFETY: the parameters have the kernel's types. There are `count` rows and one `StepScalars`, both on the stream's device.
+        // Rows lie within `flat`; its vectors have the types that the kernel was chosen for, as the callers have checked, and are
+        // borrowed exclusively by them. Later work on this stream runs after the kernel.
         unsafe { self.sweep.launch(stream, self.tiles, swept) }
     }
 
@@ -171,7 +171,7 @@ impl Types {
     }
 }
 
-/// [`Step`] in device memory.
+/// [`StepScalars`] in device memory.
 #[derive(Debug)]
 pub struct StepBlock {
     block: Buffer,
@@ -187,10 +187,10 @@ impl StepBlock {
 
     /// Creates a step that skips, with a byte for each of `counted` parameters.
     pub(super) fn of(counted: usize, queue: &Queue, meter: &Meter) -> Result<Self, Error> {
-        let words = size_of::<Step>() / size_of::<u64>() + counted.div_ceil(size_of::<u64>());
+        let words = size_of::<StepScalars>() / size_of::<u64>() + counted.div_ceil(size_of::<u64>());
         let block = Buffer::zeroed_on(queue, words, DType::U64, meter, Category::Staging)?;
         let mut block = StepBlock { block, counted };
-        block.set(&Step { lr: 0.0, grad_scale: 0.0, skip: 1, zero_grads: 0 }, queue)?;
+        block.set(&StepScalars { lr: 0.0, grad_scale: 0.0, skip: 1, zero_grads: 0 }, queue)?;
         Ok(block)
     }
 
@@ -214,7 +214,7 @@ impl StepBlock {
     }
 
     /// Writes `step` after all work of the queue so far.
-    pub fn set(&mut self, step: &Step, queue: &Queue) -> Result<(), Error> {
+    pub fn set(&mut self, step: &StepScalars, queue: &Queue) -> Result<(), Error> {
         let words: &[u64] = bytemuck::cast_slice(std::slice::from_ref(step));
         Ok(queue.upload(words.into(), self.block.as_mut().slice(0..words.len())?)?)
     }

@@ -1,7 +1,7 @@
 //! Merges on a GPU, after all work of a stream so far.
 
 use super::{Merge, OuterStep};
-use crate::cuda::{Group, Kernel, Step, StepBlock, THREADS, Update, argument};
+use crate::cuda::{Group, Kernel, StepBlock, StepScalars, THREADS, Update, argument};
 use crate::{Error, Flat, Rounding, Rule, Segment};
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
@@ -139,7 +139,7 @@ impl MergeScratch {
     fn new(len: usize, lr: f64, queue: &Queue, meter: &Meter) -> Result<Self, Error> {
         let vectors = Buffer::zeroed_on(queue, 2 * len, DType::F64, meter, Category::Staging)?;
         let mut step = StepBlock::new(queue, meter)?;
-        step.set(&Step { lr, grad_scale: 1.0, skip: 0, zero_grads: 0 }, queue)?;
+        step.set(&StepScalars { lr, grad_scale: 1.0, skip: 0, zero_grads: 0 }, queue)?;
         Ok(MergeScratch { vectors, step })
     }
 

@@ -8,7 +8,7 @@ use meshstep_parallel3d::{
     RankPlan, Sends,
 };
 use meshstep_shard::{
-    Combine, Groups, Master, Missing, NonFinite, Options, Outcome, Owners, Precision, Stage, StepArgs,
+    Combine, Groups, Master, Missing, NonFinite, Options, Outcome, Owners, Precision, Stage, Step, StepArgs,
 };
 use meshstep_tensor::DType::{self, BF16, F32};
 use meshstep_tensor::{Buffer, Category, Meter};
@@ -78,7 +78,7 @@ fn measure(mesh: &str, dtype: DType, rules: &Groups, options: &Options) {
             let outcome = step(&mut opt, &planned, options.grads.unwrap_or(dtype));
             let what = format!("rank {} of {mesh}, {dtype}: {options:?}", planned.rank());
             let Outcome::Applied { traffic, .. } = outcome else { panic!("{what}: {outcome:?}") };
-            let meter = &opt.options().meter;
+            let meter = &opt.optimizer().options().meter;
             for (category, bytes) in planned.memory().by_category() {
                 assert_eq!(meter.peak(category), bytes, "{category} on {what}");
             }
@@ -100,7 +100,7 @@ fn measure(mesh: &str, dtype: DType, rules: &Groups, options: &Options) {
 
 /// Gathers every unit forwards and backwards, each while the next is in flight, and hands gradients over in travel order.
 fn step(opt: &mut Optimizer, planned: &RankPlan<'_>, dtype: DType) -> Outcome {
-    let units: Vec<String> = opt.units().map(str::to_owned).collect();
+    let units: Vec<String> = opt.optimizer().units().map(str::to_owned).collect();
     let mb = opt.micro_batch(1).unwrap();
     for pass in [units.iter().collect::<Vec<_>>(), units.iter().rev().collect()] {
         let mut next = None;
@@ -127,7 +127,8 @@ fn elements(pieces: &[Piece]) -> usize {
 fn sent(opt: &Optimizer, planned: &RankPlan<'_>) -> BTreeMap<usize, (u64, u64)> {
     let mut sent = BTreeMap::new();
     // Unit gathers use separate communicators.
-    let apart = |sends: &Sends| opt.options().stage == Stage::Zero3 && sends.purpose == Purpose::Gather;
+    let apart =
+        |sends: &Sends| opt.optimizer().options().stage == Stage::Zero3 && sends.purpose == Purpose::Gather;
     for sends in planned.sends().unwrap().into_iter().filter(|sends| !apart(sends)) {
         let comms = opt.communicators();
         let whole = sends.group.len() == comms.world().world_size();
@@ -211,10 +212,10 @@ fn backward(opt: &mut Optimizer, model: &Model, plan: &RankPlan<'_>) -> (u64, Ve
         }
     }
     for Parameter { name, .. } in model.parameters() {
-        let unit = opt.gather(opt.unit_of(name).unwrap().unwrap()).unwrap();
+        let unit = opt.gather(opt.optimizer().unit_of(name).unwrap().unwrap()).unwrap();
         bits.extend(unit.param(name).unwrap().typed::<f32>().unwrap().iter().map(|x| x.to_bits()));
     }
-    (opt.options().meter.peak(Category::Buckets), bits)
+    (opt.optimizer().options().meter.peak(Category::Buckets), bits)
 }
 
 /// For any mix of families the pool is as long as with buckets that arrive whole. All stages end with the same bits.
@@ -327,7 +328,7 @@ fn owned_pieces_are_those_with_state() {
                 own.sort();
                 let range = opt.state(&parameter.name).unwrap().range;
                 assert_eq!(own, range.collect::<Vec<_>>(), "{} on rank {rank}", parameter.name);
-                let unit = opt.gather(opt.unit_of(&parameter.name).unwrap().unwrap()).unwrap();
+                let unit = opt.gather(opt.optimizer().unit_of(&parameter.name).unwrap().unwrap()).unwrap();
                 assert_eq!(elements(&used), unit.param(&parameter.name).unwrap().len());
             }
         })

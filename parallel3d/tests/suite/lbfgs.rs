@@ -151,7 +151,7 @@ type Held = Vec<(Vec<usize>, Vec<f64>)>;
 
 fn whole_of(opt: &ShardedLbfgs, model: &Model, mesh: &Mesh) -> Held {
     let of = |p: &Parameter| {
-        let unit = opt.gather(opt.optimizer().unit_of(&p.name).unwrap().unwrap()).unwrap();
+        let unit = opt.optimizer().gather(opt.optimizer().unit_of(&p.name).unwrap().unwrap()).unwrap();
         let values = unit.param(&p.name).unwrap().typed::<f64>().unwrap().to_vec();
         (held_at(p, mesh, opt.coordinate()), values)
     };

@@ -27,3 +27,4 @@ mod steps;
 mod stochastic;
 mod verify;
 mod verify_faults;
+mod wrappers;

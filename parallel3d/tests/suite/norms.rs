@@ -8,7 +8,7 @@ use meshstep_cases::{long, tried};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Norm};
 use meshstep_parallel3d::{Mesh, Optimizer};
-use meshstep_shard::{Combine, Options, Outcome, Stage};
+use meshstep_shard::{Combine, Options, Outcome, Stage, Step};
 use meshstep_tensor::DType::F32;
 use std::sync::Arc;
 

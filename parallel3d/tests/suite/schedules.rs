@@ -5,7 +5,7 @@ use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
 use meshstep_optim::schedule::{Cosine, Schedule};
 use meshstep_parallel3d::{Error, Mesh, Optimizer};
-use meshstep_shard::{Combine, Options, Outcome, StepArgs};
+use meshstep_shard::{Combine, Options, Outcome, Step, StepArgs};
 use meshstep_tensor::DType::F32;
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ fn a_schedules_rates_are_those_given_by_hand() {
                 assert_eq!(of(&scheduled), of(&by_hand), "{} after step {step}", p.name);
             }
         }
-        scheduled.steps()
+        scheduled.optimizer().steps()
     });
     assert_eq!(ranks.unwrap(), [7; 8]);
 }

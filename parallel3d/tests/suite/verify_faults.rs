@@ -5,7 +5,7 @@ use meshstep_cases::{long, stride, tried};
 use meshstep_comm::{Communicator, Error as CommError, InFlight, Op, Stats, loopback};
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::{Axis, Error, Gradient, Model, Optimizer, Placement};
-use meshstep_shard::{Options, Stage};
+use meshstep_shard::{Options, Stage, Step};
 use meshstep_tensor::DType::F32;
 use meshstep_tensor::{Buffer, Category, Meter, Queue};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -91,7 +91,8 @@ fn built(world: Arc<dyn Communicator>, mesh: &str, stage: Stage) -> Optimizer {
 /// Runs two verifications around a step, and one of its gradients.
 fn verify_and_step(opt: &mut Optimizer) -> Result<(), Error> {
     opt.verify()?;
-    let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
+    let lens: Vec<(String, usize)> =
+        opt.optimizer().params().map(|p| (p.name().to_owned(), p.len())).collect();
     let mb = opt.micro_batch(1)?;
     lens.iter().try_for_each(|(name, len)| mb.grad(name, &vec![1f32; *len][..]).map(drop))?;
     mb.finish()?;
@@ -167,7 +168,7 @@ fn a_rank_that_gathers_while_others_verify_is_told() {
                 let told = on_four(|world| {
                     let rank = world.rank();
                     let mut opt = built(world, mesh, Stage::Zero3);
-                    let gathers = |opt: &Optimizer| Ok(opt.gather("block").map(drop)?);
+                    let gathers = |opt: &Optimizer| opt.gather("block").map(drop);
                     (if rank == odd { gathers(&opt) } else { verify(&mut opt) }, opt)
                 });
                 let ended = told.iter().all(|told| told.is_err() && is_prompt(told));

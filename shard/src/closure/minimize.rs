@@ -72,19 +72,28 @@ impl Optimizer {
         weight: u64,
         closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Evaluated, Error> {
+        let loss = self.evaluate(weight, closure)?;
+        Ok(Evaluated { loss, outcome: self.step(at)?.outcome()? })
+    }
+
+    /// Evaluates `closure` for the step that follows, and returns the loss of all ranks.
+    pub(crate) fn evaluate<E: Into<EvaluationFailed>>(
+        &mut self,
+        weight: u64,
+        closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
+    ) -> Result<f64, Error> {
         self.reducer.healthy()?;
         let told = match self.reducer.check_idle().and_then(|()| self.reducer.check_weight(weight)) {
             Ok(()) => backward(self, weight, closure),
             Err(error) => self.reducer.send_unfilled().and(Err(error)),
         };
-        let loss = match self.combine_losses(told, weight) {
-            Ok(loss) => loss,
+        match self.combine_losses(told, weight) {
+            Ok(loss) => Ok(loss),
             Err(error) => {
                 self.discard_gradients()?;
-                return Err(error);
+                Err(error)
             }
-        };
-        Ok(Evaluated { loss, outcome: self.step(at)?.outcome()? })
+        }
     }
 
     /// Repeats [`step_with`](Self::step_with) until a tolerance or the bound is reached; `at(t)` gives the arguments of step `t`,
@@ -97,40 +106,14 @@ impl Optimizer {
         mut closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
     ) -> Result<Minimized, Error> {
         self.agree_on(&until)?;
-        let mut history: Vec<Passed> = Vec::new();
-        let (mut iterations, mut moved) = (0, false);
-        let mut stop = (until.max_iter == 0).then_some(Stop::Iterations);
-        while stop.is_none() {
-            let at = at(history.len() as u64 + 1);
-            let Evaluated { loss, outcome } = self.step_with(at, weight, &mut closure)?;
-            let (grad_norm, applied) = match outcome {
-                Outcome::Applied { norm, .. } => (norm, true),
-                Outcome::Skipped { .. } => (f64::NAN, false),
-            };
-            let before = history.last().filter(|_| moved).map_or(f64::NAN, |passed| passed.loss);
-            iterations += u64::from(applied);
-            moved = applied && iterations > 1 && at.lr > 0.0;
-            history.push(Passed { loss, grad_norm });
-            stop = match () {
-                () if grad_norm <= until.tolerance_grad => Some(Stop::Gradient),
-                () if (loss - before).abs() < until.tolerance_change => Some(Stop::Loss),
-                () if history.len() as u64 == until.max_iter => Some(Stop::Iterations),
-                () => None,
-            };
-        }
-        let last = history.last().copied().unwrap_or(Passed { loss: f64::NAN, grad_norm: f64::NAN });
-        Ok(Minimized {
-            loss: last.loss,
-            grad_norm: last.grad_norm,
-            iterations,
-            evaluations: history.len() as u64,
-            stop: stop.unwrap_or(Stop::Iterations),
-            history,
+        repeat(&until, |t| {
+            let at = at(t);
+            Ok((at.lr, self.step_with(at, weight, &mut closure)?))
         })
     }
 
     /// Checks that every rank can begin a run, and with the same end: otherwise one rank would wait for another that has ended.
-    fn agree_on(&mut self, until: &Until) -> Result<(), Error> {
+    pub(crate) fn agree_on(&mut self, until: &Until) -> Result<(), Error> {
         let heard = self.check_outcomes();
         let idle = self.reducer.healthy().and_then(|()| self.reducer.check_idle()).and(heard);
         let mut text = objection(idle.as_ref().err());
@@ -171,4 +154,40 @@ impl Optimizer {
             Combine::Mean | Combine::Weighted => sum.mean(words[1]),
         })
     }
+}
+
+/// Repeats `step`, which returns the learning rate and the evaluation of step `t`, until a tolerance or the bound is reached.
+pub(crate) fn repeat<E>(
+    until: &Until,
+    mut step: impl FnMut(u64) -> Result<(f64, Evaluated), E>,
+) -> Result<Minimized, E> {
+    let mut history: Vec<Passed> = Vec::new();
+    let (mut iterations, mut moved) = (0, false);
+    let mut stop = (until.max_iter == 0).then_some(Stop::Iterations);
+    while stop.is_none() {
+        let (lr, Evaluated { loss, outcome }) = step(history.len() as u64 + 1)?;
+        let (grad_norm, applied) = match outcome {
+            Outcome::Applied { norm, .. } => (norm, true),
+            Outcome::Skipped { .. } => (f64::NAN, false),
+        };
+        let before = history.last().filter(|_| moved).map_or(f64::NAN, |passed| passed.loss);
+        iterations += u64::from(applied);
+        moved = applied && iterations > 1 && lr > 0.0;
+        history.push(Passed { loss, grad_norm });
+        stop = match () {
+            () if grad_norm <= until.tolerance_grad => Some(Stop::Gradient),
+            () if (loss - before).abs() < until.tolerance_change => Some(Stop::Loss),
+            () if history.len() as u64 == until.max_iter => Some(Stop::Iterations),
+            () => None,
+        };
+    }
+    let last = history.last().copied().unwrap_or(Passed { loss: f64::NAN, grad_norm: f64::NAN });
+    Ok(Minimized {
+        loss: last.loss,
+        grad_norm: last.grad_norm,
+        iterations,
+        evaluations: history.len() as u64,
+        stop: stop.unwrap_or(Stop::Iterations),
+        history,
+    })
 }

@@ -4,6 +4,7 @@ pub(crate) mod assignment;
 mod room;
 #[cfg(feature = "checkpoint")]
 mod saving;
+mod step;
 mod synchronize;
 
 pub use assignment::AssignmentError;
@@ -11,18 +12,15 @@ pub use assignment::AssignmentError;
 pub(crate) use saving::GroupsRecord;
 pub use synchronize::{Drift, SlotDrift};
 
-use crate::closure::lbfgs::EvaluationFailed;
 use crate::optimizer::layout_state;
 use crate::ranks::{agree, host_words};
 use crate::reduce::together::objection;
 use crate::update::owned_bucket::Owned;
 use crate::update::params::Params;
 use crate::{
-    Error, Evaluated, Groups, Initial, Master, MicroBatch, Minimized, Missing, Optimizer, Options, Pending,
-    Stage, StepArgs, Until, Verified,
+    Error, Groups, Initial, Master, MicroBatch, Missing, Optimizer, Options, Stage,
 };
 use meshstep_comm::{Communicator, Op, name_calls};
-use meshstep_optim::LossScaleState;
 use meshstep_tensor::{Layout, Param, Slice, SliceMut};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -30,21 +28,23 @@ use std::sync::Arc;
 /// Any rule over replicated parameters, with gradients combined across the ranks of a group (TensorFlow's `CrossShardOptimizer`).
 ///
 /// [`Options::combine`] selects mean, sum, or mean weighted by each rank's batch size, the `weight` of its micro-batches.
-/// [`Options::clip`] selects what [`StepArgs::max_norm`] limits: each rank's gradient before it is combined, or the combined one.
+/// [`Options::clip`] selects what [`StepArgs::max_norm`](crate::StepArgs::max_norm) limits: each rank's gradient before it is
+/// combined, or the combined one.
 ///
 /// If no rank of a group has a gradient for a parameter, the group leaves the parameter, its state and its `t` unchanged. If some
 /// ranks have one, [`Options::missing`] decides: an error under [`Missing::Error`] and [`Missing::AllOrNone`], otherwise zeros on
 /// the ranks without it.
 ///
 /// Groups are independent after construction: each has its own norm, skips and loss scale, and parameters diverge where gradients
-/// differ, until [`synchronize_state`](Self::synchronize_state).
+/// differ, until [`synchronize_state`](Self::synchronize_state). A step and the other calls of [`Step`](crate::Step) are
+/// collective over the group.
 ///
 /// On a GPU everything works the same way, and a step waits no more than an [`Optimizer`]'s: only construction, comparing and
 /// averaging make the host wait.
 ///
 /// ```
 /// use meshstep_optim::Sgd;
-/// use meshstep_shard::{StepArgs, CrossShard, Options};
+/// use meshstep_shard::{CrossShard, Options, Step, StepArgs};
 /// use meshstep_tensor::{DType, Layout};
 ///
 /// let w = meshstep_comm::loopback::spawn(4, |comm| -> Result<f32, meshstep_shard::Error> {
@@ -172,95 +172,6 @@ impl CrossShard {
             host_words::run(&*self.world, &options.queue, Op::broadcast(0), values)?;
         }
         buckets.iter_mut().try_for_each(Owned::fill_masters)
-    }
-
-    /// Begins the step's last micro-batch, of `batch_size` samples ([`Optimizer::micro_batch`]).
-    pub fn micro_batch(&mut self, batch_size: u64) -> Result<MicroBatch<'_>, Error> {
-        self.optimizer.micro_batch(batch_size)
-    }
-
-    /// Begins a micro-batch that is not the step's last ([`Optimizer::accumulate`]).
-    pub fn accumulate(&mut self, batch_size: u64) -> Result<MicroBatch<'_>, Error> {
-        self.optimizer.accumulate(batch_size)
-    }
-
-    /// Returns arguments for the next step by the schedule ([`Optimizer::scheduled`]).
-    pub fn scheduled(&mut self) -> Result<StepArgs, Error> {
-        self.optimizer.scheduled()
-    }
-
-    /// Takes the step ([`Optimizer::step`]). Collective over the group; errors name ranks of the [`group`](Self::group).
-    pub fn step(&mut self, at: StepArgs) -> Result<Pending, Error> {
-        self.optimizer.step(at)
-    }
-
-    /// Evaluates `closure` on this rank's samples and takes the step ([`Optimizer::step_with`]). Collective over the group, which
-    /// combines its losses.
-    pub fn step_with<E: Into<EvaluationFailed>>(
-        &mut self,
-        at: StepArgs,
-        batch_size: u64,
-        closure: impl FnOnce(&MicroBatch<'_>) -> Result<f64, E>,
-    ) -> Result<Evaluated, Error> {
-        self.optimizer.step_with(at, batch_size, closure)
-    }
-
-    /// Steps until a tolerance or the bound is reached ([`Optimizer::minimize`]). Collective over the group, and decided by its
-    /// losses: groups may stop after different steps.
-    pub fn minimize<E: Into<EvaluationFailed>>(
-        &mut self,
-        until: Until,
-        at: impl FnMut(u64) -> StepArgs,
-        batch_size: u64,
-        closure: impl FnMut(&MicroBatch<'_>) -> Result<f64, E>,
-    ) -> Result<Minimized, Error> {
-        self.optimizer.minimize(until, at, batch_size, closure)
-    }
-
-    /// Makes `alias` another name of the parameter `name` ([`Optimizer::also_called`]).
-    pub fn also_called(&mut self, alias: &str, name: &str) -> Result<(), Error> {
-        self.optimizer.also_called(alias, name)
-    }
-
-    /// Compares the replicas of this rank's group bit by bit ([`Optimizer::verify`]). Collective over the group;
-    /// [`compare_state`](Self::compare_state) compares the groups.
-    pub fn verify(&mut self) -> Result<Verified, Error> {
-        self.optimizer.verify()
-    }
-
-    /// Makes every `steps`th step verify the group's replicas ([`Optimizer::verify_every`]). Collective over the group.
-    pub fn verify_every(&mut self, steps: u64) -> Result<(), Error> {
-        self.optimizer.verify_every(steps)
-    }
-
-    /// Restores a saved loss scale ([`Optimizer::restore_loss_scale`]), the same in the whole group.
-    pub fn restore_loss_scale(&mut self, state: LossScaleState) -> Result<(), Error> {
-        self.optimizer.restore_loss_scale(state)
-    }
-
-    /// Restores a saved count of steps ([`Optimizer::restore_steps`]), the same in the whole group.
-    pub fn restore_steps(&mut self, steps: u64) -> Result<(), Error> {
-        self.optimizer.restore_steps(steps)
-    }
-
-    /// Drops the gradients handed over since the last step. Collective over the group.
-    pub fn discard_gradients(&mut self) -> Result<(), Error> {
-        self.optimizer.discard_gradients()
-    }
-
-    /// Returns the values of a parameter.
-    pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
-        self.optimizer.param(name)
-    }
-
-    /// Writes the values of a parameter into `out` ([`Optimizer::read`]).
-    pub fn read<'o>(&mut self, name: &str, out: impl Into<SliceMut<'o>>) -> Result<(), Error> {
-        self.optimizer.read(name, out)
-    }
-
-    /// Returns the optimizer of this rank's group, with its state, loss scale and options.
-    pub fn optimizer(&self) -> &Optimizer {
-        &self.optimizer
     }
 
     /// Returns the ranks of this rank's group, as ranks of [`world`](Self::world).

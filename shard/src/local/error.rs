@@ -3,8 +3,8 @@
 use meshstep_tensor::DType;
 use std::ops::Range;
 
-/// Error of a plan or of a step. An error of a plan is returned before anything is exchanged;
-/// [`LocalOptimizer::step`](super::LocalOptimizer::step) documents the errors of a step.
+/// Error of a plan or of a step. An error of a plan is returned before anything is exchanged; the implementation of
+/// [`Step`](crate::Step) for [`LocalOptimizer`](super::LocalOptimizer) documents the errors of a step.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalError {

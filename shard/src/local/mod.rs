@@ -58,6 +58,7 @@ mod replica;
 mod saving;
 mod select;
 mod staging;
+mod step;
 mod timing;
 mod traffic;
 mod votes;

@@ -6,7 +6,7 @@ use super::{LocalError, LocalPlan, LocalWarning, Placement, Workers};
 use crate::ranks::agree;
 use crate::update::hooks::UpdateHooks;
 use crate::update::params::Params;
-use crate::{Error, MicroBatch, Optimizer, Options, Outcome, ParamState, StepArgs};
+use crate::{Error, Optimizer, Options, Outcome, StepArgs};
 use meshstep_tensor::{Buffer, Slice};
 use std::fmt::Write;
 
@@ -20,7 +20,7 @@ use std::fmt::Write;
 /// ```
 /// use meshstep_optim::Sgd;
 /// use meshstep_shard::local::{LocalOptimizer, LocalPlan, Workers};
-/// use meshstep_shard::{StepArgs, Optimizer, Options};
+/// use meshstep_shard::{Optimizer, Options, Step, StepArgs};
 /// use meshstep_tensor::{DType, Layout};
 ///
 /// // Two workers of two ranks each; worker w's gradient is w + 1.
@@ -92,11 +92,6 @@ impl LocalOptimizer {
         &self.warnings
     }
 
-    /// Returns the worker's own optimizer.
-    pub fn optimizer(&self) -> &Optimizer {
-        &self.inner
-    }
-
     /// Returns the plan.
     pub fn plan(&self) -> &LocalPlan {
         &self.engine.plan
@@ -105,26 +100,6 @@ impl LocalOptimizer {
     /// Returns the number of steps taken, skipped or in error, the same on all workers.
     pub fn steps(&self) -> u64 {
         self.engine.step
-    }
-
-    /// Begins the step's last micro-batch ([`Optimizer::micro_batch`]); [`Weights::Tokens`](super::Weights) counts its weight.
-    pub fn micro_batch(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
-        self.inner.micro_batch(weight)
-    }
-
-    /// Begins a micro-batch before the last one of the step ([`Optimizer::accumulate`]).
-    pub fn accumulate(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
-        self.inner.accumulate(weight)
-    }
-
-    /// Returns this worker's values of a parameter ([`Optimizer::param`]).
-    pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
-        self.inner.param(name)
-    }
-
-    /// Returns this rank's part of a parameter and its state ([`Optimizer::state`]).
-    pub fn state(&self, name: &str) -> Result<ParamState<'_>, Error> {
-        self.inner.state(name)
     }
 
     /// Returns the outer parameters of fragment `fragment` on this rank, one slice for each of its ranges: the result of its last
@@ -141,15 +116,8 @@ impl LocalOptimizer {
         self.engine.active = false;
     }
 
-    /// Takes the worker's step, and the exchanges that are due between workers. Collective over the worker's ranks; with an
-    /// exchange due, over all workers' ranks, and all workers take equally many steps.
-    ///
-    /// On a GPU the host waits for the outcome; in a step that exchanges it also waits for the decision before the update.
-    ///
-    /// An error of the worker's step is returned on its ranks only: the others report the exchange that was due in
-    /// [`Exchanged::failed`]. [`LocalError::Workers`] means that the step was taken, but workers can no longer exchange: the
-    /// fragments that were due follow their failure policy, and the next step with an exchange due is an error again.
-    pub fn step(&mut self, at: StepArgs) -> Result<LocalStep, LocalError> {
+    /// Takes the worker's step and the exchanges that are due.
+    pub(crate) fn step_and_exchange(&mut self, at: StepArgs) -> Result<LocalStep, LocalError> {
         // Tokens that several ranks process together are counted once.
         let tokens = self.inner.reducer.weight();
         let mut hooks = Meeting { tokens, engine: &mut self.engine, begun: false, counted: false };

@@ -5,7 +5,7 @@ use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::schedule::{Cosine, Curve, Linear, MultiStepLR, Schedule, StepLR};
 use meshstep_optim::{Lbfgs, Sgd};
 use meshstep_shard::{
-    CrossShard, Error, Fault, NonFinite, NotForLbfgs, Optimizer, Options, Outcome, ShardedLbfgs, Stage,
+    CrossShard, Error, Fault, NonFinite, NotForLbfgs, Optimizer, Options, Outcome, ShardedLbfgs, Stage, Step,
     StepArgs,
 };
 use meshstep_tensor::{DType, Layout, Param, SliceMut};

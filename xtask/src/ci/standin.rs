@@ -11,8 +11,18 @@ use std::path::{Path, PathBuf};
 
 /// Compiler flags of every stand-in.
 const FLAGS: &str = "-std=c++17 -O1 -shared -fPIC -ffp-contract=off -fno-strict-aliasing";
-/// Headers of the stand-in for the driver.
-const HEADERS: [&str; 2] = ["xtask/standin/cuda/driver.h", "xtask/standin/cuda/memory.h"];
+/// Headers of the stand-ins for the driver and for NCCL.
+const HEADERS: [&str; 3] =
+    ["xtask/standin/cuda/driver.h", "xtask/standin/cuda/memory.h", "xtask/standin/nccl/state.h"];
+/// Sources of the stand-in for NCCL.
+const NCCL: &[&str] = &[
+    "xtask/standin/nccl/libnccl.cpp",
+    "xtask/standin/nccl/communicators.cpp",
+    "xtask/standin/nccl/operations.cpp",
+    "xtask/standin/nccl/arithmetic.cpp",
+    "xtask/standin/nccl/streams.cpp",
+    "xtask/standin/nccl/state.cpp",
+];
 /// Header that is included before every kernel, and the header that it includes.
 const SIMT: [&str; 2] = ["xtask/standin/simt/simt.h", "xtask/standin/simt/scheduler.h"];
 /// Compiler options and sources of each stand-in, and the library that it replaces.
@@ -29,9 +39,9 @@ const LIBRARIES: [(&[&str], &[&str], &str); 4] = [
     ),
     // Used by tests in which the loader's path leads to the toolkit's stub library.
     (&[], &["xtask/standin/cuda/stub.cpp"], "stub/libcuda.so"),
-    (&[], &["xtask/standin/nccl/libnccl.cpp"], "libnccl.so.2"),
+    (&[], NCCL, "libnccl.so.2"),
     // The oldest supported version of NCCL.
-    (&["-DMESHSTEP_OLD"], &["xtask/standin/nccl/libnccl.cpp"], "old/libnccl.so.2"),
+    (&["-DMESHSTEP_OLD"], NCCL, "old/libnccl.so.2"),
 ];
 /// Returns the GPU tests, run on the stand-ins. The stand-ins are on the library path of these commands only.
 pub(super) fn tasks(setting: &Setting) -> Vec<Task> {

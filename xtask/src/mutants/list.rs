@@ -186,7 +186,7 @@ pub(super) const MUTANTS: [Mutant; 30] = [
         from: "vetoed.is_empty() && failed.is_empty() {",
         to: "vetoed.is_empty() {",
         package: "meshstep-membership",
-        test: "machines::an_exchange_is_committed_when_all_are_ready_and_only_then",
+        test: "machines::exchanges::an_exchange_is_committed_when_all_are_ready_and_only_then",
     },
     Mutant {
         name: "shard-lbfgs-averages-parts-of-a-loss",

@@ -12,11 +12,14 @@ pub(super) fn headers(files: &[File]) -> Vec<Complaint> {
         .collect()
 }
 
-/// A file holds one idea: sources have at most this many lines, tests may have more.
+/// A file holds one idea: sources, tests included, have at most this many lines.
 const MAX_LINES: usize = 400;
 
+/// Extensions of sources: Rust, C++ and CUDA.
+const SOURCES: &[&str] = &[".rs", ".cpp", ".h", ".cu"];
+
 pub(super) fn lengths(files: &[File]) -> Vec<Complaint> {
-    let sources = rust(files).filter(|file| file.path.contains("src/") && !is_tests(&file.path));
+    let sources = files.iter().filter(|file| SOURCES.iter().any(|ext| file.path.ends_with(ext)));
     let counted = sources.map(|file| (file, file.text.lines().count()));
     counted
         .filter(|(_, lines)| *lines > MAX_LINES)
@@ -24,10 +27,6 @@ pub(super) fn lengths(files: &[File]) -> Vec<Complaint> {
             Complaint::file(&file.path, format!("{lines} lines, above {MAX_LINES}; give each idea a file"))
         })
         .collect()
-}
-
-fn is_tests(path: &str) -> bool {
-    path.contains("/tests/") || path.ends_with("/tests.rs")
 }
 
 fn rust(files: &[File]) -> impl Iterator<Item = &File> {
@@ -108,13 +107,14 @@ mod tests {
     }
 
     #[test]
-    fn sources_end_at_400_lines_and_tests_need_not() {
+    fn sources_end_at_400_lines_and_texts_need_not() {
         let long = "\n".repeat(MAX_LINES + 1);
-        for path in ["a/src/lib.rs", "src/deep/er.rs"] {
+        for path in ["a/src/lib.rs", "a/tests/it.rs", "a/benches/b.rs", "a/src/kernel.cu", "a/b.cpp", "a/b.h"]
+        {
             assert_eq!(lengths(&[file(path, &long)]).len(), 1, "{path}");
             assert_eq!(lengths(&[file(path, &long[1..])]), []);
         }
-        for path in ["a/tests/it.rs", "a/src/b/tests.rs", "a/benches/b.rs", "a/src/kernel.cu"] {
+        for path in ["a/README.md", "Cargo.lock", "a/src/kernel.ptx"] {
             assert_eq!(lengths(&[file(path, &long)]), [], "{path}");
         }
     }

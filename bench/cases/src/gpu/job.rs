@@ -5,8 +5,8 @@ use super::cases::{Case, Recipe};
 use super::slots::Counted;
 use super::vectors::Vectors;
 use meshstep_optim::cuda::{
-    Answer, Decision, FIELDS, Group, Progress, Settings, Step, StepBlock, THREADS, Update, kernel, norm_code,
-    norm_kernel, norm_tile, tile,
+    Answer, Decision, FIELDS, Group, Progress, Settings, StepBlock, StepScalars, THREADS, Update, kernel,
+    norm_code, norm_kernel, norm_tile, tile,
 };
 use meshstep_optim::{ExactSum, Norm, NormSum, Segment};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
@@ -56,7 +56,7 @@ impl Job {
         let update = made.transpose()?;
         let kernels = kernels(case, &mut vectors);
         let mut block = StepBlock::new(queue, &meter)?;
-        block.set(&Step { lr: LR, grad_scale: 1.0, skip: 0, zero_grads: 0 }, queue)?;
+        block.set(&StepScalars { lr: LR, grad_scale: 1.0, skip: 0, zero_grads: 0 }, queue)?;
         let norm = case.norm.then(|| NormSum::new(Norm::L2, queue, &meter)).transpose()?;
         let decides = norm.is_some() && update.is_some();
         let deciding = decides.then(|| Deciding::new(queue, &meter)).transpose()?;

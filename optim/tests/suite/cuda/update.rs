@@ -2,7 +2,9 @@
 
 use crate::common::{self, DTYPES, Memory, RECIPES, Recipe, Values, rules};
 use crate::cuda::gpu::{download, queue, upload};
-use meshstep_optim::cuda::{Decision, FIELDS, Group, Progress, Settings, Step, StepBlock, Update, Verdict};
+use meshstep_optim::cuda::{
+    Decision, FIELDS, Group, Progress, Settings, StepBlock, StepScalars, Update, Verdict,
+};
 use meshstep_optim::{
     Adam, AdamW, ExactSum, Flat, Isa, Lamb, Rounding, Rule, Scalars, Segment, Sgd, Strided,
 };
@@ -70,9 +72,9 @@ pub(super) fn scalars(recipe: &Recipe, t: u64) -> Scalars {
     Scalars { lr: 0.01 * t as f64, grad_scale: 0.75, zero_grads: t == 3, rounding: recipe.rounding }
 }
 
-pub(super) fn step(scalars: &Scalars, skip: bool) -> Step {
+pub(super) fn step(scalars: &Scalars, skip: bool) -> StepScalars {
     let Scalars { lr, grad_scale, zero_grads, .. } = *scalars;
-    Step { lr, grad_scale, skip: skip.into(), zero_grads: zero_grads.into() }
+    StepScalars { lr, grad_scale, skip: skip.into(), zero_grads: zero_grads.into() }
 }
 
 /// Returns segments of two groups, with gaps, in a vector of `len` elements; the next step is `t`.

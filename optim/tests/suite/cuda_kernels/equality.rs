@@ -2,7 +2,7 @@
 
 use crate::common::{Memory, Recipe, difference, long, rules, tried};
 use crate::cuda_kernels::{Table, recipes, scalars, segment, step};
-use meshstep_optim::cuda::{self, Step};
+use meshstep_optim::cuda::{self, StepScalars};
 use meshstep_optim::{Isa, Moments, QhAdamW, Rule, Sees};
 use meshstep_simt::Device;
 use std::collections::{BTreeSet, HashMap};
@@ -62,7 +62,7 @@ fn compare(device: &Device, rule: &dyn Rule, recipe: &Recipe, start: Memory, cas
         // As many blocks as tiles and more for short cases, fewer for long ones.
         let blocks = [1, 7, 3][t as usize % 3];
         for skip in [1, 0] {
-            let step = Step { skip, ..step(&scalars) };
+            let step = StepScalars { skip, ..step(&scalars) };
             kernel = table.step(&mut found, offset, recipe.rounding, step, blocks).unwrap();
         }
     }

@@ -9,7 +9,7 @@ mod table;
 mod vectors;
 
 use crate::common::{DTYPES, Memory, RECIPES, Recipe};
-use meshstep_optim::cuda::{self, Row, Step, Streams, THREADS};
+use meshstep_optim::cuda::{self, Row, StepScalars, Streams, THREADS};
 use meshstep_optim::{Flat, Rounding, Rule, Scalars, Segment};
 use meshstep_simt::Device;
 use meshstep_tensor::{DType, SliceMut};
@@ -38,14 +38,19 @@ fn scalars(recipe: &Recipe, t: u64) -> Scalars {
 }
 
 /// Returns the step in device form.
-fn step(scalars: &Scalars) -> Step {
-    Step { lr: scalars.lr, grad_scale: scalars.grad_scale, skip: 0, zero_grads: scalars.zero_grads.into() }
+fn step(scalars: &Scalars) -> StepScalars {
+    StepScalars {
+        lr: scalars.lr,
+        grad_scale: scalars.grad_scale,
+        skip: 0,
+        zero_grads: scalars.zero_grads.into(),
+    }
 }
 
 /// A step with update flags for some parameters.
 #[repr(C)]
 struct Told {
-    step: Step,
+    step: StepScalars,
     updated: [u8; 8],
 }
 
@@ -77,7 +82,7 @@ impl<'a> Table<'a> {
         memory: &mut Memory,
         offset: usize,
         rounding: Rounding,
-        step: Step,
+        step: StepScalars,
         blocks: u32,
     ) -> Result<String, String> {
         let (kernel, streams) = describe(self.family, memory, offset, rounding);
@@ -88,12 +93,12 @@ impl<'a> Table<'a> {
         Ok(kernel)
     }
 
-    fn prepare(&mut self, step: Step) {
+    fn prepare(&mut self, step: StepScalars) {
         self.prepare_some(step, [0; 8]);
     }
 
     /// Prepares the rows of each parameter with a nonzero byte, and the rows without a parameter.
-    fn prepare_some(&mut self, step: Step, updated: [u8; 8]) {
+    fn prepare_some(&mut self, step: StepScalars, updated: [u8; 8]) {
         let told = Told { step, updated };
         let (mut rows, mut count, mut step) =
             (self.rows.as_mut_ptr(), self.rows.len() as u64, &raw const told);
@@ -108,7 +113,7 @@ impl<'a> Table<'a> {
         &self,
         kernel: &str,
         mut streams: Streams,
-        mut step: Step,
+        mut step: StepScalars,
         blocks: u32,
     ) -> Result<(), String> {
         let (mut rows, mut count, mut step) = (self.rows.as_ptr(), self.rows.len() as u64, &raw mut step);

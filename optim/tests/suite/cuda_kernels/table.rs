@@ -2,7 +2,7 @@
 
 use crate::common::{Memory, difference, tried};
 use crate::cuda_kernels::{SCALARS, Table, describe, launch, recipes, scalars, segment, step};
-use meshstep_optim::cuda::{self, Row, Step, THREADS};
+use meshstep_optim::cuda::{self, Row, StepScalars, THREADS};
 use meshstep_optim::{AdamW, Isa, Momentum, Rule, Scalars, Segment, Sgd, Strided};
 use meshstep_simt::{self as simt, Device};
 use meshstep_tensor::DType;
@@ -92,7 +92,7 @@ fn a_skipped_step_writes_nothing_and_does_not_count() {
         let mut memory = start.clone();
         let mut table = Table::new(&device, recipe.params, &[(&rule, vec![segment(0..5000, 0, 1)])]);
         let rows = table.rows.clone();
-        let step = Step { skip: 1, zero_grads: 1, ..step(&SCALARS) };
+        let step = StepScalars { skip: 1, zero_grads: 1, ..step(&SCALARS) };
         let kernel = table.step(&mut memory, 0, recipe.rounding, step, 3).unwrap();
         assert_eq!((difference(&memory, &start), &table.rows), (None, &rows), "{kernel}");
     }

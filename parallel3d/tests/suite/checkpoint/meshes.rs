@@ -9,7 +9,7 @@ use meshstep_parallel3d::{
 };
 use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
 use meshstep_shard::checkpoint::{Load, Save, Store};
-use meshstep_shard::{Groups, Master, Options, Precision, Stage};
+use meshstep_shard::{Groups, Master, Options, Precision, Stage, Step};
 use meshstep_tensor::{DType, Meter, Slice, SliceMut};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -38,9 +38,12 @@ fn part(opt: &Optimizer, model: &Model) -> Whole {
         add("param", state.values, owned);
         state.master.into_iter().for_each(|master| add("master", master, owned));
         state.slots.into_iter().for_each(|(name, values)| add(name, values, owned));
-        let unit = opt.gather(opt.unit_of(&parameter.name).unwrap().unwrap()).unwrap();
+        let unit = opt.gather(opt.optimizer().unit_of(&parameter.name).unwrap().unwrap()).unwrap();
         add("whole", unit.param(&parameter.name).unwrap(), &held);
-        whole.insert((parameter.name.clone(), "t".to_owned()), vec![(0, state.t), (1, opt.steps())]);
+        whole.insert(
+            (parameter.name.clone(), "t".to_owned()),
+            vec![(0, state.t), (1, opt.optimizer().steps())],
+        );
     }
     whole
 }
@@ -352,7 +355,8 @@ fn long_tensors_are_put_together_window_by_window() {
                     let Parameter { name, shape, placement, .. } = parameter;
                     let pieces = placement.pieces(name, shape, &mesh, opt.coordinate()).unwrap();
                     let held = rows(shape, &pieces);
-                    let unit = opt.gather(opt.unit_of(&parameter.name).unwrap().unwrap()).unwrap();
+                    let unit =
+                        opt.gather(opt.optimizer().unit_of(&parameter.name).unwrap().unwrap()).unwrap();
                     let values = unit.param(&parameter.name).unwrap().typed::<f32>().unwrap();
                     assert_eq!(held.iter().map(|(.., len)| len).sum::<usize>(), values.len());
                     let numbered = |&(at, first, len): &(usize, usize, usize)| {

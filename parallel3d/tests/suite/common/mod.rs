@@ -3,7 +3,7 @@
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::{Axis, Coordinate, Gradient, Mesh, Model, Optimizer, Parameter, Piece, Placement};
-use meshstep_shard::{Groups, Options, Outcome, Owners, Stage, StepArgs};
+use meshstep_shard::{Groups, Options, Outcome, Owners, Stage, Step, StepArgs};
 use meshstep_tensor::{DType, Error, Meter, Slice, SliceMut, bf16, f16};
 use std::ops::Range;
 use std::sync::Arc;
@@ -113,17 +113,17 @@ pub(crate) fn read(values: Slice<'_>) -> Vec<f32> {
 
 /// Returns a parameter's values, gathered if they are sharded.
 pub(crate) fn values(opt: &Optimizer, name: &str) -> Vec<f32> {
-    let unit = opt.gather(opt.unit_of(name).unwrap().unwrap()).unwrap();
+    let unit = opt.gather(opt.optimizer().unit_of(name).unwrap().unwrap()).unwrap();
     read(unit.param(name).unwrap())
 }
 
 /// Returns every unit's name and parameters.
 fn units<'m>(opt: &Optimizer, model: &'m Model) -> Vec<(String, Vec<&'m Parameter>)> {
     let of = |unit: &str| {
-        let own = |p: &&Parameter| opt.unit_of(&p.name).unwrap() == Some(unit);
+        let own = |p: &&Parameter| opt.optimizer().unit_of(&p.name).unwrap() == Some(unit);
         (unit.to_owned(), model.parameters().iter().filter(own).collect())
     };
-    opt.units().map(of).collect()
+    opt.optimizer().units().map(of).collect()
 }
 
 /// Returns a rank's gradient: the mean over its own tokens, or its part of that mean.

@@ -31,7 +31,7 @@ fn go_on(job: &Job, mesh: &str, dir: &Path) -> Vec<(usize, Has)> {
     let ends = loopback::spawn(mesh.world_size(), |world| {
         let (mut local, worker) = job.build(world, &mesh);
         let _ = local.load(&store, Load::default()).unwrap();
-        assert_eq!(local.steps(), SAVED);
+        assert_eq!(local.local().steps(), SAVED);
         job.steps(&mut local, worker, ON);
         (worker, has(&local))
     });

@@ -47,13 +47,13 @@ fn come_and_go(stage: Stage, mesh: &str) -> (u64, Vec<(usize, Has)>) {
         let mut local = joined.unwrap();
         if id == 2 {
             // The third worker joins at the exchange of the next step.
-            let _ = until.set(local.steps() + 1 + AFTER);
+            let _ = until.set(local.local().steps() + 1 + AFTER);
         }
-        while until.get().is_none_or(|&until| local.steps() < until) {
-            if local.steps() == 5 && id < 2 && place[0] == 0 {
+        while until.get().is_none_or(|&until| local.local().steps() < until) {
+            if local.local().steps() == 5 && id < 2 && place[0] == 0 {
                 comes.wait();
             }
-            if (id, local.steps()) == (1, 5) {
+            if (id, local.local().steps()) == (1, 5) {
                 own.iter().for_each(|member| member.leave().unwrap());
                 break;
             }

@@ -6,7 +6,7 @@ use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, QhAdamW, Rounding};
 use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Model, Optimizer, replicas};
 use meshstep_shard::local::{LocalPlan, Placement, Weights};
-use meshstep_shard::{Combine, Groups, Master, Moments, Options, Outcome, Precision, Stage, StepArgs};
+use meshstep_shard::{Combine, Groups, Master, Moments, Options, Outcome, Precision, Stage, Step, StepArgs};
 use meshstep_tensor::{DType, Slice};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -107,7 +107,7 @@ impl Job {
     /// Takes a step of worker `worker` with its own data, the same for any arrangement of its ranks. Returns the bytes sent within the
     /// worker.
     pub fn step(&self, local: &mut LocalOptimizer, worker: usize) -> u64 {
-        let (step, mesh, at) = (local.steps(), local.mesh().clone(), local.coordinate().clone());
+        let (step, mesh, at) = (local.local().steps(), local.mesh().clone(), local.coordinate().clone());
         let places = mesh.degree(Axis::Dp | Axis::Cp) as u64;
         let mb = local.micro_batch((8 << ((worker as u64 + step) % 3)) / places).unwrap();
         for parameter in self.model.parameters().iter().rev() {

@@ -48,7 +48,7 @@ use std::sync::Arc;
 ///         Ok::<_, Error>(w.iter().map(|w| (w - target).powi(2) / 2.0).sum())
 ///     })?;
 ///     assert!(run.grad_norm < 1e-6);
-///     Ok(opt.param("w")?.typed::<f64>()?.to_vec())
+///     Ok(opt.optimizer().param("w")?.typed::<f64>()?.to_vec())
 /// })?;
 /// assert!(ends.into_iter().all(|w| w.is_ok_and(|w| (w[0] - 1.0).abs() < 1e-6)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -258,29 +258,9 @@ impl ShardedLbfgs {
         self.opt.verify()
     }
 
-    /// Returns the optimizer that runs the evaluations, for reading.
+    /// Returns the optimizer that runs the evaluations, for reading: parameters, units, communicator.
     pub fn optimizer(&self) -> &Optimizer {
         &self.opt
-    }
-
-    /// Returns the values of a parameter.
-    pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
-        self.opt.param(name)
-    }
-
-    /// Calls [`Optimizer::gather`], for sharded parameters.
-    pub fn gather(&self, unit: &str) -> Result<crate::Gathered<'_>, Error> {
-        self.opt.gather(unit)
-    }
-
-    /// Returns all parameters, in registration order.
-    pub fn params(&self) -> impl Iterator<Item = &Param> {
-        self.opt.params()
-    }
-
-    /// Returns the communicator of all ranks that step together.
-    pub fn comm(&self) -> &Arc<dyn Communicator> {
-        self.opt.comm()
     }
 
     /// Returns history and progress.

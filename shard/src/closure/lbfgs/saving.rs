@@ -117,7 +117,7 @@ impl ShardedLbfgs {
     }
 
     fn alike(&self) -> Unsharded {
-        Unsharded { ranks: self.comm().world_size() }
+        Unsharded { ranks: self.optimizer().comm().world_size() }
     }
 
     /// Returns this rank's part of a parameter, and its range in the rank's vectors.

@@ -6,7 +6,7 @@ use crate::checkpoint::whole::{Whole, join, part};
 use meshstep_comm::{Communicator, loopback::spawn};
 use meshstep_optim::{AdamW, DynamicLossScale, LossScale};
 use meshstep_shard::checkpoint::{CheckpointError, Load, Save, Store};
-use meshstep_shard::{CrossShard, Error, Fault, MicroBatch, Optimizer, Options, Stage, StepArgs};
+use meshstep_shard::{CrossShard, Error, Fault, MicroBatch, Optimizer, Options, Stage, Step, StepArgs};
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
 use std::collections::BTreeMap;
 use std::sync::Arc;

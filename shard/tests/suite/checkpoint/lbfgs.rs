@@ -63,7 +63,7 @@ fn steps(opt: &mut ShardedLbfgs, count: usize) -> Vec<u64> {
 type End = (Vec<Vec<u8>>, Vec<u64>, [u64; 3]);
 
 fn end(opt: &ShardedLbfgs, told: Vec<u64>) -> End {
-    let whole = opt.gather("u").unwrap();
+    let whole = opt.optimizer().gather("u").unwrap();
     let bytes = |(name, _): (&str, usize)| whole.param(name).unwrap().bytes().unwrap().to_vec();
     let state = opt.state();
     let counts = [state.iterations(), state.evaluations(), state.pairs() as u64];
@@ -145,7 +145,7 @@ fn a_history_goes_into_bytes_and_back_and_to_one_rank() {
                 Ok(())
             })
             .unwrap();
-            if opt.comm().rank() == 2 {
+            if opt.optimizer().comm().rank() == 2 {
                 let names = |param: &str| whole.keys().filter(|key| key.starts_with(param)).count();
                 // The parameter, the point, and the vectors of the history.
                 assert!(

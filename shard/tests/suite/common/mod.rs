@@ -1,15 +1,20 @@
 //! One training run as data, run on loopback ranks by Meshstep, or by a simple reference loop.
 
 pub mod elsewhere;
+mod naive;
+mod values;
+
+pub use meshstep_cases::{cases, hash, long, tried};
 pub use meshstep_optim::{
     Adagrad, Adam, AdamW, Adopt, Flat, Isa, Lamb, Lars, Lion, Moments as SlowMoments, Momentum, QhAdamW,
     QhAdopt, RmsProp, Rounding, Rule, Scalars, Segment, Sgd, TensorSums,
 };
 use meshstep_shard::{
-    Combine, Error, Gathered, Groups, Master, MicroBatch, Moments, Optimizer, Options, Outcome, Owners,
-    Precision, Stage, StepArgs,
+    Error, Gathered, Groups, Master, MicroBatch, Moments, Optimizer, Options, Outcome, Owners, Precision,
+    Stage, StepArgs,
 };
-use meshstep_tensor::{Buffer, Category, DType, Layout, Queue, Slice, SliceMut, bf16, cast, f16};
+use meshstep_tensor::{DType, Layout, Slice, SliceMut};
+pub use values::{fetch, floats, param, params, put, state, with_dtype};
 
 pub const STAGES: [Stage; 6] = [
     Stage::Replicated,
@@ -22,9 +27,13 @@ pub const STAGES: [Stage; 6] = [
 
 const FULL: Precision =
     Precision { master: Master::None, moments: Moments::Full, rounding: Rounding::Nearest, seed: 3 };
+
 pub const F32_MASTER: Precision = Precision { master: Master::F32, ..FULL };
+
 const REMAINDER: Precision = Precision { master: Master::Remainder, ..FULL };
+
 const STOCHASTIC: Precision = Precision { rounding: Rounding::Stochastic, ..FULL };
+
 const MOMENTS: Precision = Precision { moments: Moments::BF16, ..STOCHASTIC };
 
 /// Parameter types and the precisions that fit them.
@@ -309,6 +318,10 @@ impl Run {
         mb.finish()
     }
 
+    pub fn boxed_rule(&self) -> Box<dyn Rule> {
+        with_rule!(self.rule, |rule| Box::new(rule))
+    }
+
     /// Reverse registration order, as in a backward pass; or shuffled, differently on each rank.
     fn order(&self, t: u64, rank: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.lens.len()).rev().collect();
@@ -316,71 +329,6 @@ impl Run {
             order.sort_by_key(|&i| hash(&[self.seed, t, rank as u64, i as u64, 99]));
         }
         order
-    }
-
-    /// Runs one loop over whole f32 vectors: means in f64, a plain sum of squares, one update per parameter. For gradients on the
-    /// grid all sums are exact, so it must agree to the bit.
-    pub fn naive(&self) -> End {
-        let rule = self.boxed_rule();
-        let mut params: Vec<Vec<f32>> = (0..self.lens.len()).map(|i| self.rounded(i)).collect();
-        let mut state: Vec<Vec<Vec<f32>>> =
-            self.lens.iter().map(|&len| vec![vec![0.0; len]; rule.state().len()]).collect();
-        let mut end = End { params: Vec::new(), norms: Vec::new(), coefs: Vec::new() };
-        for t in 1..=self.steps {
-            let mut grads: Vec<Vec<f32>> = (0..self.lens.len()).map(|i| self.combined(t, i)).collect();
-            let factor =
-                if self.options.combine == Combine::Mean { 1.0 / self.micro_batches as f64 } else { 1.0 };
-            let squares: f64 = grads.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum();
-            let norm = factor * squares.sqrt();
-            let coef = self.max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
-            let scalars = Scalars {
-                lr: self.at(t).lr,
-                grad_scale: factor * coef,
-                zero_grads: false,
-                ..Scalars::default()
-            };
-            for i in 0..self.lens.len() {
-                let mut slots: Vec<SliceMut<'_>> =
-                    state[i].iter_mut().map(|s| SliceMut::from(&mut s[..])).collect();
-                let (params, grads) = (SliceMut::from(&mut params[i][..]), SliceMut::from(&mut grads[i][..]));
-                let flat = Flat { params, grads, state: &mut slots, copy: None, remainder: None };
-                let mut all = [Segment::new(0..self.lens[i], t)];
-                let mut sums = [TensorSums::new()];
-                rule.measure_on(Isa::Reference, &flat, &all, &scalars, &mut sums).unwrap();
-                all[0].ratio = rule.ratio(&sums[0]);
-                rule.update(flat, &all, &scalars, &Queue::cpu()).unwrap();
-            }
-            end.norms.push(norm.to_bits());
-            end.coefs.push(coef.to_bits());
-        }
-        let bytes = |p: &Vec<f32>| {
-            let wide: Vec<f64> = p.iter().map(|&x| x.into()).collect();
-            with_dtype(self.dtype, &wide, |p| p.bytes().unwrap().to_vec())
-        };
-        end.params = params.iter().map(bytes).collect();
-        end
-    }
-
-    /// Returns the initial values as an update sees them: in f32, after rounding to the parameters' type.
-    fn rounded(&self, i: usize) -> Vec<f32> {
-        let mut wide = vec![0f32; self.lens[i]];
-        with_dtype(self.dtype, &self.initial(i), |p| cast(p, SliceMut::from(&mut wide[..])).unwrap());
-        wide
-    }
-
-    pub fn boxed_rule(&self) -> Box<dyn Rule> {
-        with_rule!(self.rule, |rule| Box::new(rule))
-    }
-
-    fn combined(&self, t: u64, i: usize) -> Vec<f32> {
-        let mut sum = vec![0f64; self.lens[i]];
-        for batch in 0..self.micro_batches {
-            for rank in 0..self.ranks {
-                sum.iter_mut().zip(self.gradient(t, batch, rank, i)).for_each(|(s, g)| *s += g);
-            }
-        }
-        let ranks = if self.options.combine == Combine::Mean { self.ranks as f64 } else { 1.0 };
-        sum.iter().map(|s| (s / ranks) as f32).collect()
     }
 }
 
@@ -416,52 +364,6 @@ pub fn pass(
     Ok(())
 }
 
-pub fn params(opt: &Optimizer) -> Vec<Vec<u8>> {
-    opt.params().map(|p| param(opt, p.name())).collect()
-}
-
-/// Returns a copy of an f32 parameter.
-pub fn floats(opt: &Optimizer, name: &str) -> Vec<f32> {
-    let bytes = param(opt, name);
-    let mut floats = vec![0f32; bytes.len() / 4];
-    SliceMut::from(&mut floats[..]).bytes_mut().unwrap().copy_from_slice(&bytes);
-    floats
-}
-
-/// Returns a copy of a parameter, gathered if it is sharded: then collective.
-pub fn param(opt: &Optimizer, name: &str) -> Vec<u8> {
-    let queue = &opt.options().queue;
-    match opt.unit_of(name).unwrap().filter(|_| opt.options().stage == Stage::Zero3) {
-        Some(unit) => fetch(opt.gather(unit).unwrap().param(name).unwrap(), queue),
-        None => fetch(opt.param(name).unwrap(), queue),
-    }
-}
-
-/// Copies values to the queue's place.
-pub fn put(values: Slice<'_>, queue: &Queue) -> Buffer {
-    let (len, dtype, meter) = (values.len(), values.dtype(), meshstep_tensor::Meter::new());
-    let mut buffer = Buffer::zeroed_on(queue, len, dtype, &meter, Category::Grads).unwrap();
-    queue.upload(values, buffer.as_mut()).unwrap();
-    buffer
-}
-
-/// Copies bytes from the queue's place.
-pub fn fetch(values: Slice<'_>, queue: &Queue) -> Vec<u8> {
-    let (len, dtype, meter) = (values.len(), values.dtype(), meshstep_tensor::Meter::new());
-    let mut buffer = Buffer::zeroed(len, dtype, &meter, Category::Staging).unwrap();
-    queue.download(values, buffer.as_mut()).unwrap();
-    buffer.as_slice().bytes().unwrap().to_vec()
-}
-
-/// Returns the bytes of this rank's state, and each parameter's `t`.
-pub fn state(opt: &Optimizer) -> Vec<(u64, Vec<Vec<u8>>)> {
-    let of = |p: &meshstep_tensor::Param| {
-        let state = opt.state(p.name()).unwrap();
-        (state.t, state.slots.iter().map(|(_, s)| fetch(*s, &opt.options().queue)).collect())
-    };
-    opt.params().map(of).collect()
-}
-
 pub fn name(i: usize) -> String {
     format!("p{i}")
 }
@@ -469,25 +371,6 @@ pub fn name(i: usize) -> String {
 fn index(name: &str) -> usize {
     name[1..].parse().unwrap()
 }
-
-fn narrow(values: &[f64]) -> Vec<f32> {
-    values.iter().map(|&v| v as f32).collect()
-}
-
-pub fn with_dtype<T>(dtype: DType, values: &[f64], then: impl FnOnce(Slice<'_>) -> T) -> T {
-    match dtype {
-        DType::F32 => then(Slice::from(&narrow(values)[..])),
-        DType::BF16 => {
-            then(Slice::from(&values.iter().map(|&v| bf16::from_f32(v as f32)).collect::<Vec<_>>()[..]))
-        }
-        DType::F16 => {
-            then(Slice::from(&values.iter().map(|&v| f16::from_f32(v as f32)).collect::<Vec<_>>()[..]))
-        }
-        _ => then(Slice::from(values)),
-    }
-}
-
-pub use meshstep_cases::{cases, hash, long, tried};
 
 /// Returns a function that decides for each table entry of nested loops, in turn, whether it is tried: see [`tried`].
 pub fn draws(one_in: usize) -> impl FnMut() -> bool {

@@ -7,7 +7,9 @@ mod whole_interface;
 use cases::Loopback;
 use meshstep_comm::{Error as CommError, loopback};
 use meshstep_optim::{Lbfgs, LossScale, Rounding, Sgd};
-use meshstep_shard::{Clip, CrossShard, Error, Missing, Options, Precision, ShardedLbfgs, Stage, StepArgs};
+use meshstep_shard::{
+    Clip, CrossShard, Error, Missing, Options, Precision, ShardedLbfgs, Stage, Step, StepArgs,
+};
 use meshstep_tensor::{DType, Layout};
 use std::sync::Barrier;
 use std::time::Duration;

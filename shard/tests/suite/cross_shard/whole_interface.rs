@@ -2,7 +2,7 @@
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Sgd};
-use meshstep_shard::{CrossShard, Error, Options, Outcome, Stage, StepArgs, Until};
+use meshstep_shard::{CrossShard, Error, Options, Outcome, Stage, Step, StepArgs, Until};
 use meshstep_tensor::{DType::F32, Layout, Param, Slice, SliceMut};
 use std::sync::Arc;
 

@@ -173,7 +173,7 @@ fn memory_is_counted_there_and_given_back() {
             let first = |_: &_, out: SliceMut<'_>| cast(Slice::from(&[0.8; 1000][..]), out);
             let mut opt = ShardedLbfgs::new(comm, layout, run.rule.clone(), first, options).unwrap();
             opt.step(|mb| run.backward(mb, &run.read(mb)?, 0, 1)).unwrap();
-            assert_eq!(opt.param("p0").unwrap().place(), queue.place());
+            assert_eq!(opt.optimizer().param("p0").unwrap().place(), queue.place());
             meter.live(Category::State)
         });
         // Five slots of a direction and y, the start of the last direction, and gradients; a bucket's padding counts.

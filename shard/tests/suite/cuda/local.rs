@@ -8,7 +8,7 @@ use meshstep_comm::Communicator;
 use meshstep_shard::local::{
     Fragment, LocalOptimizer, LocalPlan, Merge, Slots, Timing, Weights, What, Workers,
 };
-use meshstep_shard::{Options, Outcome, Precision, Stage, StepArgs};
+use meshstep_shard::{Options, Outcome, Precision, Stage, Step, StepArgs};
 use meshstep_tensor::DType;
 use std::sync::Arc;
 

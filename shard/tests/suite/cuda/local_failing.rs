@@ -8,7 +8,7 @@ use crate::cuda::ranks::on;
 use crate::cuda::{alone, room_for, stand_in};
 use meshstep_comm::Communicator;
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, OnFailure, Outer, Placement, Workers};
-use meshstep_shard::{NonFinite, Optimizer, Options};
+use meshstep_shard::{NonFinite, Optimizer, Options, Step};
 use meshstep_tensor::{Category, Meter, Slice};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Barrier};

@@ -7,7 +7,7 @@ use crate::cuda::ranks::on;
 use crate::cuda::{alone, room_for};
 use meshstep_shard::checkpoint::{Load, Save, Store};
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, OnFailure, Workers};
-use meshstep_shard::{Optimizer, Stage};
+use meshstep_shard::{Optimizer, Stage, Step};
 use std::sync::Arc;
 
 /// Parameters and state of a rank.

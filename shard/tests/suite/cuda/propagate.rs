@@ -1,7 +1,8 @@
 //! Steps taken with any gradients; a bucket is updated while the next is still in flight.
 
 use crate::common::{self, End, Gradients, PRECISIONS, Run, STAGES, WhichRule};
-use crate::cuda::{Event, alone, both, devices, on_gpus, room_for, seed, stand_in};
+use crate::cuda::events::{Event, both};
+use crate::cuda::{alone, devices, on_gpus, room_for, seed, stand_in};
 use meshstep_comm::nccl;
 use meshstep_optim::Norm;
 use meshstep_shard::{Clip, Combine, NonFinite, Options, Outcome, Stage, StepArgs};

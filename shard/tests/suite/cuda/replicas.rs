@@ -4,7 +4,7 @@ use crate::common::adamw;
 use crate::cross_shard::cases::{self, Comm, Loopback, Ranks};
 use crate::cuda::{alone, apart, devices, room_for, seed, stand_in};
 use meshstep_comm::nccl;
-use meshstep_shard::{Clip, Combine, CrossShard, Error, MicroBatch, Missing, Options, Stage, StepArgs};
+use meshstep_shard::{Clip, Combine, CrossShard, Error, MicroBatch, Missing, Options, Stage, Step, StepArgs};
 use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::{self, Stream};
 use std::sync::Barrier;

@@ -94,7 +94,7 @@ fn a_start_that_is_not_finite_is_refused_on_all_ranks() {
             run.backward(mb, &run.read(mb)?, 0, 1).map(|l| if rank == 1 { f64::NAN } else { l })
         };
         assert!(matches!(opt.step(bad), Err(Error::NotFinite { non_finite: 0, .. })));
-        assert!(opt.param("p0").unwrap().typed::<f64>().unwrap().iter().all(|&x| x == 0.0));
+        assert!(opt.optimizer().param("p0").unwrap().typed::<f64>().unwrap().iter().all(|&x| x == 0.0));
         opt.step(|mb| run.backward(mb, &run.read(mb)?, 0, 1)).unwrap();
     })
     .unwrap();

@@ -37,7 +37,7 @@ fn evaluate(mb: &MicroBatch<'_>, names: &[&str], rank: usize) -> Result<f64, Err
 }
 
 fn step(opt: &mut ShardedLbfgs, names: &[&str]) -> LbfgsStep {
-    let rank = opt.comm().rank();
+    let rank = opt.optimizer().comm().rank();
     opt.step(|mb| evaluate(mb, names, rank)).unwrap()
 }
 
@@ -52,11 +52,11 @@ fn parameters_are_added_and_the_history_is_forgotten() {
         loopback::spawn(3, |comm| {
             let mut grown = made(Arc::clone(&comm), layout("a", 5), stage);
             step(&mut grown, &["a"]);
-            let reached = grown.param("a").unwrap().typed::<f64>().unwrap().to_vec();
+            let reached = grown.optimizer().param("a").unwrap().typed::<f64>().unwrap().to_vec();
             let before = grown.state().iterations();
             grown.add_param_group(layout("b", 4), first).unwrap();
             grown.also_called("c", "b").unwrap();
-            assert_eq!((grown.state().pairs(), grown.params().count()), (0, 2));
+            assert_eq!((grown.state().pairs(), grown.optimizer().params().count()), (0, 2));
             let whole = Layout::builder().param("a", &[5], F64).param("b", &[4], F64).build().unwrap();
             let again = |param: &Param, to: SliceMut<'_>| match param.name() {
                 "a" => to.into_typed::<f64>().map(|to| to.copy_from_slice(&reached)),
@@ -69,7 +69,8 @@ fn parameters_are_added_and_the_history_is_forgotten() {
                 assert_eq!(one.report, other.report, "{stage:?}");
             }
             for name in ["a", "b"] {
-                let bits = |opt: &ShardedLbfgs| opt.param(name).unwrap().bytes().unwrap().to_vec();
+                let bits =
+                    |opt: &ShardedLbfgs| opt.optimizer().param(name).unwrap().bytes().unwrap().to_vec();
                 assert_eq!(bits(&grown), bits(&fresh), "{stage:?}");
             }
             grown.verify().unwrap();
@@ -79,9 +80,9 @@ fn parameters_are_added_and_the_history_is_forgotten() {
             let narrow = |name| Layout::builder().param(name, &[2], F32).build().unwrap();
             let mixed = grown.add_param_group(narrow("d"), first).unwrap_err();
             assert!(matches!(mixed, Error::NotForLbfgs(NotForLbfgs::Types { .. })), "{mixed}");
-            let odd = if grown.comm().rank() == 1 { narrow("d") } else { layout("d", 2) };
+            let odd = if grown.optimizer().comm().rank() == 1 { narrow("d") } else { layout("d", 2) };
             assert!(grown.add_param_group(odd, first).is_err());
-            assert_eq!(grown.params().count(), 2);
+            assert_eq!(grown.optimizer().params().count(), 2);
             // The iteration count continues although the history is forgotten.
             assert_eq!(grown.optimizer().steps(), before + grown.state().iterations());
             step(&mut grown, &["a", "b"]);

@@ -134,7 +134,7 @@ impl Run {
             |at| losses.push(at.loss),
         )?;
         let mut params = Vec::new();
-        let all = opt.gather("all")?;
+        let all = opt.optimizer().gather("all")?;
         for i in 0..self.lens.len() {
             params.extend(self.wide(all.param(&name(i))?));
         }

@@ -9,7 +9,7 @@ use meshstep_membership::{
     Ballot, Config, Decision, Departure, Error, InProcess, InProcessWorker, Membership, Refusal, Round,
 };
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan};
-use meshstep_shard::{NonFinite, Stage};
+use meshstep_shard::{NonFinite, Stage, Step};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;

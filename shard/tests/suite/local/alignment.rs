@@ -4,7 +4,7 @@ use crate::common::hash;
 use meshstep_comm::loopback;
 use meshstep_optim::{AdamW, Moments, QhAdamW};
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, Workers};
-use meshstep_shard::{Groups, Optimizer, Options, StepArgs};
+use meshstep_shard::{Groups, Optimizer, Options, Step, StepArgs};
 use meshstep_tensor::{DType, Layout, Slice, SliceMut};
 
 const LEN: usize = 256;

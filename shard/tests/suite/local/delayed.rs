@@ -7,7 +7,7 @@ use meshstep_optim::{
 use meshstep_shard::local::{
     Fragment, LocalError, LocalOptimizer, LocalPlan, ParamSpec, Placement, Slots, Timing, What, Workers,
 };
-use meshstep_shard::{Groups, Optimizer, Options, StepArgs};
+use meshstep_shard::{Groups, Optimizer, Options, Step, StepArgs};
 use meshstep_tensor::{DType, Layout, Queue};
 use std::sync::Arc;
 

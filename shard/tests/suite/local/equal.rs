@@ -7,7 +7,7 @@ use meshstep_optim::{AdamW, Sgd};
 use meshstep_shard::local::{
     Fragment, LocalOptimizer, LocalPlan, Merge, Outer, Placement, Select, Timing, Weights, What, Workers,
 };
-use meshstep_shard::{Optimizer, Options, Outcome, Stage, StepArgs};
+use meshstep_shard::{Optimizer, Options, Outcome, Stage, Step, StepArgs};
 use meshstep_tensor::{DType, Slice, SliceMut};
 use std::sync::Arc;
 

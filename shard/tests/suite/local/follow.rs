@@ -6,7 +6,7 @@ use meshstep_membership::{
     Ballot, Config, Decision, Digest, Error, InProcess, InProcessWorker, Membership, Refusal, Round,
 };
 use meshstep_shard::local::{Exchanged, LocalError, LocalOptimizer, LocalPlan, Veto, Workers};
-use meshstep_shard::{Optimizer, Stage};
+use meshstep_shard::{Optimizer, Stage, Step};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};

@@ -6,11 +6,11 @@ use crate::local::naive::Naive;
 use crate::local::traffic::planned;
 use meshstep_comm::loopback;
 use meshstep_optim::AdamW;
-use meshstep_shard::Stage;
 use meshstep_shard::local::{
     Fragment, LocalError, LocalOptimizer, LocalPlan, LocalWarning, Merge, Placement, Select, Slots, Timing,
     Veto, Weights, What, Workers,
 };
+use meshstep_shard::{Stage, Step};
 
 const STAGES: [Stage; 4] = [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3];
 

@@ -7,7 +7,7 @@ use meshstep_comm::loopback;
 use meshstep_shard::local::{
     Exchanged, Fragment, LocalOptimizer, LocalPlan, Merge, Outer, Placement, Weights, What, Workers,
 };
-use meshstep_shard::{Outcome, Stage};
+use meshstep_shard::{Outcome, Stage, Step};
 use meshstep_tensor::{DType, bf16};
 
 /// State of a whole worker: its parameters, then its state vectors; each vector for all parameters.

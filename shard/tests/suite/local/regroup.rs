@@ -3,7 +3,7 @@
 use crate::common::{self, Gradients, Run, turns};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_shard::local::{Fragment, LocalError, LocalOptimizer, LocalPlan, OnFailure, Workers};
-use meshstep_shard::{Optimizer, Options, Stage};
+use meshstep_shard::{Optimizer, Options, Stage, Step};
 use meshstep_tensor::Meter;
 use std::sync::Arc;
 

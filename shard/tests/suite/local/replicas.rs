@@ -6,7 +6,7 @@ use crate::local::follow::{LONG, alone_workers, build, mean, run, update};
 use meshstep_comm::{Clock, Communicator, loopback};
 use meshstep_membership::{Ballot, Config, Decision, Error, InProcess, InProcessWorker, Membership, Round};
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, LocalStep, Workers};
-use meshstep_shard::{Error as ShardError, Stage};
+use meshstep_shard::{Error as ShardError, Stage, Step};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -80,13 +80,13 @@ pub fn connect(members: &InProcess, round: &Round, place: [usize; 2]) -> Result<
 /// Takes a step, whatever fails in it.
 pub fn step(run: &Run, local: &mut LocalOptimizer, id: usize) -> Result<LocalStep, LocalError> {
     let t = local.steps() + 1;
-    let hand_over = |local: &mut LocalOptimizer| -> Result<(), ShardError> {
+    let hand_over = |local: &mut LocalOptimizer| -> Result<(), LocalError> {
         let mb = local.micro_batch(1)?;
         for i in 0..run.lens.len() {
             let grad: Vec<f32> = run.gradient(t, 0, id, i).iter().map(|&g| g as f32).collect();
             mb.grad(&common::name(i), &grad[..])?;
         }
-        mb.finish()
+        Ok(mb.finish()?)
     };
     // The step returns the same error.
     let _ = hand_over(local);

@@ -5,10 +5,10 @@ use crate::local::follow::{LONG, Vetoing, build, run};
 use crate::local::replicas::{connect, parts, step};
 use meshstep_comm::{Clock, loopback};
 use meshstep_membership::{Ballot, Config, Decision, Error, InProcess, InProcessWorker, Membership, Round};
-use meshstep_shard::Stage;
 use meshstep_shard::local::{
     Fragment, LocalOptimizer, LocalPlan, OnFailure, Placement, Select, Slots, Timing, What, Workers,
 };
+use meshstep_shard::{Stage, Step};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 use std::thread;

@@ -3,7 +3,7 @@
 use meshstep_comm::loopback;
 use meshstep_optim::{AdamW, Moments, QhAdamW, QhAdopt, Sgd, UncorrectedAdam};
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, Placement, Workers};
-use meshstep_shard::{Groups, Optimizer, Options, StepArgs};
+use meshstep_shard::{Groups, Optimizer, Options, Step, StepArgs};
 use meshstep_tensor::{DType, Layout, Slice};
 
 /// Written by `bench/python/local_reference.py`, which explains the lines.

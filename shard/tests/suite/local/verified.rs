@@ -4,7 +4,7 @@ use crate::local::equal::run;
 use crate::local::replicas::step;
 use meshstep_comm::loopback;
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, OnFailure, Workers};
-use meshstep_shard::{Error, Fault, Stage, StepArgs};
+use meshstep_shard::{Error, Fault, Stage, Step, StepArgs};
 
 /// A plan with a flight after five steps, which is rolled back when given up.
 fn plan() -> LocalPlan {

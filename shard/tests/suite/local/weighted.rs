@@ -5,7 +5,7 @@ use crate::local::means::half_ulp;
 use meshstep_comm::loopback;
 use meshstep_optim::{ExactSum, Sgd};
 use meshstep_shard::local::{Fragment, LocalOptimizer, LocalPlan, Slots, Timing, Weights, What, Workers};
-use meshstep_shard::{NonFinite, Optimizer, Options, StepArgs};
+use meshstep_shard::{NonFinite, Optimizer, Options, Step, StepArgs};
 use meshstep_tensor::{DType, Layout, SliceMut};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

@@ -9,7 +9,7 @@ use super::kernel::{Kernel, argument};
 use super::measure::timed;
 use super::race::{Copy, Measured};
 use super::vectors::Vectors;
-use meshstep_optim::cuda::{NormAt, Row, Step, Streams, THREADS, append};
+use meshstep_optim::cuda::{NormAt, Row, StepScalars, Streams, THREADS, append};
 use meshstep_optim::{ExactSum, Norm, NormAccumulator, Segment};
 use meshstep_tensor::DType::U64;
 use meshstep_tensor::{Buffer, Category, Meter, Queue};
@@ -192,7 +192,7 @@ impl Ready {
                 append(&mut table, recipe.params, &*rule, 1.0, &[segment])?;
                 // Skip and zero_grads are 0.
                 let step = [LR.to_bits(), 1f64.to_bits(), 0];
-                const { assert!(size_of::<Step>() == 24) };
+                const { assert!(size_of::<StepScalars>() == 24) };
                 let streams = base.vectors.flat(|flat| Streams::of(&flat, recipe.rounding));
                 Memory::Update {
                     prepare: Kernel::load(VARIANTS, "variants_prepare", THREADS, queue)?,

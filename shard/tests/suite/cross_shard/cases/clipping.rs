@@ -3,7 +3,7 @@
 use super::{Assignment, Ranks, at_one, build, fetch, give, layout, replicated, step, there, values, zeros};
 use meshstep_optim::Sgd;
 use meshstep_shard::{
-    Clip, Combine, Error, LocalClip, Missing, Optimizer, Options, Outcome, Owners, Stage, StepArgs,
+    Clip, Combine, Error, LocalClip, Missing, Optimizer, Options, Outcome, Owners, Stage, Step, StepArgs,
 };
 
 /// Rank 0 has (3, 4), of norm 5, rank 1 (0, 0.5), rank 2 (-3, -4), rank 3 (0, 0.5); the bound is 1.

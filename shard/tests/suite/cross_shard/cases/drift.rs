@@ -5,7 +5,7 @@ use crate::common::{self, adamw};
 use meshstep_cases::{Effort, effort};
 use meshstep_comm::loopback;
 use meshstep_optim::Sgd;
-use meshstep_shard::{CrossShard, Error, Master, Missing, Options, Outcome, Precision, StepArgs};
+use meshstep_shard::{CrossShard, Error, Master, Missing, Options, Outcome, Precision, Step, StepArgs};
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
 use std::sync::Arc;
 

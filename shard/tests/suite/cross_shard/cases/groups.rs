@@ -3,7 +3,9 @@
 use super::{Assignment, Ranks, at_one, build, give, layout, replicated, step, there, values, zeros};
 use crate::common::{self, adamw};
 use meshstep_optim::{DynamicLossScale, LossScale, Sgd};
-use meshstep_shard::{Clip, Combine, CrossShard, Error, Initial, Optimizer, Options, Outcome, StepArgs};
+use meshstep_shard::{
+    Clip, Combine, CrossShard, Error, Initial, Optimizer, Options, Outcome, Step, StepArgs,
+};
 use meshstep_tensor::{Param, Slice, SliceMut};
 use std::sync::Arc;
 

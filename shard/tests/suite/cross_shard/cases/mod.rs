@@ -9,7 +9,7 @@ mod refusals;
 use crate::common::put;
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::Rule;
-use meshstep_shard::{CrossShard, Error, MicroBatch, Options, Outcome, Pending, Stage, StepArgs};
+use meshstep_shard::{CrossShard, Error, MicroBatch, Options, Outcome, Pending, Stage, Step, StepArgs};
 use meshstep_tensor::{Buffer, Category, DType, Element, Layout, Meter, Param, Queue, Slice, SliceMut};
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use super::{Ranks, at_one, build, give, replicated, values};
 use meshstep_optim::Sgd;
-use meshstep_shard::{AssignmentError, Combine, Error, Master, Options, Owners, Precision, Stage};
+use meshstep_shard::{AssignmentError, Combine, Error, Master, Options, Owners, Precision, Stage, Step};
 
 /// Returns the error of each of 4 ranks that build with the arguments of `of`.
 fn refused(on: &impl Ranks, of: impl Fn(usize) -> (Option<Vec<Vec<usize>>>, Options) + Sync) -> Vec<Error> {

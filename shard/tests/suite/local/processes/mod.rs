@@ -10,7 +10,7 @@ use meshstep_comm::{Communicator, loopback};
 use meshstep_membership::{Caller, Config, Error, Remote, Round, Service};
 use meshstep_optim::AdamW;
 use meshstep_shard::local::{LocalError, LocalOptimizer, LocalPlan, LocalStep, Workers};
-use meshstep_shard::{Optimizer, Options, StepArgs};
+use meshstep_shard::{Optimizer, Options, Step, StepArgs};
 use meshstep_tensor::{DType, Layout, Slice};
 use std::net::SocketAddr;
 use std::path::Path;

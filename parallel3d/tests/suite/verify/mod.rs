@@ -1,11 +1,14 @@
 //! A difference on a mesh is reported with its vector, the ranks' coordinates, and the element of the whole parameter.
 
+mod clean;
+mod gradients;
+
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::{
-    Alike, Axes, Axis, Differs, Error, Gradient, Mesh, Model, Optimizer, Parameter, Piece, Placement,
+    Axes, Axis, Differs, Error, Gradient, Mesh, Model, Optimizer, Parameter, Piece, Placement,
 };
-use meshstep_shard::{MicroBatch, Options, Owners, Stage, StepArgs, Until};
+use meshstep_shard::{MicroBatch, Options, Owners, Stage, Step, StepArgs, Until};
 use meshstep_tensor::DType::F32;
 use meshstep_tensor::{Meter, SliceMut};
 use std::sync::Arc;
@@ -36,13 +39,14 @@ fn built(world: Arc<dyn Communicator>, mesh: &str, stage: Stage) -> Optimizer {
     };
     let opt = Optimizer::new(world, mesh.parse().unwrap(), &model(), AdamW::default(), initial, options);
     let opt = opt.unwrap();
-    assert_eq!(opt.comm().rank(), rank);
+    assert_eq!(opt.optimizer().comm().rank(), rank);
     opt
 }
 
 /// Takes a step with gradients that are equal for equal parts.
 fn take(opt: &mut Optimizer, t: usize) -> Result<(), Error> {
-    let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
+    let lens: Vec<(String, usize)> =
+        opt.optimizer().params().map(|p| (p.name().to_owned(), p.len())).collect();
     let mb = opt.micro_batch(1)?;
     for (name, len) in lens {
         let grad: Vec<f32> = (0..len).map(|i| ((i * 5 + t * 3) % 17) as f32 - 8.0).collect();
@@ -175,200 +179,17 @@ fn a_tie_names_both() {
     }
 }
 
-/// Number of verified steps.
-fn clean_steps() -> usize {
-    meshstep_cases::cases(60, 1000) as usize
-}
-
-#[test]
-fn clean_steps_raise_no_alarm_and_majorities_repair() {
-    let all = [
-        (CUBE, Stage::Zero2),
-        (CUBE, Stage::Replicated),
-        ("dp_replicate=2,dp_shard=2,tp=2", Stage::Zero1),
-        ("tp=8", Stage::Zero1),
-        ("dp_replicate=2,dp_shard=2,cp=2", Stage::WholeParams(Owners::SortedGreedy)),
-    ];
-    for (_, (mesh, stage)) in all.into_iter().enumerate().filter(|(i, _)| meshstep_cases::tried(*i, 1)) {
-        let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
-            let rank = world.rank();
-            let mut opt = built(world, mesh, stage);
-            opt.verify_every(1).unwrap();
-            (1..=clean_steps()).for_each(|t| take(&mut opt, t).unwrap());
-            let verified = opt.verify().unwrap();
-            assert_eq!((verified.of.unchecked, verified.alike), (0, vec![]), "{mesh} {stage:?}");
-            assert_eq!(verified.of.compared + verified.of.kept, 5 * 3);
-            if rank == 6 {
-                opt.flip_bit("ln", "param", 12, 30).unwrap();
-            }
-            let repaired = opt.repair().unwrap();
-            opt.verify().unwrap();
-            repaired
-        });
-        for repaired in told.unwrap() {
-            let told: Vec<_> =
-                repaired.iter().map(|r| (&r.param[..], r.slot, &r.ranks[..], r.from)).collect();
-            assert_eq!(told, [("ln", "param", &[6][..], 0)], "{mesh} {stage:?}");
-        }
-    }
-}
-
-#[test]
-fn clean_steps_at_stage_3_raise_no_alarm_and_majorities_repair_a_part() {
-    // Ranks that hold rank 2's part: two along tp have no majority.
-    let hsdp = "dp_replicate=2,dp_shard=2,tp=2";
-    let all = [(hsdp, vec![2, 3, 6, 7]), (CUBE, vec![]), ("tp=4,dp=2", vec![0, 1, 2, 3])];
-    for (_, (mesh, same)) in all.into_iter().enumerate().filter(|(i, _)| meshstep_cases::tried(*i, 1)) {
-        let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
-            let rank = world.rank();
-            let mut opt = built(world, mesh, Stage::Zero3);
-            opt.verify_every(1).unwrap();
-            (1..=clean_steps()).for_each(|t| take(&mut opt, t).unwrap());
-            let verified = opt.verify().unwrap();
-            assert_eq!((verified.of.unchecked, verified.alike), (0, vec![]), "{mesh}");
-            assert_eq!(verified.of.compared + verified.of.kept, 5 * 3);
-            if rank == 2 {
-                let first = opt.state("pos").unwrap().range.start;
-                opt.flip_bit("pos", "param", first, 30).unwrap();
-            }
-            let repaired = opt.repair().map_err(|error| error.to_string());
-            (repaired, opt.verify().is_ok())
-        });
-        for (rank, (repaired, right)) in told.unwrap().into_iter().enumerate() {
-            assert_eq!((repaired.is_ok(), right), (!same.is_empty(), !same.is_empty()), "{mesh}");
-            let told: Vec<_> =
-                repaired.iter().flatten().map(|r| (&r.param[..], r.slot, &r.ranks[..])).collect();
-            let expected: &[_] = if same.contains(&rank) { &[("pos", "param", &[2][..])] } else { &[] };
-            assert_eq!(told, expected, "{mesh} on rank {rank}");
-        }
-    }
-}
-
-/// Ranks along tp with different gradients for a shared parameter: reported before the gradients are applied.
-#[test]
-fn gradients_that_should_be_the_same_are_compared() {
-    for stage in [Stage::Replicated, Stage::Zero1] {
-        let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
-            let mut opt = built(world, "tp=4,dp=2", stage);
-            let tp = opt.coordinate().along(Axis::Tp);
-            let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
-            let mb = opt.micro_batch(1).unwrap();
-            for (name, len) in &lens {
-                let mut grad = vec![1f32; *len];
-                if tp == 2 && name == "pos" {
-                    grad[65] = 1.5;
-                }
-                // Partial gradients may differ until the step sums them.
-                if name == "ln" {
-                    grad.fill(1.0 + tp as f32);
-                }
-                mb.grad(name, &grad[..]).unwrap();
-            }
-            mb.finish().unwrap();
-            let told = opt.verify_gradients().unwrap_err();
-            opt.discard_gradients().unwrap();
-            differs(told)
-        });
-        for told in told.unwrap() {
-            let difference = &told.difference;
-            assert_eq!((&difference.param[..], difference.slot, told.element), ("pos", "grad", Some(65)));
-            assert_eq!(told.axes, Axes::from(Axis::Tp));
-            assert!(told.at.iter().all(|at| at.along(Axis::Tp) == 2), "{told}");
-        }
-    }
-}
-
-/// Gradients with a further reduction are compared among the ranks that hold the same values before it.
-#[test]
-fn gradients_that_are_reduced_further_are_compared_before() {
-    let zero3 = [Stage::Zero1, Stage::Zero2, Stage::Zero3];
-    let whole = [Stage::Replicated, Stage::WholeParams(Owners::RoundRobin)];
-    for stage in whole.into_iter().chain(zero3) {
-        let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
-            let mut opt = built(world, "dp_replicate=2,dp_shard=2,tp=2", stage);
-            let (tp, copy) = (opt.coordinate().along(Axis::Tp), opt.coordinate().along(Axis::DpReplicate));
-            let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
-            let mut verify = |odd: &str| {
-                let mb = opt.micro_batch(1).unwrap();
-                for (name, len) in &lens {
-                    // Each replica has different data.
-                    let mut grad = vec![1.0 + copy as f32; *len];
-                    if tp == 1 && copy == 1 && name == odd {
-                        grad[65] = 9.0;
-                    }
-                    // Partial gradients may differ until the step sums them.
-                    if name == "ln" {
-                        grad.fill(1.0 + tp as f32);
-                    }
-                    mb.grad(name, &grad[..]).unwrap();
-                }
-                mb.finish().unwrap();
-                let told = opt.verify_gradients();
-                opt.discard_gradients().unwrap();
-                told
-            };
-            let clean = verify("none").unwrap();
-            // If gradients are divided, only `pos` has other ranks with the same values, along tp.
-            let compared = if whole.contains(&stage) { 5 } else { 1 };
-            assert_eq!((clean.compared, clean.unchecked), (compared, 5 - compared), "{stage:?}");
-            differs(verify("pos").unwrap_err())
-        });
-        for told in told.unwrap() {
-            let difference = &told.difference;
-            assert_eq!((&difference.param[..], difference.slot, told.element), ("pos", "grad", Some(65)));
-            assert_eq!(told.axes, Axes::from(Axis::Tp), "{told}");
-            assert!(told.at.iter().all(|at| at.along(Axis::DpReplicate) == 1), "{told}");
-        }
-    }
-}
-
-/// Parts of a cut matrix that began equal on all ranks; constant parts are not listed.
-#[test]
-fn parts_that_are_alike_are_listed() {
-    let model = Model::builder()
-        .param("same", &[8, 4], F32, Placement::whole().cut(Axis::Tp, 0))
-        .param("zeros", &[8], F32, Placement::whole().cut(Axis::Tp, 0))
-        .param("other", &[8, 4], F32, Placement::whole().cut(Axis::Tp, 1))
-        .build()
-        .unwrap();
-    let told = loopback::spawn(8, |world: Arc<dyn Communicator>| {
-        let mesh: Mesh = "tp=4,dp=2".parse().unwrap();
-        let initial = |p: &Parameter, pieces: &[Piece], mut values: SliceMut<'_>| {
-            let part = pieces[0].global.iter().map(|range| range.start).sum::<usize>();
-            let of = |i: usize| match p.name.as_str() {
-                // The second and the fourth rank have equal parts.
-                "same" => (i * (1 + part / 2 % 2)) as f32,
-                "zeros" => 0.0,
-                _ => (i + part) as f32,
-            };
-            let own: Vec<f32> = (0..values.len()).map(of).collect();
-            values.copy_from((&own[..]).into())
-        };
-        let options = Options { meter: Meter::new(), ..Options::default() };
-        let mut opt = Optimizer::new(world, mesh, &model, AdamW::default(), initial, options).unwrap();
-        (1..=2).map(|_| opt.verify().unwrap().alike).collect::<Vec<_>>()
-    });
-    for (rank, told) in told.unwrap().into_iter().enumerate() {
-        let first = rank / 4 * 4;
-        let alike = |place: usize| Alike {
-            param: "same".into(),
-            axes: Axis::Tp.into(),
-            ranks: vec![first + place, first + place + 2],
-        };
-        assert_eq!(told, [vec![alike(0), alike(1)], vec![alike(0), alike(1)]]);
-    }
-}
-
 /// A step with a closure reports the location of a difference as any other step does.
 #[test]
 fn a_step_with_a_closure_tells_where() {
     let told = loopback::spawn(4, |world: Arc<dyn Communicator>| {
         let mut opt = built(world, "tp=2,dp=2", Stage::Zero1);
         opt.verify_every(1).unwrap();
-        if opt.comm().rank() == 3 {
+        if opt.optimizer().comm().rank() == 3 {
             opt.flip_bit("up", "param", 21, 4).unwrap();
         }
-        let lens: Vec<(String, usize)> = opt.params().map(|p| (p.name().to_owned(), p.len())).collect();
+        let lens: Vec<(String, usize)> =
+            opt.optimizer().params().map(|p| (p.name().to_owned(), p.len())).collect();
         let closure = |mb: &MicroBatch<'_>| -> Result<f64, meshstep_shard::Error> {
             lens.iter().try_for_each(|(name, len)| mb.grad(name, &vec![1f32; *len][..]).map(drop))?;
             Ok(1.0)
