@@ -2,7 +2,7 @@
 //! counts.
 
 use super::in_flight::{Bringing, Landed, Value};
-use super::owned_spans::{Spot, Vector};
+use super::owned_spans::{Span, Spot, Vector};
 use super::packing::Lane;
 use super::staging::Staging;
 use super::votes::VoteShare;
@@ -10,14 +10,10 @@ use super::{Fragment, LocalPlan, Merge};
 use crate::{Error, Optimizer};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_tensor::{Buffer, SliceMut};
-use std::ops::Range;
 
 /// The lanes of the flight that arrives at the exchange that sends it.
 #[derive(Debug, Default)]
 pub(crate) struct InPlace(Vec<InPlaceLane>);
-
-/// Elements of one vector of the optimizer.
-pub(crate) type Span = (Vector, Range<usize>);
 
 /// A lane to reduce after all packed lanes have started.
 #[derive(Debug)]
@@ -220,39 +216,5 @@ impl Fragment {
     fn is_replaced_by_mean(&self, spot: &Spot) -> bool {
         let whole = matches!(self.merge, Merge::Mean) && self.taken == 1.0 && self.timing.delay == 0;
         whole && spot.own == spot.wire && !matches!(spot.vector, Vector::Outer { .. })
-    }
-}
-
-impl Optimizer {
-    /// Borrows spans that have no element in common, in their order.
-    pub(crate) fn spans_mut(&mut self, spans: &[Span]) -> Result<Vec<SliceMut<'_>>, Error> {
-        let mut order: Vec<usize> = (0..spans.len()).collect();
-        order.sort_unstable_by_key(|&i| (spans[i].0.key(), spans[i].1.start));
-        let mut order = order.into_iter().peekable();
-        let mut slices: Vec<Option<SliceMut<'_>>> = spans.iter().map(|_| None).collect();
-        for (bucket, owned) in self.buckets.iter_mut().enumerate() {
-            for (k, vector) in owned.vectors_mut().enumerate() {
-                let (mut rest, mut start) = (vector, 0);
-                while let Some(i) = order.next_if(|&i| spans[i].0.key() == (bucket, k)) {
-                    let range = &spans[i].1;
-                    let (_, from) = rest.split_at(range.start - start)?;
-                    let (slice, after) = from.split_at(range.len())?;
-                    (slices[i], rest, start) = (Some(slice), after, range.end);
-                }
-            }
-        }
-        let all: Option<Vec<_>> = slices.into_iter().collect();
-        Ok(all.unwrap_or_else(|| unreachable!("a span is of a vector that there is")))
-    }
-}
-
-impl Vector {
-    /// Returns the bucket, and the index among the vectors from which its update starts; no bucket for an outer optimizer's.
-    fn key(&self) -> (usize, usize) {
-        match *self {
-            Vector::Params { bucket } | Vector::Master { bucket } => (bucket, 0),
-            Vector::State { bucket, slot } => (bucket, 1 + slot),
-            Vector::Outer { .. } => (usize::MAX, 0),
-        }
     }
 }
