@@ -20,6 +20,8 @@ pub(crate) trait WireElement: Element {
     fn widen(self) -> Self::Wide;
     /// Rounds to nearest, ties to even.
     fn narrow(wide: Self::Wide) -> Self;
+    /// Returns true if the element is neither infinite nor NaN.
+    fn finite(self) -> bool;
 }
 
 /// Accumulator of a reduction.
@@ -100,6 +102,12 @@ pub(crate) fn last<T: WireElement>(rounded: &mut [T], sum: &[T::Wide], reduction
         }
         _ => round(rounded, sum, |s| T::narrow(s)),
     }
+}
+
+/// Counts the elements that are infinite or NaN.
+#[inline(always)]
+pub(crate) fn non_finite<T: WireElement>(values: &[T]) -> u64 {
+    values.iter().map(|x| u32::from(!x.finite())).sum::<u32>().into()
 }
 
 #[inline(always)]
@@ -254,7 +262,7 @@ impl Accumulator for u64 {
 }
 
 macro_rules! wire {
-    ($t:ty, $wide:ty, $widen:expr, $narrow:expr) => {
+    ($t:ty, $wide:ty, $widen:expr, $narrow:expr, $finite:expr) => {
         impl WireElement for $t {
             type Wide = $wide;
             #[inline(always)]
@@ -265,11 +273,15 @@ macro_rules! wire {
             fn narrow(wide: $wide) -> Self {
                 $narrow(wide)
             }
+            #[inline(always)]
+            fn finite(self) -> bool {
+                $finite(self)
+            }
         }
     };
 }
-wire!(f32, f64, f64::from, |wide| wide as f32);
-wire!(f64, Twofold, Twofold::new, Twofold::rounded);
-wire!(u64, u64, |x| x, |wide| wide);
-wire!(bf16, f32, narrow::from_bf16, narrow::to_bf16);
-wire!(f16, f32, narrow::from_f16, narrow::to_f16);
+wire!(f32, f64, f64::from, |wide| wide as f32, f32::is_finite);
+wire!(f64, Twofold, Twofold::new, Twofold::rounded, f64::is_finite);
+wire!(u64, u64, |x| x, |wide| wide, |_| true);
+wire!(bf16, f32, narrow::from_bf16, narrow::to_bf16, |x: bf16| x.to_bits() & 0x7f80 != 0x7f80);
+wire!(f16, f32, narrow::from_f16, narrow::to_f16, |x: f16| x.to_bits() & 0x7c00 != 0x7c00);

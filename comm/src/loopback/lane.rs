@@ -1,6 +1,7 @@
 //! One rank's queue of operations, and the slots that hold their buffers until they are waited for.
 
-use super::meeting::MeetingSeat;
+use super::meeting::Ended;
+use super::segments::LentValues;
 use super::shared::View;
 use crate::call_name;
 use crate::clock::Wake;
@@ -48,7 +49,7 @@ struct LaneSlot {
     task: Task,
     buffer: Option<Buffer>,
     result: Option<Result<(), Error>>,
-    formed: Option<MeetingSeat>,
+    ended: Ended,
     forgotten: bool,
 }
 
@@ -81,8 +82,14 @@ impl Lane {
     }
 
     /// Enqueues an operation, or returns the buffer with the error. `waits`: the caller waits for it at once; waiting threads run
-    /// operations themselves, so the communication thread is not woken.
-    pub(super) fn enqueue(&self, op: Op, buffer: Buffer, waits: bool) -> Result<usize, (Buffer, Error)> {
+    /// operations themselves, so the communication thread is not woken. With `lent`, the operation is an all-reduce of these values,
+    /// and the buffer keeps them.
+    pub(super) fn enqueue(
+        &self,
+        op: Op,
+        (buffer, lent): (Buffer, Option<LentValues>),
+        waits: bool,
+    ) -> Result<usize, (Buffer, Error)> {
         if let Err(error) = op.check(self.rank, self.world_size, buffer.len(), buffer.dtype()) {
             return Err((buffer, error));
         }
@@ -103,7 +110,7 @@ impl Lane {
             by: call_name::current(),
         };
         state.started += 1;
-        let view = View::of(&buffer, op.action());
+        let view = View::of(&buffer, op.action(), lent);
         let ticket = state.place(|slot| Task { slot, op, called, view }, buffer);
         state.queue.push_back(ticket);
         drop(state);
@@ -127,15 +134,8 @@ impl Lane {
         }
     }
 
-    /// Applies `damage` to the buffer of an operation; no other rank accesses the buffer at that time.
-    pub(super) fn with_buffer(&self, task: &Task, damage: impl FnOnce(&mut Buffer)) {
-        if let Some(buffer) = &mut self.state.lock().slots[task.slot].buffer {
-            damage(buffer);
-        }
-    }
-
     /// Records the result of an operation. The first failure is passed on unchanged, later ones as [`Error::Poisoned`].
-    pub(super) fn finish(&self, task: &Task, result: Result<Option<MeetingSeat>, Arc<Error>>) {
+    pub(super) fn finish(&self, task: &Task, result: Result<Ended, Arc<Error>>) {
         let mut state = self.state.lock();
         state.busy = false;
         let result = result.map_err(|cause| state.tell(cause));
@@ -144,7 +144,7 @@ impl Lane {
             state.stats.count(action, self.rank, self.world_size, len, dtype.size());
         }
         let slot = &mut state.slots[task.slot];
-        slot.result = Some(result.map(|formed| slot.formed = formed));
+        slot.result = Some(result.map(|ended| slot.ended = ended));
         // The buffer of a forgotten operation is released after the lock.
         let _unseen = if slot.forgotten { state.vacate(task.slot) } else { None };
         let more = state.closed || !state.queue.is_empty();
@@ -160,7 +160,7 @@ impl Lane {
         &self,
         ticket: usize,
         carry_out: impl Fn(&Task),
-    ) -> (Buffer, Result<(), Error>, Option<MeetingSeat>) {
+    ) -> (Buffer, Result<(), Error>, Ended) {
         let mut state = self.state.lock();
         loop {
             if let Some(ended) = state.vacate(ticket) {
@@ -251,7 +251,7 @@ impl LaneState {
             task: task(ticket),
             buffer: Some(buffer),
             result: None,
-            formed: None,
+            ended: Ended::default(),
             forgotten: false,
         };
         match self.slots.get_mut(ticket) {
@@ -262,12 +262,12 @@ impl LaneState {
     }
 
     /// Empties the slot of an ended operation.
-    fn vacate(&mut self, ticket: usize) -> Option<(Buffer, Result<(), Error>, Option<MeetingSeat>)> {
+    fn vacate(&mut self, ticket: usize) -> Option<(Buffer, Result<(), Error>, Ended)> {
         let slot = &mut self.slots[ticket];
         let result = slot.result.take()?;
-        let (buffer, formed) = (slot.buffer.take()?, slot.formed.take());
+        let (buffer, ended) = (slot.buffer.take()?, std::mem::take(&mut slot.ended));
         self.free.push(ticket);
-        Some((buffer, result, formed))
+        Some((buffer, result, ended))
     }
 }
 

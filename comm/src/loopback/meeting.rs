@@ -38,6 +38,17 @@ struct MeetingState {
     cause: Option<Arc<Error>>,
     /// True if a transfer was interrupted.
     spoilt: bool,
+    /// Non-finite elements that the ranks have found in the running collective's result.
+    non_finite: u64,
+}
+
+/// Result of an operation of one rank, beside its buffer.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    /// The rank's seat in the group that a split has formed.
+    pub(super) formed: Option<MeetingSeat>,
+    /// Non-finite elements of the result, if it was a reduction that keeps former values.
+    pub(super) non_finite: u64,
 }
 
 /// Action of a rank once its party is complete.
@@ -46,7 +57,7 @@ pub(super) enum Met {
     /// The rank moves its share of the bytes, and then leaves.
     Move,
     /// The rank has left: another rank has moved all bytes.
-    Done(Option<MeetingSeat>),
+    Done(Ended),
 }
 
 /// Largest total of buffer bytes that one rank, the one that completes the party, moves alone: waking the others to help takes
@@ -78,6 +89,7 @@ impl MeetingGroup {
             below: Vec::new(),
             cause: None,
             spoilt: false,
+            non_finite: 0,
         };
         let group = Arc::new_cyclic(|me| MeetingGroup {
             me: Weak::clone(me),
@@ -154,9 +166,10 @@ impl MeetingGroup {
         &self.counters[lowest]
     }
 
-    /// Records that `rank` has moved its bytes, and waits until its whole party has.
-    pub(super) fn leave(&self, rank: usize, party: Party) -> Result<Option<MeetingSeat>, Arc<Error>> {
+    /// Records that `rank` has moved its bytes and `found` non-finite elements in them, and waits until its whole party has.
+    pub(super) fn leave(&self, rank: usize, party: Party, found: u64) -> Result<Ended, Arc<Error>> {
         let mut state = self.state.lock();
+        state.non_finite += found;
         state.stands[rank] = Stand::Moved;
         let done = |stand: &Stand| matches!(stand, Stand::Moved | Stand::Carried);
         if party.ranks(self.world_size).all(|member| done(&state.stands[member])) {
@@ -167,11 +180,7 @@ impl MeetingGroup {
     }
 
     /// Waits until the whole party of `rank` has moved its bytes, and takes the rank out of the operation.
-    fn released(
-        &self,
-        mut state: Guard<'_, MeetingState>,
-        rank: usize,
-    ) -> Result<Option<MeetingSeat>, Arc<Error>> {
+    fn released(&self, mut state: Guard<'_, MeetingState>, rank: usize) -> Result<Ended, Arc<Error>> {
         while state.stands[rank] != Stand::Released {
             state = self.changed.wait(state, None);
         }
@@ -179,7 +188,8 @@ impl MeetingGroup {
         state.views[rank] = View::empty();
         match &state.cause {
             Some(cause) if state.spoilt => Err(Arc::clone(cause)),
-            _ => Ok(state.formed[rank].take()),
+            // The next collective, which counts anew, begins when this rank has posted its call too.
+            _ => Ok(Ended { formed: state.formed[rank].take(), non_finite: state.non_finite }),
         }
     }
 
@@ -250,6 +260,9 @@ impl MeetingGroup {
             Verdict::Fail(error) => drop(self.fail_locked(state, error)),
             Verdict::Go(party) => {
                 self.form(state);
+                if let Party::All = party {
+                    state.non_finite = 0;
+                }
                 self.counter(party).reset();
                 let bytes: usize = party.ranks(self.world_size).map(|member| state.moved_bytes(member)).sum();
                 let by_one =

@@ -6,10 +6,11 @@ use crate::communicator::nothing;
 use crate::faults::Faults;
 use crate::op::Action;
 use crate::sync::{self, Mutex};
-use crate::{Communicator, Error, InFlight, Op, Stats};
-use meshstep_tensor::{Buffer, Queue};
+use crate::{Communicator, Error, InFlight, Op, Reduction, Stats};
+use meshstep_tensor::{Buffer, Queue, SliceMut};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard as StdGuard, PoisonError};
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 /// Rank of a group of threads of this process.
 #[derive(Debug)]
@@ -109,7 +110,7 @@ impl Communicator for Loopback {
     }
 
     fn start(&self, op: Op, buffer: Buffer, _after: &Queue) -> Result<InFlight, (Buffer, Error)> {
-        let ticket = self.place.lane.enqueue(op, buffer, false)?;
+        let ticket = self.place.lane.enqueue(op, (buffer, None), false)?;
         Ok(InFlight::new(Arc::clone(&self.place) as _, ticket))
     }
 
@@ -118,11 +119,22 @@ impl Communicator for Loopback {
         (buffer, result)
     }
 
+    fn all_reduce_keeping(
+        &self,
+        reduction: Reduction,
+        within: Option<Duration>,
+        values: &mut [SliceMut<'_>],
+        kept: Buffer,
+    ) -> (Buffer, Result<u64, Error>) {
+        let op = Op::all_reduce(reduction);
+        self.place.keep(within.map_or(op, |within| op.within(within)), values, kept)
+    }
+
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error> {
         let op = Op::of(Action::Split { color, key });
-        let (_, result, formed) = self.place.complete(op, nothing()?);
+        let (_, result, ended) = self.place.complete(op, nothing()?);
         result?;
-        let Some(seat) = formed else { return Ok(None) };
+        let Some(seat) = ended.formed else { return Ok(None) };
         Ok(Some(Arc::new(Loopback::new(seat, self.life(), Faults::none())?)))
     }
 

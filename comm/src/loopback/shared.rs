@@ -10,14 +10,19 @@
 //! | send, recv | a range, in both buffers |
 //! | barrier, split | none |
 //!
+//! An all-reduce may work on values that a rank lends for the time of a call, in segments; the rank's buffer then keeps the former
+//! values, and both belong to the portion that has their elements.
+//!
 //! So no transfer waits for a thread that the system has not woken yet, and the result does not depend on the rank that moves a
 //! portion.
 
 use super::cut::{Cut, CutPart};
-use super::meeting::{MeetingSeat, Met};
+use super::meeting::{Ended, MeetingSeat, Met};
+use super::segments::{LentValues, Segment};
 use super::verdict::Party;
 use crate::sync::Counter;
 use crate::{Action, Called, Error};
+use meshstep_tensor::fetch::LINE;
 use meshstep_tensor::{Buffer, DType, Element};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,32 +30,57 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Address of a rank's buffer, dereferenced only by [`Portion`], and the factor of its values.
+/// Address of a rank's buffer, dereferenced only by [`Portion`] and [`flip_a_bit`](View::flip_a_bit), and the factor of its values.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
     base: NonNull<u8>,
     len: usize,
     dtype: DType,
     factor: f64,
+    /// Values to reduce in place of the buffer, which then keeps their former contents.
+    lent: Option<LentValues>,
+    /// Contiguous memory of the values: the buffer, or the segment of the lent values that a portion has entered.
+    here: Segment,
 }
 
-// SAFETY: a view is an address and a size; only `Portion` dereferences it, with its own safety argument.
+// SAFETY: a view is an address and a size; only its own methods and `Portion` dereference it, with their own safety arguments.
 unsafe impl Send for View {}
 
 impl View {
     /// Returns an empty view.
     pub(super) fn empty() -> Self {
-        View { base: NonNull::<u64>::dangling().cast(), len: 0, dtype: DType::F32, factor: 1.0 }
+        let base = NonNull::<u64>::dangling().cast();
+        let here = Segment { base, start: 0, len: 0 };
+        View { base, len: 0, dtype: DType::F32, factor: 1.0, lent: None, here }
     }
 
-    /// Returns a view of the whole of `buffer`, on which its rank calls `action`.
-    pub(super) fn of(buffer: &Buffer, action: Action) -> Self {
-        let (len, dtype, factor) = (buffer.len(), buffer.dtype(), action.factor());
-        View { base: buffer.as_ptr(), len, dtype, factor }
+    /// Returns a view of the whole of `buffer`, on which its rank calls `action`; with `lent`, of values that are as long as the
+    /// buffer.
+    pub(super) fn of(buffer: &Buffer, action: Action, lent: Option<LentValues>) -> Self {
+        let (base, len, dtype) = (buffer.as_ptr(), buffer.len(), buffer.dtype());
+        // Lent values are entered segment by segment.
+        let here = Segment { base, start: 0, len: if lent.is_some() { 0 } else { len } };
+        View { base, len, dtype, factor: action.factor(), lent, here }
     }
 
     pub(super) fn bytes(&self) -> usize {
         self.len * self.dtype.size()
+    }
+
+    /// Flips a bit in the middle of the values, as a faulty link would.
+    ///
+    /// # Safety
+    /// The view is of this rank's own running operation, which has not been posted yet or which all ranks have left.
+    pub(super) unsafe fn flip_a_bit(&self) {
+        let (size, middle) = (self.dtype.size(), self.bytes() / 2);
+        if self.len == 0 {
+            return;
+        }
+        // SAFETY: the caller's promise: the operation is this rank's own and runs, so its segments are alive.
+        let here = self.lent.map_or(self.here, |lent| unsafe { lent.at(middle / size) });
+        let offset = middle - here.start * size;
+        // SAFETY: the byte lies in the segment. By the caller's promise the memory is alive, and no other rank accesses it now.
+        unsafe { *here.base.as_ptr().add(offset) ^= 1 << 6 }
     }
 }
 
@@ -59,7 +89,7 @@ impl View {
 pub(super) struct Share<'a> {
     action: Action,
     cut: Cut,
-    views: &'a [View],
+    views: &'a mut [View],
     next: &'a Counter,
 }
 
@@ -70,7 +100,7 @@ pub(super) struct Portion<'a> {
     /// Range within a part that lies at the same place in every buffer; for a swap, the offset into the two chunks.
     pub(super) range: Range<usize>,
     cut: Cut,
-    views: &'a [View],
+    views: &'a mut [View],
 }
 
 impl Share<'_> {
@@ -92,12 +122,17 @@ impl Share<'_> {
         self.views[self.cut.rank].bytes() * buffers
     }
 
+    /// Returns true if a rank lends values, whose former contents are kept.
+    pub(super) fn keeps(&self) -> bool {
+        self.views.iter().any(|view| view.lent.is_some())
+    }
+
     /// Claims the next portion.
     pub(super) fn claim(&mut self) -> Option<Portion<'_>> {
         loop {
             let (part, range) = self.cut.portion(self.next.next())?;
             if !range.is_empty() {
-                return Some(Portion { part, range, cut: self.cut, views: self.views });
+                return Some(Portion { part, range, cut: self.cut, views: &mut *self.views });
             }
         }
     }
@@ -115,16 +150,66 @@ impl Portion<'_> {
         (at(self.cut.chunk(b)), at(self.cut.chunk(a)))
     }
 
-    /// Borrows elements `range` of rank `of`'s buffer.
+    /// Returns the range from element `at` of this portion in which the values of every rank are contiguous, and enters it: until the
+    /// next call only elements of this range can be borrowed.
+    pub(super) fn enter(&mut self, at: usize) -> Range<usize> {
+        assert!(self.range.contains(&at), "an element outside this portion");
+        let mut end = self.range.end;
+        for view in self.views.iter_mut() {
+            if let Some(lent) = view.lent {
+                // SAFETY: the operation runs, so its segments are alive, and they cover every element of the operation.
+                view.here = unsafe { lent.at(at) };
+            }
+            end = end.min(view.here.start + view.here.len);
+        }
+        at..end
+    }
+
+    /// Number of elements from `at` to the next one that begins a cache line in the memory that keeps former values.
+    pub(super) fn to_line(&self, at: usize) -> usize {
+        let Some(view) = self.views.iter().find(|view| view.lent.is_some()) else { return 0 };
+        let size = view.dtype.size();
+        let address = view.base.addr().get() + at * size;
+        (address.next_multiple_of(LINE) - address) / size
+    }
+
+    /// Calls `copy` with the elements `range` of the memory that keeps rank `of`'s former values, and with the values; not at all if
+    /// the rank does not keep them.
     ///
     /// # Panics
-    /// If they are outside this portion, or not of type `T`.
+    /// As for [`slice`](Portion::slice).
+    #[inline(always)]
+    pub(super) fn keep<T: Element>(
+        &mut self,
+        of: usize,
+        range: Range<usize>,
+        copy: impl FnOnce(&mut [T], &[T]),
+    ) {
+        if self.views[of].lent.is_none() {
+            return;
+        }
+        let (kept, end) = (self.views[of].base.cast::<T>(), self.views[of].len);
+        let len = range.len();
+        assert!(range.end <= end, "a range beyond the buffer");
+        let start = range.start;
+        let values = self.slice::<T>(of, range);
+        // SAFETY: the range lies in the buffer, which has the values' type, and belongs to this portion, which no other rank has. The
+        // rank owns the buffer and has borrowed the values exclusively, so they do not overlap.
+        let kept = unsafe { std::slice::from_raw_parts_mut(kept.as_ptr().add(start), len) };
+        copy(kept, values);
+    }
+
+    /// Borrows elements `range` of rank `of`'s values: of its buffer, unless it lends others.
+    ///
+    /// # Panics
+    /// If they are outside this portion or outside the range that was entered last, or not of type `T`.
     pub(super) fn slice<T: Element>(&mut self, of: usize, range: Range<usize>) -> &mut [T] {
-        let view = self.allow::<T>(of, &range);
-        // SAFETY: `allow` has checked that the range lies in the buffer, holds `T`, and belongs to this portion, which no other
+        let here = self.allow::<T>(of, &range);
+        // SAFETY: `allow` has checked that the range lies in this memory, holds `T`, and belongs to this portion, which no other
         // rank has; the borrow of `self` keeps this rank from borrowing it twice.
         unsafe {
-            std::slice::from_raw_parts_mut(view.base.cast::<T>().as_ptr().add(range.start), range.len())
+            let first = here.base.cast::<T>().as_ptr().add(range.start - here.start);
+            std::slice::from_raw_parts_mut(first, range.len())
         }
     }
 
@@ -138,40 +223,42 @@ impl Portion<'_> {
         (b, in_b): (usize, Range<usize>),
     ) -> (&mut [T], &mut [T]) {
         assert_ne!(a, b, "one buffer cannot be borrowed twice");
-        let (view_a, view_b) = (self.allow::<T>(a, &in_a), self.allow::<T>(b, &in_b));
-        // SAFETY: as in `slice` for both ranges, and buffers of different ranks do not overlap, because each `Buffer` is the only
-        // owner of its range.
+        let (here_a, here_b) = (self.allow::<T>(a, &in_a), self.allow::<T>(b, &in_b));
+        // SAFETY: as in `slice` for both ranges, and values of different ranks do not overlap, because each rank owns its buffer or
+        // has borrowed its values exclusively.
         unsafe {
-            let a =
-                std::slice::from_raw_parts_mut(view_a.base.cast::<T>().as_ptr().add(in_a.start), in_a.len());
-            let b =
-                std::slice::from_raw_parts_mut(view_b.base.cast::<T>().as_ptr().add(in_b.start), in_b.len());
-            (a, b)
+            let a = here_a.base.cast::<T>().as_ptr().add(in_a.start - here_a.start);
+            let b = here_b.base.cast::<T>().as_ptr().add(in_b.start - here_b.start);
+            (std::slice::from_raw_parts_mut(a, in_a.len()), std::slice::from_raw_parts_mut(b, in_b.len()))
         }
     }
 
-    fn allow<T: Element>(&self, of: usize, range: &Range<usize>) -> View {
-        let view = self.views[of];
-        assert_eq!(view.dtype, T::DTYPE, "the operation's type is not the kernel's");
-        assert!(range.start <= range.end && range.end <= view.len, "a range beyond the buffer");
+    #[inline(always)]
+    fn allow<T: Element>(&self, of: usize, range: &Range<usize>) -> Segment {
+        let View { dtype, here, .. } = self.views[of];
+        assert_eq!(dtype, T::DTYPE, "the operation's type is not the kernel's");
+        let inside =
+            here.start <= range.start && range.start <= range.end && range.end <= here.start + here.len;
+        assert!(inside, "a range beyond the values");
         assert!(self.cut.holds(self.part, &self.range, of, range), "a range outside this portion");
-        view
+        here
     }
 }
 
 /// Runs one operation of one rank: meets the other ranks, lets `body` move this rank's share, if any, and returns when all ranks
-/// have moved theirs, so that no rank accesses the buffer behind `view` any more.
+/// have moved theirs, so that no rank accesses the memory behind `view` any more. `body` returns the non-finite elements that it has
+/// found.
 pub(super) fn exchange(
     seat: &MeetingSeat,
     called: Called,
     view: View,
     after: Duration,
     views: &mut Vec<View>,
-    body: impl FnOnce(Share<'_>),
-) -> Result<Option<MeetingSeat>, Arc<Error>> {
+    body: impl FnOnce(Share<'_>) -> u64,
+) -> Result<Ended, Arc<Error>> {
     let MeetingSeat { group, rank } = seat;
-    if let Met::Done(formed) = group.meet(*rank, called, view, after, views)? {
-        return Ok(formed);
+    if let Met::Done(ended) = group.meet(*rank, called, view, after, views)? {
+        return Ok(ended);
     }
     let party = match called.action {
         Action::Send { to } => Party::Pair { from: *rank, to },
@@ -182,13 +269,15 @@ pub(super) fn exchange(
     // rank moves the bytes of all, and lets no rank post another operation. All have posted operations that agree, with lengths
     // and types that agree. So each rank that moves bytes makes the same cut of the same views and shares the party's counter,
     // which was zero when the party was complete: no number is drawn twice, and different numbers are disjoint portions. The
-    // memory stays allocated, because a rank's buffer remains in its lane until this function has returned there.
+    // memory stays allocated, because a rank's buffer remains in its lane until this function has returned there, and the call that
+    // lends values returns after that (`RankWorker::keep`).
     let cut = Cut::new(called.action, *rank, group.world_size(), view.len);
-    let share = Share { action: called.action, cut, views, next: group.counter(party) };
+    let share = Share { action: called.action, cut, views: views.as_mut_slice(), next: group.counter(party) };
     // A panic in `body` would be a bug of this crate. Even then no buffer goes back while other ranks access it, and no rank
     // treats the result as valid.
-    if catch_unwind(AssertUnwindSafe(|| body(share))).is_err() {
+    let found = catch_unwind(AssertUnwindSafe(|| body(share))).unwrap_or_else(|_| {
         group.spoil(*rank);
-    }
-    group.leave(*rank, party)
+        0
+    });
+    group.leave(*rank, party, found)
 }

@@ -1,14 +1,16 @@
 //! Execution of a rank's operations: in order, one at a time, by a thread that waits for one or else by the communication thread.
 
 use super::lane::{Lane, Task};
-use super::meeting::MeetingSeat;
+use super::meeting::{Ended, MeetingSeat};
 use super::moves;
+use super::segments::{LentValues, Segment, lay_end_to_end};
 use super::shared::{View, exchange};
+use crate::communicator::keeping;
 use crate::faults::{Fault, Faults};
 use crate::in_flight::Tickets;
 use crate::sync::Mutex;
 use crate::{Error, Op};
-use meshstep_tensor::{Buffer, Queue};
+use meshstep_tensor::{Buffer, Queue, SliceMut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,13 +22,16 @@ pub(super) struct RankWorker {
     faults: Faults,
     /// Buffers of the running operation; kept, so that an operation does not allocate.
     views: Mutex<Vec<View>>,
+    /// Memory for the segments of lent values; kept as well.
+    segments: Mutex<Vec<Segment>>,
 }
 
 impl RankWorker {
     pub(super) fn new(seat: MeetingSeat, faults: Faults) -> Arc<Self> {
         let world_size = seat.group.world_size();
         let lane = Lane::new(seat.rank, world_size, seat.group.clock());
-        Arc::new(RankWorker { seat, lane, faults, views: Mutex::new(Vec::with_capacity(world_size)) })
+        let views = Mutex::new(Vec::with_capacity(world_size));
+        Arc::new(RankWorker { seat, lane, faults, views, segments: Mutex::default() })
     }
 
     /// Body of the communication thread: runs until the rank has left and all its started operations are done.
@@ -38,18 +43,43 @@ impl RankWorker {
     }
 
     /// Runs an operation from start to end on the caller's thread.
-    pub(super) fn complete(
+    pub(super) fn complete(&self, op: Op, buffer: Buffer) -> (Buffer, Result<(), Error>, Ended) {
+        self.complete_with(op, (buffer, None))
+    }
+
+    fn complete_with(
         &self,
         op: Op,
-        buffer: Buffer,
-    ) -> (Buffer, Result<(), Error>, Option<MeetingSeat>) {
-        match self.lane.enqueue(op, buffer, true) {
+        memory: (Buffer, Option<LentValues>),
+    ) -> (Buffer, Result<(), Error>, Ended) {
+        match self.lane.enqueue(op, memory, true) {
             Ok(ticket) => self.collect(ticket),
-            Err((buffer, error)) => (buffer, Err(error), None),
+            Err((buffer, error)) => (buffer, Err(error), Ended::default()),
         }
     }
 
-    fn collect(&self, ticket: usize) -> (Buffer, Result<(), Error>, Option<MeetingSeat>) {
+    /// Reduces `values` in place by `op`, an all-reduce, and keeps the former ones; returns the non-finite elements of the result.
+    pub(super) fn keep(
+        &self,
+        op: Op,
+        values: &mut [SliceMut<'_>],
+        kept: Buffer,
+    ) -> (Buffer, Result<u64, Error>) {
+        // Another thread's call at the same time has a list of its own.
+        let mut segments = std::mem::take(&mut *self.segments.lock());
+        let laid = keeping::check(values, &kept).and_then(|()| Ok(lay_end_to_end(values, &mut segments)?));
+        if let Err(error) = laid {
+            return (kept, Err(error));
+        }
+        // Other ranks access the values and the list until `complete_with` returns, which it does when the operation has ended.
+        let borrowed = AbortOnUnwind;
+        let (kept, result, ended) = self.complete_with(op, (kept, LentValues::of(&segments)));
+        std::mem::forget(borrowed);
+        *self.segments.lock() = segments;
+        (kept, result.map(|()| ended.non_finite))
+    }
+
+    fn collect(&self, ticket: usize) -> (Buffer, Result<(), Error>, Ended) {
         self.lane.collect(ticket, |task| self.carry_out(task))
     }
 
@@ -58,13 +88,14 @@ impl RankWorker {
         self.lane.finish(task, result);
     }
 
-    fn perform(&self, task: &Task) -> Result<Option<MeetingSeat>, Arc<Error>> {
-        let RankWorker { seat, lane, faults, views } = self;
+    fn perform(&self, task: &Task) -> Result<Ended, Arc<Error>> {
+        let RankWorker { seat, faults, views, .. } = self;
         let after = task.op.deadline().unwrap_or(seat.group.timeout());
         for fault in faults.at(seat.rank, task.called.op_number) {
             match fault {
                 Fault::Delay(by) => seat.group.pause(seat.group.clock().now().saturating_add(by))?,
-                Fault::CorruptInput => lane.with_buffer(task, flip_a_bit),
+                // SAFETY: the task is this rank's, and its operation has not been posted.
+                Fault::CorruptInput => unsafe { task.view.flip_a_bit() },
                 Fault::Drop => {
                     seat.group.pause(seat.group.clock().now().saturating_add(after))?;
                     return Err(seat.group.miss(seat.rank, task.called, after));
@@ -73,11 +104,12 @@ impl RankWorker {
             }
         }
         // Operations run one at a time, so this lock has no contention.
-        let formed = exchange(seat, task.called, task.view, after, &mut views.lock(), moves::perform)?;
+        let ended = exchange(seat, task.called, task.view, after, &mut views.lock(), moves::perform)?;
         if faults.at(seat.rank, task.called.op_number).any(|fault| fault == Fault::CorruptResult) {
-            lane.with_buffer(task, flip_a_bit);
+            // SAFETY: the task is this rank's, and all ranks have left its operation.
+            unsafe { task.view.flip_a_bit() };
         }
-        Ok(formed)
+        Ok(ended)
     }
 }
 
@@ -100,11 +132,14 @@ impl Tickets for RankWorker {
     }
 }
 
-/// Flips a bit in the middle of a buffer, as a faulty link would.
-fn flip_a_bit(buffer: &mut Buffer) {
-    let middle = buffer.bytes() / 2;
-    let mut slice = buffer.as_mut();
-    if let Some(byte) = slice.bytes_mut().ok().and_then(|bytes| bytes.get_mut(middle)) {
-        *byte ^= 1 << 6;
+/// Ends the process if it is dropped, which happens only if a bug of this crate unwinds: values that a caller lends would be released
+/// while other ranks access them. A simulated thread unwinds only when no other will run again.
+struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        if !cfg!(feature = "shuttle") {
+            std::process::abort();
+        }
     }
 }

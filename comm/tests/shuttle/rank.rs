@@ -1,7 +1,7 @@
 //! One rank's run through a program.
 
 use crate::program::{Program, Random, Step, Trouble, len};
-use meshstep_comm::{Communicator, Error, InFlight, Op, Reduction};
+use meshstep_comm::{Action, Communicator, Error, InFlight, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 use std::sync::Arc;
 
@@ -56,6 +56,11 @@ impl Rank<'_> {
             let result = self.comm.split(Some(0), 0).map(drop);
             return self.outcomes[i] = Some(result);
         }
+        if let (Action::AllReduce(reduction), 0) = (op.action(), self.random.below(3)) {
+            let result = self.keep(reduction, &mut buffer);
+            self.check_sum(step, &buffer, &result);
+            return self.outcomes[i] = Some(result);
+        }
         if self.random.below(2) == 0 {
             let result = self.comm.run(op, &mut buffer);
             self.check_sum(step, &buffer, &result);
@@ -65,6 +70,19 @@ impl Rank<'_> {
             Ok(started) => self.flying.push((i, started)),
             Err((_, error)) => self.outcomes[i] = Some(Err(error)),
         }
+    }
+
+    /// Reduces `values` where they lie, in slices of this rank's own; after an error they are as before.
+    fn keep(&mut self, reduction: Reduction, values: &mut Buffer) -> Result<(), Error> {
+        let (len, dtype) = (values.len(), values.dtype());
+        let room = || Buffer::zeroed(len, dtype, &Meter::new(), Category::Staging).unwrap();
+        let mut before = room();
+        before.as_mut().copy_from(values.as_slice()).unwrap();
+        let (first, second) = values.as_mut().split_at(self.random.below(len + 1)).unwrap();
+        let (kept, result) = self.comm.all_reduce_keeping(reduction, None, &mut [first, second], room());
+        let unchanged = if result.is_ok() { &kept } else { &*values };
+        assert_eq!(unchanged.as_slice().bytes().unwrap(), before.as_slice().bytes().unwrap());
+        result.map(|found| assert_eq!(found, 0))
     }
 
     /// Waits for the operations in flight, or forgets them.

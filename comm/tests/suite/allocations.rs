@@ -2,7 +2,7 @@
 
 use meshstep_cases::cases;
 use meshstep_comm::{InFlight, Op, Reduction, loopback};
-use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -85,6 +85,7 @@ fn count() {
         let mut buffers: Vec<_> = (0..14).map(|i| Some(buffer(i))).collect();
         let mut flying = Vec::with_capacity(14);
         let mut blocking = buffer(0);
+        let (mut lent, mut kept) = ([1f32; 4096], buffer(0));
         let mut large = Buffer::zeroed(1 << 16, DType::F32, &Meter::new(), Category::Grads).unwrap();
         let mut both = |rounds| {
             for _ in 0..rounds {
@@ -92,6 +93,11 @@ fn count() {
                 comm.all_reduce(&mut blocking, Reduction::Sum).unwrap();
                 // Large enough to be moved by all ranks; the other buffers are moved by one.
                 comm.all_reduce(&mut large, Reduction::Sum).unwrap();
+                let (one, two) = lent.split_at_mut(1000);
+                let mut slices = [SliceMut::from(one), SliceMut::from(two)];
+                let (back, found) = comm.all_reduce_keeping(Reduction::Mean, None, &mut slices, kept.take());
+                assert_eq!(found, Ok(0));
+                kept = back;
                 comm.barrier().unwrap();
             }
         };

@@ -10,6 +10,7 @@
 mod allocations;
 mod collectives;
 mod failures;
+mod keeping;
 mod naive;
 #[cfg(feature = "nccl")]
 mod nccl;

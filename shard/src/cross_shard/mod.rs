@@ -17,9 +17,7 @@ use crate::ranks::{agree, host_words};
 use crate::reduce::together::objection;
 use crate::update::owned_bucket::Owned;
 use crate::update::params::Params;
-use crate::{
-    Error, Groups, Initial, Master, MicroBatch, Missing, Optimizer, Options, Stage,
-};
+use crate::{Error, Groups, Initial, Master, MicroBatch, Missing, Optimizer, Options, Stage};
 use meshstep_comm::{Communicator, Op, name_calls};
 use meshstep_tensor::{Layout, Param, Slice, SliceMut};
 use std::fmt::Write;

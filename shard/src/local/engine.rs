@@ -1,19 +1,17 @@
-//! State of a rank for a plan, and one exchange: an agreement, the reductions of all fragments due, a vote.
+//! State of a rank for a plan, and one exchange: an agreement, the reductions of all fragments due, a vote, the merges.
 
 use super::elastic::Following;
-use super::finite::all_finite;
 use super::fragment_state::{Arrived, Parts};
-use super::in_flight::{Bringing, Flight, Landed, Sent};
-use super::owned_spans::on_gpu;
+use super::in_flight::{Flight, Landed, Sent};
+use super::in_place::InPlace;
 use super::packing::Loads;
 use super::staging::Staging;
-use super::votes::{Agreed, Brought, Seen, Veto, vote};
+use super::votes::Veto;
 use super::{LocalError, LocalPlan, Merge, OnFailure, Placement, What, Workers};
 use crate::error::Error;
 use crate::optimizer::Optimizer;
 use crate::update::params::Params;
 use std::collections::BTreeSet;
-use xxhash_rust::xxh3::xxh3_64;
 
 /// Outcome of one step's exchanges, as indices of fragments.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,14 +28,11 @@ pub struct Exchanged {
 
 /// Fragments and flights that one exchange handles.
 #[derive(Debug, Default)]
-struct Point {
-    sent: Vec<usize>,
-    reset: Vec<usize>,
-    arriving: Vec<Flight>,
+pub(super) struct Point {
+    pub(super) sent: Vec<usize>,
+    pub(super) reset: Vec<usize>,
+    pub(super) arriving: Vec<Flight>,
 }
-
-/// Flights that arrive later, and the results that have arrived.
-type Reduced = (Vec<Flight>, Vec<Landed>);
 
 /// State of a rank for a plan.
 #[derive(Debug)]
@@ -45,8 +40,8 @@ pub(crate) struct Engine {
     pub(crate) plan: LocalPlan,
     pub(crate) workers: Workers,
     pub(crate) parts: Parts,
-    loads: Vec<Loads>,
-    staging: Staging,
+    pub(super) loads: Vec<Loads>,
+    pub(super) staging: Staging,
     pub(crate) flights: Vec<Flight>,
     /// Fragments to send again.
     pub(crate) again: BTreeSet<usize>,
@@ -167,7 +162,23 @@ impl Engine {
         if !self.may_exchange(placement) {
             return Ok(Err(Veto::Failed { rank: self.workers.world.rank() }));
         }
-        let reduced = self.reduce(params, point, placement, fault)?;
+        let mut in_place = InPlace::default();
+        let exchanged = self.reduce_and_merge(params, point, (placement, fault), &mut in_place);
+        // Nothing is left to put back after an exchange that counts.
+        let put_back = in_place.put_back(params);
+        in_place.give_memory(&mut self.staging);
+        put_back?;
+        exchanged
+    }
+
+    fn reduce_and_merge(
+        &mut self,
+        params: &mut Params,
+        point: &mut Point,
+        (placement, fault): (Placement, bool),
+        in_place: &mut InPlace,
+    ) -> Result<Result<(), Veto>, Error> {
+        let reduced = self.reduce(params, point, (placement, fault), in_place)?;
         let counted = match &reduced {
             Ok(_) => self.confirm(Ok(()), false)?,
             Err(veto) => {
@@ -179,6 +190,7 @@ impl Engine {
             (Ok(reduced), Ok(())) => reduced,
             (_, Err(veto)) | (Err(veto), _) => return Ok(Err(veto)),
         };
+        in_place.commit();
         self.report.sent.extend(later.iter().flat_map(|flight| &flight.fragments));
         self.flights.extend(later);
         let arrived: Vec<_> = std::mem::take(&mut point.arriving).into_iter().zip(landed).collect();
@@ -187,141 +199,6 @@ impl Engine {
         self.staging.give(used.collect::<Vec<_>>());
         self.active = true;
         Ok(Ok(()))
-    }
-
-    /// Starts and lands flights; returns the flights that arrive later and the landed results, if no rank vetoes.
-    fn reduce(
-        &mut self,
-        params: &mut Params,
-        point: &mut Point,
-        placement: Placement,
-        fault: bool,
-    ) -> Result<Result<Reduced, Veto>, Error> {
-        let agreed = self.agree(params, point, placement, fault);
-        let agreed = match self.heard(params, agreed)? {
-            Ok(agreed) => agreed,
-            Err(veto) => return Ok(Err(veto)),
-        };
-        let own = self.workers.across.rank();
-        if let Err(veto) = point.sent.iter().try_for_each(|&f| self.plan.share(f, own, &agreed).map(drop)) {
-            return Ok(Err(veto));
-        }
-        let mut later = self.launch(params, &point.sent, placement, &agreed)?;
-        let at_once = |flight: &mut Flight| flight.arrives == (self.step, placement);
-        point.arriving.extend(later.extract_if(.., at_once));
-        let (landed, seen) = self.land(params, &mut point.arriving)?;
-        let counted = vote(&*self.workers.world, seen, &params.options);
-        Ok(self.heard(params, counted)?.map(|()| (later, landed)))
-    }
-
-    /// Waits for the arriving flights and checks their results.
-    fn land(&self, params: &Params, arriving: &mut [Flight]) -> Result<(Vec<Landed>, Seen), Error> {
-        let (mut all, mut failed) = (Vec::new(), false);
-        for flight in arriving {
-            let (landed, arrived) = flight.land(&params.options);
-            failed |= arrived.is_err();
-            all.push(landed);
-        }
-        if failed {
-            return Ok((all, Seen::Failed));
-        }
-        let finite = all_finite(all.iter().flat_map(Landed::vectors), &params.options)?;
-        // An aborted collective lets a GPU's queue continue with values that are not the mean of all workers.
-        let seen = match self.workers.across.sound() {
-            Err(_) => Seen::Failed,
-            Ok(()) if finite => Seen::Good,
-            Ok(()) => Seen::NotFinite,
-        };
-        Ok((all, seen))
-    }
-
-    /// Returns true if this rank's own values for this exchange are finite, or do not count.
-    fn brings_finite(&self, params: &Params, point: &Point) -> Result<bool, Error> {
-        let fragments = point.arriving.iter().flat_map(|flight| &flight.fragments).chain(&point.sent);
-        let mut values = Vec::new();
-        for &f in fragments.filter(|_| self.active) {
-            values.extend(self.parts.values(params, &self.plan.fragments[f], f)?);
-        }
-        all_finite(values.iter().map(|value| value.values), &params.options)
-    }
-
-    /// Turns the failure of a collective of all workers into a veto: it ends all exchanges, but is not an error of this rank.
-    fn heard<T>(
-        &mut self,
-        params: &Params,
-        result: Result<Result<T, Veto>, Error>,
-    ) -> Result<Result<T, Veto>, Error> {
-        match result {
-            Err(error @ Error::Comm(_)) => {
-                if on_gpu(params) {
-                    // A rank that runs out of memory fails alone, and the others wait for it.
-                    [&self.workers.world, &self.workers.across].into_iter().for_each(|comm| comm.abort());
-                }
-                self.failure = Some(error);
-                Ok(Err(Veto::Failed { rank: self.workers.world.rank() }))
-            }
-            other => other,
-        }
-    }
-
-    fn agree(
-        &self,
-        params: &Params,
-        point: &Point,
-        placement: Placement,
-        fault: bool,
-    ) -> Result<Result<Agreed, Veto>, Error> {
-        let Point { sent, reset, arriving } = point;
-        let arriving: Vec<&Vec<usize>> = arriving.iter().map(|flight| &flight.fragments).collect();
-        let (hash, step) = (self.plan.hash(), self.step);
-        let text = format!("{hash:x} {step} {placement:?} {sent:?} {reset:?} {arriving:?}");
-        let weighed = (0..self.plan.fragments.len()).filter(|&f| self.plan.weighed(f).is_some());
-        // Before the first step no worker has seen tokens, and all count equally.
-        let none_yet = self.step == 0 && placement == Placement::Before;
-        let brought = Brought {
-            digest: xxh3_64(text.as_bytes()),
-            fault,
-            worker: self.workers.across.rank(),
-            active: self.active,
-            tokens: weighed.map(|f| if none_yet { 1 } else { self.parts.of(f).tokens }).collect(),
-        };
-        let Workers { world, across } = &self.workers;
-        self.plan.agree(&**world, across.world_size(), &brought, &params.options)
-    }
-
-    /// Sends the fragments due, those with the same delay in one flight.
-    fn launch(
-        &mut self,
-        params: &Params,
-        sent: &[usize],
-        placement: Placement,
-        agreed: &Agreed,
-    ) -> Result<Vec<Flight>, Error> {
-        let delay_of = |f: usize| self.plan.fragments[f].timing.delay;
-        let delays: BTreeSet<u64> = sent.iter().map(|&f| delay_of(f)).collect();
-        let mut flights = Vec::new();
-        for delay in delays {
-            let together = || sent.iter().copied().filter(|&f| delay_of(f) == delay);
-            let mut bringing = Vec::new();
-            for fragment in together() {
-                let share = self.plan.share(fragment, self.workers.across.rank(), agreed);
-                let Ok(share) = share else { continue }; // all shares were checked before
-                let values = self.parts.values(params, &self.plan.fragments[fragment], fragment)?;
-                bringing.push(Bringing { fragment, share, tokens: self.parts.of(fragment).tokens, values });
-            }
-            let lanes = self.plan.lanes(together(), &self.loads);
-            let to = (&*self.workers.across, &params.options);
-            let arrives = (self.step.saturating_add(delay), placement);
-            let staging = &mut self.staging;
-            let mut flight = Flight::launch(&self.plan, &lanes, &bringing, to, (arrives, staging))?;
-            for (sent, bringing) in flight.sent.iter_mut().zip(&bringing) {
-                if self.plan.fragments[bringing.fragment].keeps_sent() {
-                    sent.snapshots = bringing.snapshots(params, &mut self.staging)?;
-                }
-            }
-            flights.push(flight);
-        }
-        Ok(flights)
     }
 
     /// Merges what has arrived, outer momentum before the outer steps that use it.
@@ -349,7 +226,8 @@ impl Engine {
         let fragment = &self.plan.fragments[f];
         for i in 0..self.parts.of(f).spots.len() {
             let spot = &self.parts.of(f).spots[i];
-            let (reduced, snapshot) = (landed.of(sent, i, spot.range.len())?, sent.snapshots.get(i));
+            let reduced = landed.has(sent, i).then(|| landed.of(sent, i, spot.range.len())).transpose()?;
+            let snapshot = sent.snapshots.get(i);
             self.parts.merge(params, fragment, (f, i), Arrived { reduced, snapshot })?;
         }
         let part = self.parts.of_mut(f);

@@ -37,9 +37,9 @@ pub(crate) struct Kept {
     pub(crate) outer: Vec<Buffer>,
 }
 
-/// Result that has arrived for a spot: the mean and, with a delay, the snapshot that was sent and the `t` of that time.
+/// Result that has arrived for a spot: the mean, unless it has replaced the values already, and, with a delay, the snapshot that was sent and the `t` of that time.
 pub(crate) struct Arrived<'a> {
-    pub(crate) reduced: Slice<'a>,
+    pub(crate) reduced: Option<Slice<'a>>,
     pub(crate) snapshot: Option<&'a (Buffer, u64)>,
 }
 
@@ -155,6 +155,7 @@ impl Parts {
         (f, i): (usize, usize),
         arrived: Arrived<'_>,
     ) -> Result<(), Error> {
+        let Some(mean) = arrived.reduced else { return self.follow_values(params, (f, i)) };
         let (spot, t) = (self.0[f].spots[i].clone(), self.0[f].outer_t + 1);
         let mut kept = std::mem::take(&mut self.0[f].kept[i]);
         let slot = slot_of(params, &spot);
@@ -163,7 +164,7 @@ impl Parts {
         let left = |then| slot.and_then(|slot| slot.left(then, now)).unwrap_or(1.0);
         let (queue, meter) = (&params.options.queue.clone(), &params.options.meter.clone());
         let merge = optim::Merge {
-            mean: arrived.reduced,
+            mean,
             differences: fragment.sends_differences(spot.wire, spot.own),
             anchor: kept.anchor.as_mut().map(Buffer::as_mut),
             sent: arrived.snapshot.map(|(sent, then)| (sent.as_slice(), left(*then))),
@@ -179,6 +180,15 @@ impl Parts {
         });
         self.0[f].kept[i] = kept;
         merged
+    }
+
+    /// Sets the anchor of spot `i` of fragment `f`, if there is one, to the values, which are the exchange's result.
+    fn follow_values(&mut self, params: &Params, (f, i): (usize, usize)) -> Result<(), Error> {
+        let Some(mut anchor) = self.0[f].kept[i].anchor.take() else { return Ok(()) };
+        let values = self.read(params, &self.0[f].spots[i]);
+        let copied = values.and_then(|values| Ok(params.options.queue.copy(values, anchor.as_mut())?));
+        self.0[f].kept[i].anchor = Some(anchor);
+        copied
     }
 
     /// Sets fragment `f` to zero, or mixes zeros in.

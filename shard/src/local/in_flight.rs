@@ -1,5 +1,6 @@
 //! Flights of fragments: packed, sent to the other workers, landed.
 
+use super::in_place::{InPlace, InPlaceLane, spans_in_place};
 use super::owned_spans::Spot;
 use super::packing::Lane;
 use super::staging::Staging;
@@ -9,7 +10,7 @@ use crate::config::options::Options;
 use crate::error::Error;
 use crate::ranks::host_words;
 use crate::update::params::Params;
-use meshstep_comm::{Communicator, InFlight, Op, Reduction};
+use meshstep_comm::{Communicator, InFlight, Op};
 use meshstep_optim::pack;
 use meshstep_tensor::{Buffer, Slice};
 
@@ -24,7 +25,7 @@ pub(crate) struct Flight {
     pub(crate) arrives: (u64, Placement),
     /// Indexed by fragment.
     pub(crate) sent: Vec<Sent>,
-    /// Started buckets of each lane.
+    /// Started buckets of each lane; none of a lane that is reduced in place.
     pub(crate) lanes: Vec<Vec<Started>>,
     /// The result, if it was waited for before the flight arrives.
     pub(crate) early: Option<Arrival>,
@@ -44,7 +45,7 @@ pub(crate) struct Sent {
     pub(crate) places: Vec<(usize, usize)>,
 }
 
-/// Landed results: one vector for each lane.
+/// Landed results: one vector for each lane, none for a lane whose values have been replaced by the result.
 #[derive(Debug)]
 pub(crate) struct Landed(pub(crate) Vec<Option<Buffer>>);
 
@@ -65,40 +66,50 @@ pub(crate) struct Value<'a> {
 }
 
 impl Flight {
-    /// Packs `bringing` into `lanes` and starts the reductions. An error of memory is this rank's alone; an error of the
-    /// communicator is returned when the flight lands.
+    /// Packs `bringing` into `lanes` and starts the reductions; prepares those `in_place`. An error of memory is this rank's alone; an
+    /// error of the communicator is returned when the flight lands.
     pub(crate) fn launch(
         plan: &LocalPlan,
         lanes: &[Lane],
         bringing: &[Bringing<'_>],
         (across, options): (&dyn Communicator, &Options),
-        (arrives, staging): ((u64, Placement), &mut Staging),
+        (arrives, (staging, in_place)): ((u64, Placement), (&mut Staging, &mut InPlace)),
     ) -> Result<Flight, Error> {
-        let (sent, queue) = (places(plan, lanes, bringing), &options.queue);
+        let (sent, mut failed, mut started) = (places(plan, lanes, bringing), None, Vec::new());
         let taken = lanes.iter().map(|lane| staging.take(lane.len, lane.wire, options));
-        let mut packed = taken.collect::<Result<Vec<_>, _>>()?;
-        let mut shares = vec![VoteShare::Unsharded; lanes.len()];
-        for (brings, sent) in bringing.iter().zip(&sent) {
-            for (Value { values, from, .. }, &(lane, start)) in brings.values.iter().zip(&sent.places) {
-                shares[lane] = brings.share;
-                let place = packed[lane].as_mut().slice(start..start + values.len())?;
-                // Values with share 0 may be NaN, and 0 times NaN is NaN: zeros are sent instead.
-                match brings.share == VoteShare::Of(0.0) {
-                    true => queue.zero(place)?,
-                    false => pack(*values, from.map(Buffer::as_slice), place, queue)?,
+        let taken = taken.collect::<Result<Vec<_>, _>>()?;
+        let mut packed = Vec::new();
+        for ((index, &lane), mut memory) in lanes.iter().enumerate().zip(taken) {
+            let share = share_of(lane, plan, bringing);
+            let spans = spans_in_place(plan, &lane, bringing);
+            if spans.is_none() || share == VoteShare::Of(0.0) {
+                pack_lane(index, bringing, &sent, &mut memory, options)?;
+            }
+            match spans {
+                Some(spans) => {
+                    packed.push(None);
+                    in_place.push(InPlaceLane { index, lane, share, spans, memory, replaced: 0 });
                 }
+                None => packed.push(Some((memory, share))),
             }
         }
-        let (mut failed, mut started) = (None, Vec::new());
-        for ((lane, share), packed) in lanes.iter().zip(shares).zip(packed) {
-            let op = Op::all_reduce(match share {
-                VoteShare::Unsharded => Reduction::Mean,
-                VoteShare::Of(factor) => Reduction::PreMulSum { factor },
+        for (lane, packed) in lanes.iter().zip(packed) {
+            started.push(match packed {
+                Some((memory, share)) => {
+                    let op = Op::all_reduce(share.reduction());
+                    start(plan, lane, memory, (across, options), op, &mut failed)?
+                }
+                None => Vec::new(),
             });
-            started.push(start(plan, lane, packed, (across, options), op, &mut failed)?);
         }
         let fragments = bringing.iter().map(|brings| brings.fragment).collect();
         Ok(Flight { fragments, arrives, sent, lanes: started, early: None })
+    }
+
+    /// Returns the first error of a reduction that could not start.
+    pub(crate) fn refused(&self) -> Result<(), meshstep_comm::Error> {
+        let mut all = self.lanes.iter().flatten();
+        all.find_map(|start| start.as_ref().err()).map_or(Ok(()), |(_, error)| Err(error.clone()))
     }
 
     /// Waits for all buckets, and returns the results with the first error.
@@ -131,6 +142,37 @@ impl Flight {
         let kept = self.sent.iter_mut().flat_map(|sent| sent.snapshots.drain(..).map(|(values, _)| values));
         landed.0.into_iter().flatten().chain(kept).collect()
     }
+}
+
+/// Returns this worker's share in a lane.
+fn share_of(lane: Lane, plan: &LocalPlan, bringing: &[Bringing<'_>]) -> VoteShare {
+    let in_lane = |brings: &&Bringing<'_>| {
+        brings.values.iter().any(|value| lane.takes(plan, brings.fragment, value.spot.wire))
+    };
+    bringing.iter().rfind(in_lane).map_or(VoteShare::Unsharded, |brings| brings.share)
+}
+
+/// Packs the values of lane `index` into `memory`.
+fn pack_lane(
+    index: usize,
+    bringing: &[Bringing<'_>],
+    sent: &[Sent],
+    memory: &mut Buffer,
+    options: &Options,
+) -> Result<(), Error> {
+    for (brings, sent) in bringing.iter().zip(sent) {
+        for (Value { values, from, .. }, &(_, start)) in
+            brings.values.iter().zip(&sent.places).filter(|(_, place)| place.0 == index)
+        {
+            let place = memory.as_mut().slice(start..start + values.len())?;
+            // Values with share 0 may be NaN, and 0 times NaN is NaN: zeros are sent instead.
+            match brings.share == VoteShare::Of(0.0) {
+                true => options.queue.zero(place)?,
+                false => pack(*values, from.map(Buffer::as_slice), place, &options.queue)?,
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Places the spots one after another in their lanes.
@@ -198,7 +240,12 @@ impl Landed {
         self.0.iter().flatten().map(Buffer::as_slice)
     }
 
-    /// Returns the result for spot `i`, of `len` elements, from the places in `sent`.
+    /// Returns true if spot `i` has a landed result; otherwise its values have been replaced by the result.
+    pub(crate) fn has(&self, sent: &Sent, i: usize) -> bool {
+        self.0[sent.places[i].0].is_some()
+    }
+
+    /// Returns the landed result for spot `i`, of `len` elements, from the places in `sent`.
     pub(crate) fn of(&self, sent: &Sent, i: usize, len: usize) -> Result<Slice<'_>, meshstep_tensor::Error> {
         let (lane, start) = sent.places[i];
         let Some(whole) = &self.0[lane] else { unreachable!("what was packed has landed") };

@@ -45,6 +45,7 @@ mod error;
 mod finite;
 mod fragment_state;
 mod in_flight;
+mod in_place;
 mod optimizer;
 mod owned_spans;
 mod packing;
@@ -52,6 +53,7 @@ mod param_spec;
 mod placement_conflict;
 mod plan;
 mod presets;
+mod reductions;
 mod regroup;
 mod replica;
 #[cfg(feature = "checkpoint")]

@@ -45,6 +45,9 @@ pub(crate) enum Vector {
     },
 }
 
+/// Elements of one vector.
+pub(crate) type Span = (Vector, Range<usize>);
+
 /// Returns the parameters as plans see them, in the order of a forward pass, and their indices in the optimizer.
 pub(crate) fn trained(optimizer: &Optimizer) -> (Vec<ParamSpec>, Vec<usize>) {
     let params = &optimizer.params;
@@ -86,6 +89,38 @@ pub(crate) fn vector_of_mut(params: &mut Params, vector: Vector) -> Option<Slice
         Vector::Master { bucket } => buckets[bucket].master_mut().map(|master| master.as_mut()),
         Vector::State { bucket, slot } => Some(buckets[bucket].state_mut()[slot].as_mut()),
         Vector::Outer { .. } => None,
+    }
+}
+
+/// Borrows spans that have no element in common, in their order.
+pub(crate) fn spans_mut<'p>(params: &'p mut Params, spans: &[Span]) -> Result<Vec<SliceMut<'p>>, Error> {
+    let mut order: Vec<usize> = (0..spans.len()).collect();
+    order.sort_unstable_by_key(|&i| (spans[i].0.key(), spans[i].1.start));
+    let mut order = order.into_iter().peekable();
+    let mut slices: Vec<Option<SliceMut<'p>>> = spans.iter().map(|_| None).collect();
+    for (bucket, owned) in params.buckets.iter_mut().enumerate() {
+        for (k, vector) in owned.vectors_mut().enumerate() {
+            let (mut rest, mut start) = (vector, 0);
+            while let Some(i) = order.next_if(|&i| spans[i].0.key() == (bucket, k)) {
+                let range = &spans[i].1;
+                let (_, from) = rest.split_at(range.start - start)?;
+                let (slice, after) = from.split_at(range.len())?;
+                (slices[i], rest, start) = (Some(slice), after, range.end);
+            }
+        }
+    }
+    let all: Option<Vec<_>> = slices.into_iter().collect();
+    Ok(all.unwrap_or_else(|| unreachable!("a span is of a vector that there is")))
+}
+
+impl Vector {
+    /// Returns the bucket, and the index among the vectors from which its update starts; no bucket for an outer optimizer's.
+    pub(crate) fn key(&self) -> (usize, usize) {
+        match *self {
+            Vector::Params { bucket } | Vector::Master { bucket } => (bucket, 0),
+            Vector::State { bucket, slot } => (bucket, 1 + slot),
+            Vector::Outer { .. } => (usize::MAX, 0),
+        }
     }
 }
 

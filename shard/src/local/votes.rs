@@ -79,6 +79,16 @@ pub(crate) enum VoteShare {
     Of(f64),
 }
 
+impl VoteShare {
+    /// Returns the reduction of this worker's values to the mean.
+    pub(crate) fn reduction(self) -> Reduction {
+        match self {
+            VoteShare::Unsharded => Reduction::Mean,
+            VoteShare::Of(factor) => Reduction::PreMulSum { factor },
+        }
+    }
+}
+
 impl Brought {
     fn words(&self) -> Vec<u64> {
         let head = [self.digest, u64::from(self.fault), self.worker as u64, u64::from(self.active)];

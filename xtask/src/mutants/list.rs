@@ -39,7 +39,7 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     Mutant {
         name: "comm-mean-is-a-sum",
         file: "comm/src/loopback/moves.rs",
-        from: "reduce::last(rounded, sum, self.reduction, n);",
+        from: "reduce::last(rounded, sum, reduction, n);",
         to: "reduce::last(rounded, sum, Reduction::Sum, n);",
         package: "meshstep-comm",
         test: "collectives::the_mean_of_equal_numbers_is_that_number",

@@ -3,4 +3,5 @@
 mod common;
 mod deadlines;
 mod departures;
+mod keeping;
 mod misuse;

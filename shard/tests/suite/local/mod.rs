@@ -6,6 +6,7 @@ mod delayed;
 pub mod equal;
 mod failures;
 mod follow;
+mod in_place;
 mod limits;
 mod means;
 pub mod naive;

@@ -1,9 +1,12 @@
 //! Interface of all backends, and the blocking calls on top of it.
 
+pub(crate) mod keeping;
+
 use crate::{Error, InFlight, Op, Reduction, Stats};
-use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// One rank's handle to a group of ranks that exchange buffers. Passed as `Arc<dyn Communicator>`.
 ///
@@ -30,6 +33,37 @@ pub trait Communicator: Send + Sync + Debug {
             Ok(started) => started.wait(&queue),
             Err((buffer, error)) => (buffer, Err(error)),
         }
+    }
+
+    /// Reduces `values` where they lie over all ranks, keeps their former contents in `kept`, and waits: for a result that the
+    /// caller may still refuse, as it can copy `kept` back.
+    ///
+    /// `values` are any number of slices, also empty ones. Laid end to end they are the vector `x_r` of rank `r`, as long as `kept`
+    /// and of its type, in memory of the CPU. With the bits of [`Op::all_reduce`] on a buffer with these values,
+    ///
+    /// ```text
+    /// kept_r = x_r,    x_r = x_0 ⊕ x_1 ⊕ ... ⊕ x_(n-1)
+    /// ```
+    ///
+    /// The result is the number of elements of the new `x_r` that are infinite or NaN, the same on every rank; 0 for u64.
+    ///
+    /// It is an all-reduce in every respect: other ranks may call it with slices of other lengths, or call [`Op::all_reduce`] on
+    /// a buffer; deadlines (`within`, or else the communicator's), failures and counts of [`Stats`] are those of the all-reduce.
+    ///
+    /// `kept` always comes back. After an error its contents are unspecified and the values are as before. One failure is
+    /// excepted, the panic of a rank while it moved bytes, which is a bug of the backend: then the values are unspecified.
+    /// [`Error::Buffer`] with the lengths, types or places if these do not agree, before any other rank is involved.
+    ///
+    /// The default copies the values into `kept`, reduces it, and swaps both.
+    fn all_reduce_keeping(
+        &self,
+        reduction: Reduction,
+        within: Option<Duration>,
+        values: &mut [SliceMut<'_>],
+        kept: Buffer,
+    ) -> (Buffer, Result<u64, Error>) {
+        let op = Op::all_reduce(reduction);
+        keeping::through_a_copy(self, within.map_or(op, |within| op.within(within)), values, kept)
     }
 
     /// Starts two operations, one after the other, both or none: for small ones that a backend may launch as one group. Every
