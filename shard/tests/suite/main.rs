@@ -16,7 +16,6 @@ mod behaviour;
 mod chaos_local;
 #[cfg(feature = "checkpoint")]
 mod checkpoint;
-mod common;
 mod cross_shard;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -41,3 +40,5 @@ mod reads;
 mod recipes;
 mod schedules;
 mod verify;
+
+use meshstep_shard_cases as common;

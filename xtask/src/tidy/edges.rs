@@ -17,6 +17,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "meshstep-optim",
             "meshstep-tensor",
             "meshstep-cases",
+            "meshstep-shard-cases",
             "meshstep-shard-fuzzed",
         ],
     ),
@@ -51,6 +52,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("xtask", &[]),
     // Helpers of tests. They are not published, so a library may use them in its tests only.
     ("meshstep-cases", &[]),
+    (
+        "meshstep-shard-cases",
+        &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor", "meshstep-cases"],
+    ),
     ("meshstep-shard-fuzzed", &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
     ("meshstep-simt", &[]),
     ("meshstep-gpu-runner", &[]),

@@ -1,4 +1,5 @@
 //! One training run as data, run on loopback ranks by Meshstep, or by a simple reference loop.
+#![allow(clippy::unwrap_used, missing_docs, reason = "helpers of tests, which fail by panicking")]
 
 pub mod elsewhere;
 mod naive;

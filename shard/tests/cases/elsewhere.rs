@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// AdamW with beta1 in shared memory, with its kernels or without.
 #[derive(Debug)]
-pub(crate) struct Elsewhere {
-    pub(crate) beta1: Arc<AtomicU64>,
-    pub(crate) kernels: bool,
+pub struct Elsewhere {
+    pub beta1: Arc<AtomicU64>,
+    pub kernels: bool,
 }
 
 impl Elsewhere {
