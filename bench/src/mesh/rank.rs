@@ -68,7 +68,7 @@ pub(super) fn train(
     let mut rank = Rank::new(run, mesh, stage, world)?;
     let schedule = rules::schedule(train::Optimizer::Adamw, run.asked.steps)?;
     let mut journal = Journal::new(run.checkpoints.as_ref());
-    let first = journal.resume(|store, load| rank.optimizer.load(store, load), trained::losses)?;
+    let first = journal.resume(&mut rank.optimizer, trained::losses)?;
     progress.resume(first);
     let (mut sent, mut peak) = (0, 0);
     let (sent_before, started) = (rank.sent_by_layers(), Instant::now());
@@ -79,7 +79,7 @@ pub(super) fn train(
         journal.losses.push(loss);
         journal.norms.push(norm);
         (sent, peak) = (sent + traffic.sent, traffic.peak);
-        journal.save(step + 1, |store, save| rank.optimizer.save(store, save))?;
+        journal.save(step + 1, &mut rank.optimizer)?;
     }
     let seconds = started.elapsed().as_secs_f64();
     let after = rank.sent_by_layers();

@@ -59,7 +59,7 @@ pub(super) fn train(run: &Run, stage: u8, comm: Arc<dyn Communicator>, progress:
     let mut rank = Rank::new(run, stage, comm, &meter)?;
     let schedule = rules::schedule(run.asked.optimizer, run.asked.steps)?;
     let mut journal = Journal::new(run.checkpoints.as_ref());
-    let first = journal.resume(|store, load| rank.optimizer.load(store, load), |_, ranks| Ok(mean(ranks)))?;
+    let first = journal.resume(&mut rank.optimizer, |_, ranks| Ok(mean(ranks)))?;
     rank.refresh()?;
     progress.resume(first);
     let (mut sent, mut skipped) = (0, 0);
@@ -71,7 +71,7 @@ pub(super) fn train(run: &Run, stage: u8, comm: Arc<dyn Communicator>, progress:
         let (applied, bytes) = rank.step(schedule.at(step as u64))?;
         skipped += usize::from(!applied);
         sent += bytes;
-        journal.save(step + 1, |store, save| rank.optimizer.save(store, save))?;
+        journal.save(step + 1, &mut rank.optimizer)?;
     }
     let seconds = started.elapsed().as_secs_f64();
     let (peak, finals) = (peak(&meter), rank.finals()?);

@@ -7,8 +7,6 @@ mod saving;
 mod synchronize;
 
 pub use assignment::AssignmentError;
-#[cfg(feature = "checkpoint")]
-pub(crate) use saving::GroupsRecord;
 pub use synchronize::{Drift, SlotDrift};
 
 use crate::closure::lbfgs::EvaluationFailed;

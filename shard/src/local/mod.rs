@@ -69,8 +69,6 @@ pub use optimizer::{LocalOptimizer, LocalStep};
 pub use param_spec::ParamSpec;
 pub use plan::{Fragment, LocalPlan, Merge, OnFailure, Outer, Slots, Weights, What};
 pub use presets::half_life;
-#[cfg(feature = "checkpoint")]
-pub(crate) use saving::LocalRecord;
 pub use select::{Chosen, Select};
 pub use timing::{Placement, Timing};
 pub use traffic::{LocalTraffic, Ring, Shares, Worker};

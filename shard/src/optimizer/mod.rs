@@ -34,9 +34,6 @@ use std::sync::{Arc, Mutex};
 /// every gradient handed over, and [`step`](Self::step). All ranks make the same calls, in the same order.
 #[derive(Debug)]
 pub struct Optimizer {
-    /// First field, so that a background save ends before the fields that it uses are dropped.
-    #[cfg(feature = "checkpoint")]
-    pub(crate) background: crate::checkpoint::Background,
     pub(crate) entries: Vec<ParamEntry>,
     pub(crate) by_name: HashMap<String, usize>,
     /// Text that describes how the model is cut into this rank's parameters.
@@ -165,8 +162,6 @@ impl Optimizer {
         let pool = Pool::new(&options.queue, &options.meter);
         let loss_scale = options.loss_scale.map(|rule| rule.start());
         Ok(Optimizer {
-            #[cfg(feature = "checkpoint")]
-            background: crate::checkpoint::Background::default(),
             entries: Vec::new(),
             by_name: HashMap::new(),
             arrangement: String::new(),

@@ -6,7 +6,7 @@ use super::rows::Row;
 use super::{AllWorkers, Mode};
 use crate::Optimizer;
 use crate::checkpoint::{
-    CheckpointError, Fitting, Load, MASTER, PARAM, STAGING, Saved, SavedTensor, Vectors, WINDOW, read_same,
+    CheckpointError, Fitting, Load, MASTER, PARAM, STAGING, Saved, SavedParts, SavedTensor, WINDOW, read_same,
 };
 use crate::local::in_flight::Flight;
 use meshstep_tensor::{Buffer, Category, DType, cast};

@@ -6,12 +6,11 @@ use crate::local::equal::{End, assert_equal, end, plans};
 use crate::local::naive::{Naive, tokens};
 use meshstep_cases::{Effort, effort};
 use meshstep_comm::loopback;
-use meshstep_shard::checkpoint::{CheckpointError, Load, Mismatch, Save, Store};
+use meshstep_shard::checkpoint::{self, CheckpointError, Load, Mismatch, Save, Saver, Store};
 use meshstep_shard::local::{
-    Fragment, LocalError, LocalOptimizer, LocalPlan, OnFailure, Placement, Select, Timing, Weights, What,
-    Workers,
+    Fragment, LocalOptimizer, LocalPlan, OnFailure, Placement, Select, Timing, Weights, What, Workers,
 };
-use meshstep_shard::{Error, Optimizer, Options, Stage};
+use meshstep_shard::{Optimizer, Options, Stage};
 use meshstep_tensor::{Category, DType, bf16};
 use std::sync::Arc;
 
@@ -79,7 +78,7 @@ fn steps_until(run: &Run, local: &mut LocalOptimizer, worker: usize, until: u64)
     (local.steps()..until).for_each(|_| step(run, local, worker));
 }
 
-fn named(step: u64) -> Save<'static> {
+fn named<'a>(step: u64) -> Save<'a> {
     Save { step: Some(step), ..Save::default() }
 }
 
@@ -90,13 +89,15 @@ fn of_step(step: u64) -> Load {
 /// Trains four workers, and saves at the given steps.
 fn train_and_save(run: &Run, plan: &LocalPlan, inside: usize, store: &Store, saved: &[u64]) -> Vec<End> {
     spawn(run, plan, [4, inside], |mut local, worker| {
+        let mut saver = Saver::default();
         for &at in saved {
             steps_until(run, &mut local, worker, at);
             if at % 2 == 0 {
-                local.save(store, named(at)).unwrap();
+                let save = Save { after: Some(&mut saver), ..named(at) };
+                checkpoint::save(&mut local, store, save).unwrap();
             } else {
-                let saving = local.save_async(store, named(at)).unwrap();
-                // Another save waits for this one, and so does the drop of the optimizer.
+                let saving = checkpoint::save_async(&mut local, &mut saver, store, named(at)).unwrap();
+                // Another save waits for this one, and so does the drop of the saver.
                 drop(saving);
             }
         }
@@ -110,7 +111,7 @@ fn load_and_train(run: &Run, plan: &LocalPlan, mesh: [usize; 2], store: &Store, 
     spawn(run, plan, mesh, |mut local, worker| {
         // State that the load must discard: other values, and exchanges in flight.
         steps_until(run, &mut local, worker + 1, 3);
-        let loaded = local.load(store, load).unwrap();
+        let loaded = checkpoint::load(&mut local, store, load).unwrap();
         assert_eq!((loaded.missing, loaded.unexpected), (vec![], vec![]));
         assert_eq!(local.steps(), load.step.unwrap());
         steps_until(run, &mut local, worker, STEPS);
@@ -235,12 +236,12 @@ fn what_is_to_be_sent_again_is_so_after_a_checkpoint() {
         // One worker cannot take its step, so nothing is exchanged; then save before the retry.
         let told = merged_in_step(&run, &mut local, worker, worker != 1);
         assert_eq!(told, (worker != 1).then(Vec::new));
-        local.save(&store, named(4)).unwrap();
+        checkpoint::save(&mut local, &store, named(4)).unwrap();
         go_on(&mut local, worker)
     });
     for mesh in [[4, 2], [4, 1], [2, 2], [6, 1]] {
         let loaded = spawn(&run, &plan, mesh, |mut local, worker| {
-            local.load(&store, of_step(4)).unwrap();
+            checkpoint::load(&mut local, &store, of_step(4)).unwrap();
             go_on(&mut local, worker)
         });
         for (rank, end) in loaded.iter().enumerate().filter(|_| mesh[0] == 4) {
@@ -252,14 +253,14 @@ fn what_is_to_be_sent_again_is_so_after_a_checkpoint() {
     // Workers that begin another plan have nothing to send again.
     let other = LocalPlan::local_adam(3).with(|f| f.on_failure = OnFailure::Retry);
     spawn(&run, &other, [4, 2], |mut local, worker| {
-        local.load(&store, Load { other_settings: true, ..of_step(4) }).unwrap();
+        checkpoint::load(&mut local, &store, Load { other_settings: true, ..of_step(4) }).unwrap();
         assert_eq!(merged_in_step(&run, &mut local, worker, true), Some(vec![]));
     });
 }
 
-fn refused(error: LocalError) -> CheckpointError {
+fn refused(error: checkpoint::Error) -> CheckpointError {
     match error {
-        LocalError::Shard(Error::Checkpoint(failed)) => failed.error.clone(),
+        checkpoint::Error::Failed(failed) => failed.error,
         other => panic!("{other}"),
     }
 }
@@ -273,7 +274,7 @@ fn another_plan_is_refused_or_begins_from_the_mean() {
         let told = spawn(&run, &other, [workers, 2], |mut local, worker| {
             steps_until(&run, &mut local, worker, 2);
             let before = end(&run, &local);
-            let told = refused(local.load(&store, of_step(5)).unwrap_err());
+            let told = refused(checkpoint::load(&mut local, &store, of_step(5)).unwrap_err());
             assert_eq!((local.steps(), end(&run, &local).params), (2, before.params));
             told
         });
@@ -312,7 +313,7 @@ fn workers_begin_from_what_one_optimizer_has_saved() {
             mb.finish().unwrap();
             let _ = opt.step(run.at(t)).unwrap().outcome().unwrap();
         }
-        opt.save(&store, named(4)).unwrap();
+        checkpoint::save(&mut opt, &store, named(4)).unwrap();
     });
     alone.unwrap();
     let one = Run { ranks: 1, ..run.clone() };
@@ -335,14 +336,14 @@ fn who_has_only_just_come_does_not_count_in_the_mean() {
         if worker == 0 {
             local.enter();
         }
-        local.save(&store, named(2)).unwrap();
+        checkpoint::save(&mut local, &store, named(2)).unwrap();
         step(&run, &mut local, worker);
         step(&run, &mut local, worker);
         end(&run, &local)
     });
     // The same number of workers: the new one still does not count.
     let again = spawn(&run, &plan, [3, 2], |mut local, worker| {
-        local.load(&store, of_step(2)).unwrap();
+        checkpoint::load(&mut local, &store, of_step(2)).unwrap();
         steps_until(&run, &mut local, worker, 4);
         end(&run, &local)
     });
@@ -356,7 +357,7 @@ fn who_has_only_just_come_does_not_count_in_the_mean() {
     let four = Run { ranks: 4, ..run.clone() };
     let merged = naive.merged(&four, 4);
     let ends = spawn(&run, &plan, [4, 1], |mut local, _| {
-        local.load(&store, of_step(2)).unwrap();
+        checkpoint::load(&mut local, &store, of_step(2)).unwrap();
         end(&run, &local)
     });
     for (rank, end) in ends.iter().enumerate() {
@@ -421,7 +422,7 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
         let told = spawn(&run, &plan, [4, 1], |mut local, worker| {
             step(&run, &mut local, worker);
             let before = end(&run, &local);
-            let told = refused(local.load(&store, load).unwrap_err()).to_string();
+            let told = refused(checkpoint::load(&mut local, &store, load).unwrap_err()).to_string();
             assert_eq!((local.steps(), end(&run, &local).params), (1, before.params));
             // All workers can go on.
             step(&run, &mut local, worker);
@@ -435,7 +436,7 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
         manifest.settings.insert("local".to_owned(), with(place, ragged));
         sim.damage(path, |bytes| *bytes = manifest.to_text().into_bytes());
         spawn(&run, &LocalPlan::diloco(3), [4, 1], |mut local, worker| {
-            local.load(&store, Load { other_settings: true, ..of_step(5) }).unwrap();
+            checkpoint::load(&mut local, &store, Load { other_settings: true, ..of_step(5) }).unwrap();
             step(&run, &mut local, worker);
         });
     }
@@ -454,18 +455,18 @@ fn a_failed_save_is_the_same_error_everywhere_and_steps_go_on() {
         sim.fail_at(fails_at);
         let ends = spawn(&run, &plan, [4, 2], |mut local, worker| {
             steps_until(&run, &mut local, worker, 5);
-            let told = refused(local.save(&store, named(5)).unwrap_err());
+            let told = refused(checkpoint::save(&mut local, &store, named(5)).unwrap_err());
             let busy = (worker == 1).then(|| local.micro_batch(1).map(drop));
             // One worker is in the middle of a step: the save fails on all workers.
-            let refused = local.save(&store, named(6)).unwrap_err();
-            assert!(matches!(refused, LocalError::Shard(_)), "{refused}");
+            let refused = checkpoint::save(&mut local, &store, named(6)).unwrap_err();
+            assert!(matches!(refused, checkpoint::Error::Shard(_)), "{refused}");
             drop(busy);
             told
         });
         assert!(ends.iter().all(|told| *told == ends[0]), "{ends:?}");
         let ends = spawn(&run, &plan, [4, 2], |mut local, worker| {
             steps_until(&run, &mut local, worker, 5);
-            local.save(&store, named(5)).unwrap_err();
+            checkpoint::save(&mut local, &store, named(5)).unwrap_err();
             steps_until(&run, &mut local, worker, STEPS);
             end(&run, &local)
         });
@@ -491,11 +492,11 @@ fn parameters_that_follow_masters_follow_their_mean() {
     let saved = spawn(&run(Stage::Replicated), &plan, [4, 1], |mut local, worker| {
         let run = run(Stage::Replicated);
         steps_until(&run, &mut local, worker, 3);
-        local.save(&store, named(3)).unwrap();
+        checkpoint::save(&mut local, &store, named(3)).unwrap();
         (0..run.lens.len()).map(|i| master(&run, &local, i)).collect::<Vec<_>>()
     });
     spawn(&run(Stage::Zero2), &plan, [3, 2], |mut local, _| {
-        local.load(&store, of_step(3)).unwrap();
+        checkpoint::load(&mut local, &store, of_step(3)).unwrap();
         for (i, &len) in run(Stage::Zero2).lens.iter().enumerate() {
             let mean = |j: usize| saved.iter().map(|own| f64::from(own[i][j])).sum::<f64>() / 4.0;
             let masters: Vec<f32> = (0..len).map(|j| mean(j) as f32).collect();
@@ -521,7 +522,7 @@ fn a_worker_that_is_loaded_in_part_goes_on_to_what_is_on_its_way() {
     let path = std::path::Path::new("/run/step-000000000005/manifest.json");
     sim.damage(path, |bytes| *bytes = manifest.to_text().into_bytes());
     let ends = spawn(&run, &plan, [4, 1], |mut local, worker| {
-        let loaded = local.load(&store, Load { partial: true, ..of_step(5) }).unwrap();
+        let loaded = checkpoint::load(&mut local, &store, Load { partial: true, ..of_step(5) }).unwrap();
         assert_eq!(loaded.missing, ["worker.0/p0:m"]);
         steps_until(&run, &mut local, worker, STEPS);
         end(&run, &local)
@@ -547,7 +548,7 @@ fn a_mean_takes_memory_for_parts_of_what_workers_have() {
     let (store, workers) = (store(), 6);
     spawn(&whole, &plan, [workers, 1], |mut local, worker| {
         step(&whole, &mut local, worker);
-        local.save(&store, named(1)).unwrap();
+        checkpoint::save(&mut local, &store, named(1)).unwrap();
     });
     let (saved_by, one) = (Run { ranks: workers, ..whole.clone() }, Run { ranks: 1, ..whole.clone() });
     let mut naive = Naive::new(&saved_by, &plan, workers);
@@ -556,7 +557,7 @@ fn a_mean_takes_memory_for_parts_of_what_workers_have() {
     let ends = spawn(&whole, &plan, [1, 1], |mut local, _| {
         let meter = local.optimizer().options().meter.clone();
         meter.reset_peaks();
-        local.load(&store, of_step(1)).unwrap();
+        checkpoint::load(&mut local, &store, of_step(1)).unwrap();
         (end(&whole, &local), meter.peak(Category::Staging))
     });
     assert_equal(&ends[0].0, &naive.workers[0], "the only worker");
