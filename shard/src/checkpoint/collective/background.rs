@@ -192,7 +192,10 @@ impl Saver {
     ) -> Result<(), Error> {
         let known = ranks.words(savers.iter().fold(FINE, |known, saver| known | saver.known(world)))?;
         if known.iter().any(|&known| known & NO_COMM != 0) {
-            savers.iter_mut().for_each(|saver| saver.comm = None);
+            for saver in savers.iter_mut() {
+                saver.comm = None;
+                saver.last.iter().for_each(|last| last.broken.store(false, Relaxed));
+            }
         }
         let failed = known.iter().any(|&known| known & UNREPORTED != 0);
         let open = savers.iter().filter(|saver| failed && !saver.settled);
@@ -207,7 +210,7 @@ impl Saver {
 
     fn known(&self, world: &Arc<dyn Communicator>) -> u64 {
         let last = self.last.as_ref();
-        let broken = last.is_some_and(|last| last.broken.swap(false, Relaxed));
+        let broken = last.is_some_and(|last| last.broken.load(Relaxed));
         let own = self.comm.as_ref().is_some_and(|comm| Arc::ptr_eq(&comm.from, world));
         let failed = !self.settled && last.is_some_and(|last| last.is_unreported());
         let comm = if own && !broken { FINE } else { NO_COMM };

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 
-/// Options of a save. The same on every rank, except `own_blobs` and `progress`, which are each rank's own.
+/// Options of a save. The same on every rank, except `own_blobs`, `progress` and the saver of `after`, which are each rank's own.
 #[derive(Default)]
 pub struct Save<'a> {
     /// Name of the checkpoint; `None` takes the number of steps so far.

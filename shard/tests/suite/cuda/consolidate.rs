@@ -22,7 +22,7 @@ fn take(run: &Run, opt: &mut Optimizer, t: u64) {
 
 fn whole(opt: &mut Optimizer) -> Vectors {
     let mut all = Vectors::new();
-    checkpoint::consolidate(&mut opt, 1, &mut |window| {
+    checkpoint::consolidate(opt, 1, &mut |window| {
         let key = (window.param.to_owned(), window.slot.to_owned());
         all.entry(key).or_default().extend(window.values.bytes().unwrap());
         Ok(())
