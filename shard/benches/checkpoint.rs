@@ -10,7 +10,7 @@
 
 use meshstep_comm::Communicator;
 use meshstep_optim::AdamW;
-use meshstep_shard::checkpoint::{Load, Save, Store};
+use meshstep_shard::checkpoint::{self, Load, Save, Saver, Store, save_async};
 use meshstep_shard::{Optimizer, Options, Stage, StepArgs};
 use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, SliceMut};
 use std::fs::{self, File};
@@ -75,7 +75,7 @@ fn measure(asked: &Asked, opt: &mut Optimizer) {
     let at = dir.path().join("read");
     fs::create_dir(&at).unwrap();
     let store = Store::new(&at);
-    opt.save(&store, Save::default()).unwrap();
+    checkpoint::save(opt, &store, Save::default()).unwrap();
     let saved = store.latest().unwrap();
     let (plain, file) = (at.join("plain"), saved.dir().join(&saved.manifest().files[0].name));
     let bytes = saved.manifest().files[0].bytes;
@@ -89,7 +89,7 @@ fn measure(asked: &Asked, opt: &mut Optimizer) {
         rustix::fs::syncfs(File::open(&at).unwrap()).unwrap();
         let time = match which {
             0 => timed(|| plain_write(&part, bytes, &at)),
-            _ => timed(|| _ = opt.save(&Store::new(&at), Save::default()).unwrap()),
+            _ => timed(|| _ = checkpoint::save(opt, &Store::new(&at), Save::default()).unwrap()),
         };
         fs::remove_dir_all(&at).unwrap();
         time
@@ -103,7 +103,7 @@ fn measure(asked: &Asked, opt: &mut Optimizer) {
             touch(bytes as usize);
             match which {
                 0 => timed(|| plain_read(&plain, &mut room)),
-                _ => timed(|| _ = opt.load(&store, Load::default()).unwrap()),
+                _ => timed(|| _ = checkpoint::load(opt, &store, Load::default()).unwrap()),
             }
         });
     }
@@ -125,7 +125,8 @@ fn measure(asked: &Asked, opt: &mut Optimizer) {
 fn background(rounds: usize, opt: &mut Optimizer, store: &Store, room: &mut [u8]) {
     let save = || Save { keep: Some(1), ..Save::default() };
     // The first one's memory stays for the others.
-    let first = opt.save_async(store, save()).unwrap();
+    let mut saver = Saver::default();
+    let first = save_async(opt, &mut saver, store, save()).unwrap();
     let (first, _) = (first.stall(), first.join().unwrap());
     let [mut stalls, mut copies, mut written, mut alone, mut meanwhile] = [(); 5].map(|()| Vec::new());
     for round in 0..rounds {
@@ -136,7 +137,7 @@ fn background(rounds: usize, opt: &mut Optimizer, store: &Store, room: &mut [u8]
                 continue;
             }
             let begun = Instant::now();
-            let saving = opt.save_async(store, save()).unwrap();
+            let saving = save_async(opt, &mut saver, store, save()).unwrap();
             stalls.push(saving.stall().whole.as_secs_f64());
             while !saving.is_done() {
                 meanwhile.push(timed(|| step(opt)));

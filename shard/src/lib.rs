@@ -52,23 +52,25 @@
 //! ```
 //! # #[cfg(feature = "checkpoint")] {
 //! use meshstep_optim::AdamW;
-//! use meshstep_shard::checkpoint::{Load, Save, Store};
-//! use meshstep_shard::{Error, Optimizer, Options, Stage};
+//! use meshstep_shard::checkpoint::{self, Load, Save, Store};
+//! use meshstep_shard::{Optimizer, Options, Stage};
 //! use meshstep_tensor::{DType, Layout};
 //!
 //! # let dir = std::env::temp_dir().join(format!("meshstep-lib-doc-{}", std::process::id()));
 //! # std::fs::create_dir_all(&dir)?;
 //! let store = Store::new(&dir); // a folder that all ranks share
-//! let make = |comm, stage| -> Result<Optimizer, Error> {
+//! let make = |comm, stage| -> Result<Optimizer, meshstep_shard::Error> {
 //!     let layout = Layout::builder().param("w", &[3, 5], DType::F32).build()?;
 //!     Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), Options { stage, ..Options::default() })
 //! };
 //! let saved = meshstep_comm::loopback::spawn(4, |comm| {
 //!     let save = Save { keep: Some(2), blobs: vec![("loader", b"sample 4711")], ..Save::default() };
-//!     make(comm, Stage::Zero3)?.save(&store, save)
+//!     checkpoint::save(&mut make(comm, Stage::Zero3)?, &store, save)
 //! })?;
-//! saved.into_iter().collect::<Result<Vec<u64>, Error>>()?;
-//! let loaded = meshstep_comm::loopback::spawn(3, |comm| make(comm, Stage::Zero1)?.load(&store, Load::default()))?;
+//! saved.into_iter().collect::<Result<Vec<u64>, checkpoint::Error>>()?;
+//! let loaded = meshstep_comm::loopback::spawn(3, |comm| {
+//!     checkpoint::load(&mut make(comm, Stage::Zero1)?, &store, Load::default())
+//! })?;
 //! for rank in loaded {
 //!     assert_eq!(rank?.blobs["loader"], b"sample 4711");
 //! }

@@ -78,7 +78,7 @@ pub(super) fn train(
     let rates = rules::schedule(train::Optimizer::Adamw, run.asked.steps)?;
     let mut trainer = Trainer { optimizer, network, rates, progress };
     let mut journal = Journal::new(run.checkpoints.as_ref());
-    let first = journal.resume(|store, load| trainer.optimizer.load(store, load), trained::losses)?;
+    let first = journal.resume(&mut trainer.optimizer, trained::losses)?;
     progress.resume(first);
     let sent_before = trainer.network.sent_by_layers();
     let mut record = Record { steps: first..run.asked.last_step(), journal, sent: 0, peak: 0 };
@@ -103,7 +103,7 @@ impl Course<Optimizer, Part<'_>> for Record<'_> {
         self.journal.losses.push(taken.loss);
         self.journal.norms.push(norm);
         (self.sent, self.peak) = (self.sent + traffic.sent, traffic.peak);
-        self.journal.save(taken.step as usize + 1, |store, save| trainer.optimizer.save(store, save))
+        self.journal.save(taken.step as usize + 1, &mut trainer.optimizer)
     }
 }
 

@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use meshstep_shard::Error;
-use meshstep_shard::checkpoint::{Load, Loaded, Save, Saved, Store};
+use meshstep_shard::checkpoint::{self, Load, Save, Saveable, Saved, Store};
 
 use crate::args::train::Train;
 
@@ -73,13 +72,13 @@ impl<'a> Journal<'a> {
     /// the losses of the ranks into those of the run.
     pub(crate) fn resume(
         &mut self,
-        load: impl FnOnce(&Store, Load) -> Result<Loaded, Error>,
+        optimizer: &mut impl Saveable,
         whole: impl FnOnce(&str, &[Vec<f64>]) -> Result<Vec<f64>>,
     ) -> Result<usize> {
         let Some(Checkpoints { store, dir, last, job, .. }) = self.checkpoints.filter(|c| c.resume) else {
             return Ok(0);
         };
-        let saved = load(store, Load::default()).context("--resume")?.saved;
+        let saved = checkpoint::load(optimizer, store, Load::default()).context("--resume")?.saved;
         let found = String::from_utf8_lossy(&blob(&saved, JOB)?).into_owned();
         ensure!(
             found == *job,
@@ -104,18 +103,15 @@ impl<'a> Journal<'a> {
     }
 
     /// Saves after `steps` steps if a checkpoint is due.
-    pub(crate) fn save(
-        &self,
-        steps: usize,
-        save: impl FnOnce(&Store, Save<'_>) -> Result<u64, Error>,
-    ) -> Result<()> {
+    pub(crate) fn save(&self, steps: usize, optimizer: &mut impl Saveable) -> Result<()> {
         let Some(Checkpoints { store, job, .. }) = self.checkpoints.filter(|c| c.is_due(steps)) else {
             return Ok(());
         };
         let [losses, before, norms] = [&self.losses, &self.before, &self.norms].map(|values| bytes(values));
         let blobs = vec![(JOB, job.as_bytes()), (BEFORE, &before[..]), (NORMS, &norms)];
         let own_blobs = vec![(LOSSES, &losses[..])];
-        save(store, Save { step: Some(steps as u64), keep: Some(2), blobs, own_blobs, ..Save::default() })?;
+        let save = Save { step: Some(steps as u64), keep: Some(2), blobs, own_blobs, ..Save::default() };
+        checkpoint::save(optimizer, store, save)?;
         Ok(())
     }
 }

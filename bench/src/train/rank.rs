@@ -57,8 +57,7 @@ pub(super) fn train(run: &Run, stage: u8, comm: Arc<dyn Communicator>, progress:
     let rates = rules::schedule(run.asked.optimizer, run.asked.steps)?;
     let mut trainer = Trainer { optimizer, network, rates, progress };
     let mut journal = Journal::new(run.checkpoints.as_ref());
-    let first =
-        journal.resume(|store, load| trainer.optimizer.load(store, load), |_, ranks| Ok(mean(ranks)))?;
+    let first = journal.resume(&mut trainer.optimizer, |_, ranks| Ok(mean(ranks)))?;
     trainer.network.refresh(&trainer.optimizer)?;
     progress.resume(first);
     let mut record = Record { steps: first..run.asked.last_step(), journal, skipped: 0, sent: 0 };
@@ -79,7 +78,7 @@ impl Course<Optimizer, Replica<'_>> for Record<'_> {
         self.skipped += usize::from(matches!(taken.outcome, Outcome::Skipped { .. }));
         self.sent += traffic.sent;
         self.journal.losses.push(taken.loss);
-        self.journal.save(taken.step as usize + 1, |store, save| trainer.optimizer.save(store, save))
+        self.journal.save(taken.step as usize + 1, &mut trainer.optimizer)
     }
 }
 

@@ -239,7 +239,7 @@ fn a_sum_counts_the_loss_of_a_micro_batch_once() {
 #[cfg(feature = "checkpoint")]
 #[test]
 fn a_history_goes_on_on_another_mesh() {
-    use meshstep_shard::checkpoint::{Load, Save, Store};
+    use meshstep_shard::checkpoint::{self, Load, Save, Store};
     let model = model(F64);
     let rule = Lbfgs { max_iter: 5, ..rules()[1].clone() };
     let steps = |store: &Store, mesh: &str, stage: Stage, first: bool, last: bool| {
@@ -251,9 +251,9 @@ fn a_history_goes_on_on_another_mesh() {
             let mut losses = Vec::new();
             if first {
                 losses.push(opt.step(|mb| rank.evaluate(mb, &units)).unwrap().report.loss);
-                opt.save(store, Save::default()).unwrap();
+                checkpoint::save(&mut opt, store, Save::default()).unwrap();
             } else {
-                opt.load(store, Load::default()).unwrap();
+                checkpoint::load(&mut opt, store, Load::default()).unwrap();
             }
             if last {
                 losses.push(opt.step(|mb| rank.evaluate(mb, &units)).unwrap().report.loss);

@@ -4,6 +4,7 @@
 use crate::problem::{AFTER, APART, BEFORE, CASES, apart, build, everything, small, train};
 use meshstep_comm::loopback::spawn;
 use meshstep_shard::Stage;
+use meshstep_shard::checkpoint;
 use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
 use std::path::Path;
 
@@ -16,13 +17,14 @@ fn ten_steps_after_pytorch_are_its_own() {
         for (ranks, stage) in [(1, Stage::Replicated), (3, Stage::Zero2), (2, Stage::Zero1)] {
             let ends = spawn(ranks, |comm| {
                 let mut opt = build(comm, case, &shapes, stage).unwrap();
-                opt.import_pytorch(&file(case.to_owned()), Import::default()).unwrap();
+                checkpoint::import_pytorch(&mut opt, &file(case.to_owned()), Import::default()).unwrap();
                 let counted = !["nesterov", "dampening"].contains(&case);
                 assert_eq!(opt.steps(), if counted { BEFORE } else { 0 }, "{case}");
                 let first = everything(&mut opt).unwrap();
                 train(&mut opt, case, &shapes, BEFORE + 1..=BEFORE + AFTER).unwrap();
                 let ours = everything(&mut opt).unwrap();
-                opt.import_pytorch(&file(format!("{case}-end")), Import::default()).unwrap();
+                checkpoint::import_pytorch(&mut opt, &file(format!("{case}-end")), Import::default())
+                    .unwrap();
                 (first, ours, everything(&mut opt).unwrap())
             });
             let (first, ours, theirs) = ends.unwrap().into_iter().next().unwrap();

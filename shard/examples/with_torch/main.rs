@@ -11,8 +11,9 @@
 mod continued;
 mod problem;
 
+use meshstep_shard::Stage;
 use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
-use meshstep_shard::{Error, Stage};
+use meshstep_shard::checkpoint::{Error, export_pytorch, import_pytorch};
 use problem::{AFTER, APART, BEFORE, apart, build, everything, large, train};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -39,9 +40,9 @@ fn export(case: &str, folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let ranks = meshstep_comm::loopback::spawn(4, |comm| -> Result<(), Error> {
         let mut opt = build(comm, case, &shapes, Stage::Zero2)?;
         train(&mut opt, case, &shapes, 1..=BEFORE)?;
-        opt.export_pytorch(&at, 0)?;
+        export_pytorch(&mut opt, &at, 0)?;
         train(&mut opt, case, &shapes, BEFORE + 1..=BEFORE + AFTER)?;
-        opt.export_pytorch(&end, 0)
+        export_pytorch(&mut opt, &end, 0)
     })?;
     Ok(ranks.into_iter().collect::<Result<_, _>>()?)
 }
@@ -51,10 +52,10 @@ fn import(case: &str, folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let (shapes, [at, end]) = (large(), files(case, folder));
     let ranks = meshstep_comm::loopback::spawn(3, |comm| -> Result<_, Error> {
         let mut opt = build(comm, case, &shapes, Stage::Zero1)?;
-        opt.import_pytorch(&at, Import::default())?;
+        import_pytorch(&mut opt, &at, Import::default())?;
         train(&mut opt, case, &shapes, BEFORE + 1..=BEFORE + AFTER)?;
         let ours = everything(&mut opt)?;
-        opt.import_pytorch(&end, Import::default())?;
+        import_pytorch(&mut opt, &end, Import::default())?;
         Ok((ours, everything(&mut opt)?))
     })?;
     let (ours, theirs) = ranks.into_iter().next().ok_or("there are ranks")??;

@@ -2,6 +2,7 @@
 
 use meshstep_comm::Communicator;
 use meshstep_optim::{Adagrad, Adam, AdamW, RmsProp, Sgd};
+use meshstep_shard::checkpoint::{self, CheckpointError};
 use meshstep_shard::{Error, Groups, Optimizer, Options, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, SliceMut};
 use std::collections::BTreeMap;
@@ -135,12 +136,13 @@ pub(crate) fn train(
 }
 
 /// Returns all vectors, on rank 0.
-pub(crate) fn everything(opt: &mut Optimizer) -> Result<BTreeMap<String, Vec<f32>>, Error> {
+pub(crate) fn everything(opt: &mut Optimizer) -> Result<BTreeMap<String, Vec<f32>>, checkpoint::Error> {
     let mut all: BTreeMap<String, Vec<f32>> = BTreeMap::new();
-    opt.consolidate(0, &mut |window| {
-        let values = window.values.typed::<f32>().map_err(|error| {
-            meshstep_shard::checkpoint::CheckpointError::Memory { message: error.to_string() }
-        })?;
+    checkpoint::consolidate(opt, 0, &mut |window| {
+        let values = window
+            .values
+            .typed::<f32>()
+            .map_err(|error| CheckpointError::Memory { message: error.to_string() })?;
         all.entry(format!("{}:{}", window.param, window.slot)).or_default().extend(values);
         Ok(())
     })?;

@@ -35,8 +35,8 @@ pub enum CheckpointError {
         /// The folder.
         dir: PathBuf,
     },
-    /// Another process saves to the same folder.
-    #[error("another job saves to {}: give this one a folder of its own, or wait until it ends", .dir.display())]
+    /// Another save to the same folder is in progress, of this process or another.
+    #[error("another save to {} is in progress: pass the `Saver` of this job's as `Save::after`, or wait for another job's, or use another folder", .dir.display())]
     Locked {
         /// The folder.
         dir: PathBuf,
@@ -246,6 +246,16 @@ pub enum CheckpointError {
         what: String,
         /// Two ranks that disagree.
         ranks: [usize; 2],
+    },
+    /// The call is not defined for this type.
+    #[error("{call} does not work on {of}; {works}")]
+    Unsupported {
+        /// Name of the function.
+        call: String,
+        /// The type.
+        of: String,
+        /// A call that works.
+        works: String,
     },
     /// An allocation or a copy failed.
     #[error("{message}")]

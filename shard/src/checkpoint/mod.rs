@@ -1,39 +1,46 @@
 //! Checkpoints: one folder per step, with plain safetensors files and a manifest that lists which elements of which tensor lie where in
 //! them.
 //!
+//! | function | purpose |
+//! |---|---|
+//! | [`save`], [`save_async`], [`load`] | folders: from any ranks to any others |
+//! | [`serialize`], [`deserialize`] | bytes in memory, for the same rank of the same layout |
+//! | [`reshard`] | moves to other ranks without files |
+//! | [`consolidate`] | whole vectors on one rank |
+//! | [`export_pytorch`], [`import_pytorch`] | one file with PyTorch's names |
+//!
+//! Each serves every [`Saveable`] type and returns [`Error`].
+//!
 //! | folder | contents |
 //! |---|---|
-//! | format | pieces of tensors, `manifest.json`, one rank's file, safetensors headers; knows no ranks |
+//! | format | pieces of tensors, `manifest.json`, one rank's file, safetensors headers, sections of settings; knows no ranks |
 //! | store | folder of checkpoints: how a step becomes the newest one; readers, and checks of every byte |
-//! | saveable.rs | the saved parts of an optimizer |
+//! | saveable.rs, parts.rs | the saved parts of an optimizer, and the interface to those of other types |
 //! | collective | saves, loads, resharding and background saves of all ranks; checkpoints in memory |
 //! | pytorch | export to and import from one file with PyTorch's names |
 
 mod collective;
 mod error;
+mod failure;
 mod format;
+mod parts;
 pub mod pytorch;
 mod saveable;
 mod store;
 
-pub(crate) use collective::background::{Background, save_all_async};
-pub use collective::background::{Saving, Stall};
+pub use collective::background::{Saver, Saving, Stall, save_async};
 pub use collective::compatibility::Cast;
 pub(crate) use collective::compatibility::Fitting;
-pub(crate) use collective::consolidate::consolidate_all;
-pub use collective::consolidate::{Sink, Window};
-pub use collective::in_memory::BytesError;
-pub(crate) use collective::in_memory::{deserialize_all, serialize_all};
-pub use collective::load::{Load, Loaded};
-pub(crate) use collective::load::{Read, load_all, read_own, read_same};
-pub use collective::ranks::Failed;
+pub use collective::consolidate::{Sink, Window, consolidate};
+pub use collective::in_memory::{BytesError, deserialize, serialize};
+pub use collective::load::{Load, Loaded, load};
+pub(crate) use collective::load::{Read, read_own, read_same};
 pub(crate) use collective::ranks::Ranks;
-pub(crate) use collective::reshard::reshard_all;
-pub use collective::reshard::{Moved, Placed, reshard, reshard_placed};
-pub use collective::save::Save;
-pub(crate) use collective::save::save_all;
+pub use collective::reshard::{Moved, reshard};
+pub use collective::save::{Save, save};
 pub(crate) use collective::write::STAGING;
 pub use error::CheckpointError;
+pub use failure::{Error, Failed};
 pub use format::coverage::{CoverError, check as check_cover};
 pub use format::local_pieces::{LocalPieces, Part, writers};
 pub use format::manifest::{
@@ -41,11 +48,14 @@ pub use format::manifest::{
 };
 pub use format::mismatch::Mismatch;
 pub use format::piece::{Piece, Region, Run};
-pub use format::placement::ModelPlacement;
-pub(crate) use format::placement::Unsharded;
-pub(crate) use format::settings::{Scale, Settings};
+pub(crate) use format::placement::Copies;
+pub use format::placement::{ModelPlacement, Unsharded};
+pub(crate) use format::progress::{MOST_STEPS, SavedProgress};
+pub(crate) use format::settings::Settings;
 pub use format::shard_file::{ShardWriter, Vector};
-pub(crate) use saveable::{MASTER, Named, PARAM, Saveable, SavedTensor, Vectors};
+pub(crate) use parts::{Call, MASTER, Named, PARAM, SavedParts, SavedTensor};
+pub use pytorch::{export_pytorch, import_pytorch};
+pub use saveable::{Contents, Saveable};
 pub use store::disk::{Disk, Os, Reader, Writer};
 pub use store::reader::{Saved, SavedFile};
 pub use store::tensor_reader::SavedVectors;

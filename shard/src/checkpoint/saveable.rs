@@ -1,175 +1,157 @@
-//! Interface between an optimizer and its checkpoints: every parameter's vectors, and the elements of them on this rank.
+//! State that checkpoints save and load, by the type that it belongs to.
 
 use super::collective::compatibility::Fitting;
-use super::collective::load::{Load, Read, read_own};
+use super::collective::load::{Read, read_own};
 use super::error::CheckpointError;
-use super::format::local_pieces::{LocalPieces, Part};
-use super::format::manifest::{Manifest, Type};
-use super::format::piece::{Piece, Region};
-use super::format::placement::{ModelPlacement, shape};
+use super::failure::{self, Failed};
+use super::format::manifest::Type;
+use super::format::placement::{ModelPlacement, Unsharded, shape};
+use super::format::progress::SavedProgress;
+use super::format::rules::SavedRules;
 use super::format::settings::Settings;
+use super::parts::{Call, MASTER, Named, PARAM, REMAINDER, SavedParts, SavedTensor};
 use super::store::reader::Saved;
+use crate::config::schedule;
 use crate::update::params::ParamPlace;
 use crate::update::values::VectorKind as Slot;
 use crate::{Error, Optimizer, Stage};
-use meshstep_comm::Communicator;
+use meshstep_optim::{Rounding, Rule};
 use meshstep_tensor::{DType, Queue, Slice, SliceMut};
-use std::borrow::Cow;
+use serde::Serialize;
 use std::collections::BTreeMap;
-use std::ops::Range;
-use std::sync::Arc;
+use std::fmt::{self, Write};
 
-/// Parameter and its state.
-#[derive(Clone, Debug)]
-pub(crate) struct SavedTensor {
-    pub(crate) name: String,
-    /// Number of updates of the parameter.
-    pub(crate) t: u64,
-    /// Local part of the parameter on this rank.
-    pub(crate) holding: LocalPieces,
-    /// Elements of the local part of which this rank has all vectors.
-    pub(crate) owned: Range<usize>,
-    /// True if other ranks have all vectors of the same elements.
-    pub(crate) shared: bool,
-    /// Its vectors.
-    pub(crate) vectors: Vec<Named>,
+/// Type with state that the functions of [`checkpoint`](super) save and load: an optimizer, or a wrapper of one.
+///
+/// A wrapper passes on the contents of the type inside, and adds its placement if it cuts the model's parameters:
+///
+/// ```
+/// # use meshstep_shard::{Optimizer, checkpoint::{Contents, LocalPieces, ModelPlacement, Saveable}};
+/// # use meshstep_tensor::Param;
+/// /// Trains the rows of a model from `first` on.
+/// struct Rows {
+///     inner: Optimizer,
+///     first: u64,
+/// }
+///
+/// struct From(u64);
+/// # impl From { fn piece(&self, _: &Param) -> LocalPieces { LocalPieces::whole(&[1]) } }
+///
+/// impl ModelPlacement for From {
+///     fn mesh(&self) -> String {
+///         format!("rows from {}", self.0)
+///     }
+///
+///     fn holding(&self, param: &Param) -> LocalPieces {
+///         self.piece(param)
+///     }
+/// }
+///
+/// impl Saveable for Rows {
+///     fn contents(&mut self) -> Contents<'_> {
+///         self.inner.contents().placed(From(self.first))
+///     }
+/// }
+/// ```
+pub trait Saveable {
+    /// Returns this rank's state for one call, with the placement of its parameters.
+    fn contents(&mut self) -> Contents<'_>;
 }
 
-/// Vector of a parameter.
-#[derive(Clone, Debug)]
-pub(crate) struct Named {
-    pub(crate) slot: Slot,
-    /// `param`, `master`, `remainder`, or the name of the rule's state.
-    pub(crate) name: String,
-    pub(crate) dtype: Type,
+/// State of a [`Saveable`] on this rank, and the placement of its parameters in the whole model.
+pub struct Contents<'a> {
+    parts: ContentsParts<'a>,
+    placement: Option<Box<dyn ModelPlacement + 'a>>,
 }
 
-pub(crate) const PARAM: &str = "param";
-pub(crate) const MASTER: &str = "master";
-pub(crate) const REMAINDER: &str = "remainder";
-
-/// Part of a vector.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<'a> {
-    pub(crate) param: usize,
-    pub(crate) slot: Slot,
-    /// Index among the parts that this rank writes.
-    pub(crate) index: usize,
-    pub(crate) part: &'a Part,
-    /// Whole local part of the parameter.
-    pub(crate) held: &'a Piece,
+enum ContentsParts<'a> {
+    Borrowed(&'a mut dyn SavedParts),
+    Made(Box<dyn SavedParts + 'a>),
 }
 
-/// Receiver of values.
-pub(crate) type Take<'a> = &'a mut dyn FnMut(Slice<'_>) -> Result<(), CheckpointError>;
-
-/// Source of values to save: live vectors, or a copy of them.
-pub(crate) trait Source {
-    /// Returns the queue of the memory with the values.
-    fn place(&self) -> Queue;
-
-    /// Passes the values of a part to `take` in order, one call for each contiguous run.
-    fn values(&mut self, wanted: &Wanted<'_>, take: Take<'_>) -> Result<(), CheckpointError>;
-}
-
-/// Access to live vectors.
-pub(crate) trait Vectors {
-    /// Returns the queue of the memory with the vectors.
-    fn queue(&self) -> Queue;
-
-    /// Returns the local elements of a vector of parameter `param`, and the index of the first of them in the rank's local part.
-    fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error>;
-}
-
-/// Type that can be saved and loaded: an optimizer, or a wrapper with state of its own.
-pub(crate) trait Saveable: Vectors {
-    fn optimizer(&mut self) -> &mut Optimizer;
-
-    /// Returns every parameter, in the same order on all ranks.
-    fn contents(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError>;
-
-    /// Returns the communicator of the ranks that save and load together.
-    fn ranks(&mut self) -> Arc<dyn Communicator> {
-        Arc::clone(self.optimizer().comm())
+impl<'a> Contents<'a> {
+    pub(crate) fn of(parts: &'a mut dyn SavedParts) -> Self {
+        Contents { parts: ContentsParts::Borrowed(parts), placement: None }
     }
 
-    /// Returns the default name of a checkpoint: the number of steps so far.
-    fn name_by_steps(&mut self) -> u64 {
-        self.optimizer().steps()
+    pub(crate) fn made(parts: impl SavedParts + 'a) -> Self {
+        Contents { parts: ContentsParts::Made(Box::new(parts)), placement: None }
     }
 
-    /// [`Optimizer::call_together`] on all ranks of [`ranks`](Self::ranks).
-    fn call_all(&mut self, what: &str, ready: Result<(), Error>) -> Result<(), Error> {
-        self.optimizer().reducer.call_together(what, ready).map(drop)
+    /// Sets the placement of the parameters. Without one, every rank has whole parameters.
+    #[must_use]
+    pub fn placed(self, placement: impl ModelPlacement + 'a) -> Self {
+        Contents { placement: Some(Box::new(placement)), ..self }
     }
 
-    /// Checks that ranks with copies of the same state agree on it. Collective.
-    fn compare_all(&mut self) -> Result<(), Error> {
-        let opt = self.optimizer();
-        let counters = opt.describe_counters()?;
-        crate::same_everywhere(&**opt.comm(), opt.options(), &counters)
+    /// Returns the state, and the placement of all ranks that save together.
+    pub(crate) fn all(&mut self) -> (&mut dyn SavedParts, Box<dyn ModelPlacement + '_>) {
+        let (parts, inside) = self.open();
+        let placement = parts.placement(inside);
+        (parts, placement)
     }
 
-    /// [`Optimizer::end_if_alone`] on all ranks of [`ranks`](Self::ranks).
-    fn end_all<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
-        self.optimizer().reducer.end_if_alone(result)
+    /// Returns the state of this rank's group alone, and the placement in it.
+    pub(crate) fn of_group(&mut self) -> (&mut dyn SavedParts, Box<dyn ModelPlacement + '_>) {
+        let (parts, inside) = self.open();
+        (parts.inside(), inside)
     }
 
-    /// Selects the part of a saved step to load; [`contents`](Self::contents) describes that part from then on.
-    fn choose<'m>(&mut self, manifest: &'m Manifest, _: &Load) -> Result<Cow<'m, Manifest>, CheckpointError> {
-        Ok(Cow::Borrowed(manifest))
-    }
-
-    /// Reads everything that this rank needs of a saved step.
-    fn read(
+    /// Same as [`of_group`](Self::of_group) for a call that some types do not support; the error is the same on every rank.
+    pub(crate) fn for_group(
         &mut self,
-        saved: &Saved,
-        contents: &[SavedTensor],
-        fitting: &Fitting<'_>,
-    ) -> Result<Vec<Read>, CheckpointError>
-    where
-        Self: Sized,
-    {
-        read_own(self, saved, contents, fitting)
+        call: Call,
+    ) -> Result<(&mut dyn SavedParts, Box<dyn ModelPlacement + '_>), failure::Error> {
+        let (parts, inside) = self.open();
+        parts.supports(call).map_err(|error| Failed { rank: 0, error })?;
+        Ok((parts.inside(), inside))
     }
 
-    /// Sets the number of updates of each parameter; `None` leaves it as it is.
-    fn set_updates(&mut self, t: &[Option<u64>]) {
-        for (entry, t) in self.optimizer().params.entries.iter_mut().zip(t) {
-            entry.t = t.unwrap_or(entry.t);
-        }
-    }
-
-    /// Returns the memory of [`vector`](Vectors::vector) for writing.
-    fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, Error>;
-
-    fn settings(&self, tied: BTreeMap<String, String>) -> Settings;
-
-    /// Checks that [`take_in`](Self::take_in) accepts these settings.
-    fn check(&self, _: &Settings) -> Result<(), CheckpointError> {
-        Ok(())
-    }
-
-    /// Resumes from `settings`, after the vectors have been written.
-    fn take_in(&mut self, settings: &Settings) -> Result<(), Error>;
-}
-
-impl<V: Vectors> Source for V {
-    fn place(&self) -> Queue {
-        self.queue()
-    }
-
-    fn values(&mut self, wanted: &Wanted<'_>, take: Take<'_>) -> Result<(), CheckpointError> {
-        let (first, values) = self.vector(wanted.param, wanted.slot).map_err(CheckpointError::memory)?;
-        for run in wanted.part.local.runs(wanted.held) {
-            let start = (run.to as usize) - first;
-            take(values.slice(start..start + run.len as usize).map_err(CheckpointError::memory)?)?;
-        }
-        Ok(())
+    fn open(&mut self) -> (&mut dyn SavedParts, Box<dyn ModelPlacement + '_>) {
+        let parts: &mut dyn SavedParts = match &mut self.parts {
+            ContentsParts::Borrowed(parts) => &mut **parts,
+            ContentsParts::Made(parts) => &mut **parts,
+        };
+        let placement: Box<dyn ModelPlacement + '_> = match &self.placement {
+            Some(placement) => Box::new(&**placement),
+            None => Box::new(Unsharded { ranks: parts.optimizer().comm().world_size() }),
+        };
+        (parts, placement)
     }
 }
 
-impl Vectors for Optimizer {
+impl fmt::Debug for Contents<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mesh = self.placement.as_ref().map(|placement| placement.mesh());
+        f.debug_struct("Contents").field("mesh", &mesh).finish_non_exhaustive()
+    }
+}
+
+impl Saveable for Optimizer {
+    fn contents(&mut self) -> Contents<'_> {
+        Contents::of(self)
+    }
+}
+
+/// Section of L-BFGS in the settings of other optimizers.
+#[derive(Serialize)]
+struct WithoutLbfgs {
+    lbfgs: Option<()>,
+}
+
+impl SavedParts for Optimizer {
+    fn optimizer(&mut self) -> &mut Optimizer {
+        self
+    }
+
+    fn inside(&mut self) -> &mut dyn SavedParts {
+        self
+    }
+
+    fn tensors(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
+        (0..self.params.entries.len()).map(|param| self.tensor(param, placing)).collect()
+    }
+
     fn queue(&self) -> Queue {
         self.params.options.queue.clone()
     }
@@ -177,32 +159,33 @@ impl Vectors for Optimizer {
     fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error> {
         self.params.vector(param, slot)
     }
-}
-
-impl Saveable for Optimizer {
-    fn optimizer(&mut self) -> &mut Optimizer {
-        self
-    }
-
-    fn contents(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
-        (0..self.params.entries.len()).map(|param| self.content(param, placing)).collect()
-    }
 
     fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, Error> {
         self.params.vector_mut(param, slot)
     }
 
-    fn settings(&self, tied: BTreeMap<String, String>) -> Settings {
-        Settings::of(self, tied)
+    fn read(
+        &mut self,
+        saved: &Saved,
+        tensors: &[SavedTensor],
+        fitting: &Fitting<'_>,
+    ) -> Result<Vec<Read>, CheckpointError> {
+        read_own(self, saved, tensors, fitting)
+    }
+
+    fn settings(&self) -> Settings {
+        let settings = Settings::default().with(&self.saved_progress()).with(&self.saved_rules());
+        settings.with(&WithoutLbfgs { lbfgs: None })
     }
 
     fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {
-        let own = self.settings(BTreeMap::new());
-        let (Some(rule), Some(state)) = (&self.params.options.loss_scale, settings.scale()) else {
+        let progress = SavedProgress::read(settings)?;
+        let saved: SavedRules = settings.section()?;
+        let (Some(rule), Some(state)) = (&self.params.options.loss_scale, progress.scale()) else {
             return Ok(());
         };
         match rule.check_state(&state) {
-            Err(error) if settings.loss_scale_rule == own.loss_scale_rule => {
+            Err(error) if saved.loss_scale_rule == self.saved_rules().loss_scale_rule => {
                 let (what, reason) = ("the loss scale".to_owned(), error.to_string());
                 Err(CheckpointError::Contradiction { what, reason })
             }
@@ -210,11 +193,104 @@ impl Saveable for Optimizer {
         }
     }
 
-    fn take_in(&mut self, settings: &Settings) -> Result<(), Error> {
+    fn resume(&mut self, settings: &Settings) -> Result<(), failure::Error> {
+        let rank = self.comm().rank();
+        let progress = SavedProgress::read(settings).map_err(|error| Failed { rank, error })?;
+        Ok(self.resume_at(&progress)?)
+    }
+}
+
+/// Access of checkpoints to an optimizer.
+impl Optimizer {
+    /// Checks that communication has not failed.
+    pub(crate) fn healthy(&self) -> Result<(), Error> {
+        self.reducer.healthy()
+    }
+
+    /// Checks that no step is in progress on this rank and that the outcome of every step is known.
+    pub(crate) fn between_two_steps(&mut self) -> Result<(), Error> {
+        self.reducer.finish_dropped()?;
+        self.check_outcomes()?;
+        self.params.check_some()?;
+        self.reducer.check_idle()
+    }
+
+    /// Checks that all ranks have the same counts and hyperparameters. Collective.
+    pub(crate) fn compare_counters(&mut self) -> Result<(), Error> {
+        let counters = self.describe_counters()?;
+        crate::same_everywhere(&**self.comm(), self.options(), &counters)
+    }
+
+    /// Returns the bytes sent so far by the optimizer's communicators.
+    pub(crate) fn bytes_sent(&self) -> u64 {
+        self.reducer.sent()
+    }
+
+    /// Excludes the bytes sent since `before` from the next step's count.
+    pub(crate) fn exclude_sent_since(&mut self, before: u64) {
+        self.reducer.exclude_from_step(before);
+    }
+
+    /// Sets the number of updates of each parameter; `None` leaves it as it is.
+    pub(crate) fn set_updates(&mut self, t: &[Option<u64>]) {
+        for (entry, t) in self.params.entries.iter_mut().zip(t) {
+            entry.t = t.unwrap_or(entry.t);
+        }
+    }
+
+    /// Returns the rule that updates a parameter; `None` for a frozen one.
+    pub(crate) fn rule(&self, param: usize) -> Option<&dyn Rule> {
+        let entry = &self.params.entries[param];
+        (!entry.param.frozen()).then(|| &*self.params.groups[entry.group].rule)
+    }
+
+    pub(crate) fn saved_progress(&self) -> SavedProgress {
+        SavedProgress {
+            steps: Some(self.steps()),
+            skips: self.decider.progress.skips,
+            skips_at_min_scale: self.decider.progress.skips_at_min_scale,
+            loss_scale: self.loss_scale_state().map(Into::into),
+        }
+    }
+
+    fn saved_rules(&self) -> SavedRules {
+        let options = self.options();
+        let mut rules: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for entry in self.params.entries.iter().filter(|entry| !entry.param.frozen()) {
+            let group = &self.params.groups[entry.group];
+            let mut rule = format!("{} lr_scale={}", group.rule.name(), group.lr_scale);
+            for (name, value) in group.rule.hyperparameters() {
+                let _ = write!(rule, " {name}={value}");
+            }
+            rules.entry(rule).or_default().push(entry.param.name().to_owned());
+        }
+        let recipe = [
+            ("stage", format!("{:?}", options.stage)),
+            ("combine", format!("{:?}", options.combine)),
+            ("missing", format!("{:?}", options.missing)),
+            ("non_finite", format!("{:?}", options.non_finite)),
+            ("norm", format!("{:?}", options.norm)),
+            ("clip", format!("{:?}", options.clip)),
+            ("precision", format!("{:?}", options.precision)),
+        ];
+        SavedRules {
+            rules,
+            loss_scale_rule: Some(options.loss_scale.map_or("none".to_owned(), |rule| format!("{rule:?}"))),
+            schedule: Some(schedule::describe(options.schedule.as_ref()).trim_end().replace('\n', ", ")),
+            rounding: Some(match options.precision.rounding {
+                Rounding::Stochastic => format!("Stochastic with seed {}", options.precision.seed),
+                other => format!("{other:?}"),
+            }),
+            recipe: recipe.map(|(name, value)| (name.to_owned(), value)).into(),
+        }
+    }
+
+    /// Resumes from saved counts, after the vectors have been written.
+    pub(crate) fn resume_at(&mut self, saved: &SavedProgress) -> Result<(), Error> {
         let progress = &mut self.decider.progress;
-        progress.steps = settings.steps.unwrap_or(progress.steps);
-        (progress.skips, progress.skips_at_min_scale) = (settings.skips, settings.skips_at_min_scale);
-        if let (Some(rule), Some(state)) = (&self.params.options.loss_scale, settings.scale()) {
+        progress.steps = saved.steps.unwrap_or(progress.steps);
+        (progress.skips, progress.skips_at_min_scale) = (saved.skips, saved.skips_at_min_scale);
+        if let (Some(rule), Some(state)) = (&self.params.options.loss_scale, saved.scale()) {
             // The state may be of another rule; then the loss scale stays as it is.
             progress.loss_scale = rule.check_state(&state).map(|()| state).ok().or(progress.loss_scale);
         }
@@ -222,24 +298,9 @@ impl Saveable for Optimizer {
         self.verifier.last = None;
         self.keep_if_due()
     }
-}
 
-impl SavedTensor {
-    /// Returns the local part as one piece.
-    pub(crate) fn held(&self) -> Piece {
-        let region = Region::whole(&self.holding.local);
-        Piece { range: 0..region.elements().unwrap_or(0), region }
-    }
-
-    /// Returns the number of elements of the whole parameter.
-    pub(crate) fn len(&self) -> u64 {
-        self.holding.shape.iter().product()
-    }
-}
-
-impl Optimizer {
     /// Describes a parameter and its state.
-    fn content(&self, param: usize, placing: &dyn ModelPlacement) -> Result<SavedTensor, CheckpointError> {
+    fn tensor(&self, param: usize, placing: &dyn ModelPlacement) -> Result<SavedTensor, CheckpointError> {
         let entry = &self.params.entries[param];
         let (name, t) = (entry.param.name().to_owned(), entry.t);
         let holding = placing.holding(&entry.param);

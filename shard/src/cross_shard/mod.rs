@@ -8,8 +8,6 @@ mod step;
 mod synchronize;
 
 pub use assignment::AssignmentError;
-#[cfg(feature = "checkpoint")]
-pub(crate) use saving::GroupsRecord;
 pub use synchronize::{Drift, SlotDrift};
 
 use crate::optimizer::layout_state;

@@ -2,8 +2,8 @@
 
 use super::CrossShard;
 use crate::checkpoint::{
-    CheckpointError, Load, Loaded, Manifest, ModelPlacement, Ranks, Save, Saveable, SavedTensor, Saving,
-    Scale, Settings, Sink, Store, Vectors, load_all, save_all, save_all_async,
+    self, Call, CheckpointError, Contents, Copies, Fitting, Load, Manifest, ModelPlacement, Ranks, Read,
+    Saveable, Saved, SavedParts, SavedProgress, SavedTensor, Settings, read_own,
 };
 use crate::ranks::{agree, host_words};
 use crate::reduce::together::objection;
@@ -18,64 +18,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
+impl Saveable for CrossShard {
+    fn contents(&mut self) -> Contents<'_> {
+        Contents::made(AllGroups { cross: self, apart: false, groups: Vec::new(), t: Vec::new() })
+    }
+}
+
 impl CrossShard {
-    /// Saves parameters, state and progress of all groups, between two steps. Collective over the world, and otherwise as
-    /// [`Optimizer::save`].
-    ///
-    /// If all groups have the same values, which is decided by hashes, the checkpoint is the one a single [`Optimizer`] would save, and
-    /// loads onto any ranks, groups and stages. Otherwise tensors are named `group.<number>/<parameter>`, in the order in which the groups
-    /// were given. Each group's steps, skips and loss scale are saved if they differ. Ranks of one group that differ are
-    /// [`Error::Disagree`].
-    pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
-        self.check_idle_everywhere()?;
-        let placing = self.placing();
-        save_all(&mut AllGroups::new(self), store, save, &placing)
-    }
-
-    /// [`Optimizer::save_async`] of all groups; see [`save`](Self::save).
-    pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, Error> {
-        self.check_idle_everywhere()?;
-        let placing = self.placing();
-        save_all_async(&mut AllGroups::new(self), store, save, &placing)
-    }
-
-    /// Frees the memory of the last [`save_async`](Self::save_async), if that has ended.
-    pub fn release_snapshot(&mut self) {
-        self.optimizer.release_snapshot();
-    }
-
-    /// Loads a checkpoint that [`save`](Self::save) wrote, or that an [`Optimizer`] wrote on any ranks. Collective over the world, and
-    /// otherwise as [`Optimizer::load`].
-    ///
-    /// With the same number of groups, each group loads the state of its number, onto any number of ranks. With another number, every group
-    /// loads the state that all groups shared, with the first group's steps, skips and loss scale. If the saved groups had diverged, this
-    /// is [`CheckpointError::Groups`], as no single group's values represent all; call [`synchronize_state`](Self::synchronize_state)
-    /// before saving to make them the same.
-    pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
-        self.check_idle_everywhere()?;
-        let placing = self.placing();
-        load_all(&mut AllGroups::new(self), store, load, &placing)
-    }
-
-    /// Returns this rank's part of its group's parameters and state as bytes ([`Optimizer::serialize`]). Collective over the group.
-    pub fn serialize(&mut self) -> Result<Vec<u8>, Error> {
-        self.optimizer.serialize()
-    }
-
-    /// Takes in the bytes of the same rank in the same groups ([`Optimizer::deserialize`]). Collective over the group.
-    pub fn deserialize(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.optimizer.deserialize(bytes)
-    }
-
-    /// Passes this group's parameters and state to `sink` on its rank `to` ([`Optimizer::consolidate`]). Collective over the group.
-    pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
-        self.optimizer.consolidate(to, sink)
-    }
-
-    fn placing(&self) -> Grouped {
-        Grouped { groups: self.groups(), ranks: self.group.len() }
-    }
-
     fn groups(&self) -> usize {
         self.world.world_size() / self.group.len()
     }
@@ -99,48 +48,20 @@ impl CrossShard {
     }
 }
 
-/// Placement with a number of groups of equal size.
-#[derive(Clone, Copy, Debug)]
-struct Grouped {
-    groups: usize,
-    ranks: usize,
-}
-
-impl ModelPlacement for Grouped {
-    fn mesh(&self) -> String {
-        format!("groups={},ranks={}", self.groups, self.ranks)
-    }
+/// Section of groups.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct GroupsSection {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    groups: Option<GroupsRecord>,
 }
 
 /// Progress of groups that have diverged.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct GroupsRecord {
+struct GroupsRecord {
     /// True if each group has tensors of its own.
     apart: bool,
-    groups: Vec<GroupRecord>,
-}
-
-/// Progress of a group; the fields are those of [`Settings`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct GroupRecord {
-    steps: u64,
-    skips: u32,
-    #[serde(rename = "hopeless")]
-    skips_at_min_scale: u32,
-    loss_scale: Option<Scale>,
-}
-
-impl GroupRecord {
-    fn of(settings: Settings) -> Self {
-        let Settings { steps, skips, skips_at_min_scale, loss_scale, .. } = settings;
-        GroupRecord { steps: steps.unwrap_or_default(), skips, skips_at_min_scale, loss_scale }
-    }
-
-    /// Returns the settings that this group's optimizer resumes from.
-    fn settings(&self, all: &Settings) -> Settings {
-        let GroupRecord { steps, skips, skips_at_min_scale, loss_scale } = self.clone();
-        Settings { steps: Some(steps), skips, skips_at_min_scale, loss_scale, ..all.clone() }
-    }
+    groups: Vec<SavedProgress>,
 }
 
 /// Description of one rank's state.
@@ -150,7 +71,7 @@ struct Told {
     /// Digests of the progress and of the values.
     counters: u64,
     values: u64,
-    record: GroupRecord,
+    record: SavedProgress,
     t: Vec<u64>,
 }
 
@@ -161,16 +82,12 @@ struct AllGroups<'a> {
     /// True if each group has tensors of its own.
     apart: bool,
     /// Progress of each group; empty if it is the same in all groups.
-    groups: Vec<GroupRecord>,
+    groups: Vec<SavedProgress>,
     /// Number of updates of each parameter, for every group if `apart`.
     t: Vec<u64>,
 }
 
-impl<'a> AllGroups<'a> {
-    fn new(cross: &'a mut CrossShard) -> Self {
-        AllGroups { cross, apart: false, groups: Vec::new(), t: Vec::new() }
-    }
-
+impl AllGroups<'_> {
     /// Returns the local index of a parameter, if it belongs to this rank's group.
     fn own(&self, param: usize) -> Option<usize> {
         let params = self.cross.optimizer.params.entries.len();
@@ -180,7 +97,7 @@ impl<'a> AllGroups<'a> {
     fn told(&mut self) -> Result<Told, Error> {
         let CrossShard { optimizer, number, .. } = &mut *self.cross;
         let counters = xxh3_64(optimizer.describe_counters()?.as_bytes());
-        let record = GroupRecord::of(optimizer.settings(BTreeMap::new()));
+        let record = optimizer.saved_progress();
         let t = optimizer.params.entries.iter().map(|entry| entry.t).collect();
         Ok(Told { group: *number, counters, values: self.cross.digest()?, record, t })
     }
@@ -188,11 +105,11 @@ impl<'a> AllGroups<'a> {
     /// Returns the settings that this group's optimizer resumes from.
     fn own_settings(&self, settings: &Settings) -> Settings {
         let own = self.groups.get(self.cross.number);
-        own.map_or_else(|| settings.clone(), |own| own.settings(settings))
+        own.map_or_else(|| settings.clone(), |own| settings.clone().with(own))
     }
 }
 
-impl Vectors for AllGroups<'_> {
+impl SavedParts for AllGroups<'_> {
     fn queue(&self) -> Queue {
         self.cross.optimizer.params.options.queue.clone()
     }
@@ -203,19 +120,42 @@ impl Vectors for AllGroups<'_> {
             None => Ok((0, Slice::from(&[] as &[f32]))),
         }
     }
-}
 
-impl Saveable for AllGroups<'_> {
     fn optimizer(&mut self) -> &mut Optimizer {
         &mut self.cross.optimizer
+    }
+
+    fn inside(&mut self) -> &mut dyn SavedParts {
+        &mut self.cross.optimizer
+    }
+
+    fn placement<'p>(&self, inside: Box<dyn ModelPlacement + 'p>) -> Box<dyn ModelPlacement + 'p> {
+        Box::new(Copies { of: "groups", count: self.cross.groups(), inside })
+    }
+
+    fn supports(&self, call: Call) -> Result<(), CheckpointError> {
+        match call {
+            Call::Serialize | Call::Deserialize => Ok(()),
+            Call::Export | Call::Import | Call::Reshard => {
+                Err(call
+                    .unsupported("replicas in groups", "save a checkpoint, and load it into an optimizer"))
+            }
+        }
+    }
+
+    fn begin_save(&mut self) -> Result<(), Error> {
+        self.cross.check_idle_everywhere()
+    }
+
+    fn begin_load(&mut self) -> Result<(), Error> {
+        self.cross.check_idle_everywhere()
     }
 
     fn ranks(&mut self) -> Arc<dyn Communicator> {
         Arc::clone(&self.cross.world)
     }
 
-    /// Compares the call among all ranks; a rank that is not ready reports its error instead. All ranks are idle, which the callers check
-    /// first.
+    /// Compares the call among all ranks; a rank that is not ready reports its error instead. All ranks are idle, which was checked first.
     fn call_all(&mut self, what: &str, ready: Result<(), Error>) -> Result<(), Error> {
         let text = match &ready {
             Ok(()) => format!("this call = {what}\n"),
@@ -225,7 +165,7 @@ impl Saveable for AllGroups<'_> {
         ready.and(self.cross.end_if_alone(same))
     }
 
-    fn compare_all(&mut self) -> Result<(), Error> {
+    fn compare_all(&mut self) -> Result<(), checkpoint::Error> {
         let own = self.told()?;
         let ranks = Ranks::of(self);
         let all = ranks.gather(&serde_json::to_vec(&own).unwrap_or_default())?;
@@ -245,13 +185,14 @@ impl Saveable for AllGroups<'_> {
         Ok(())
     }
 
-    fn end_all<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
-        self.cross.end_if_alone(result)
+    fn end_all(&mut self, error: &Error) {
+        let _ = self.cross.end_if_alone::<()>(Err(error.clone()));
     }
 
     fn choose<'m>(&mut self, manifest: &'m Manifest, _: &Load) -> Result<Cow<'m, Manifest>, CheckpointError> {
         let here = self.cross.groups();
-        (self.apart, self.groups) = match Settings::from_json(&manifest.settings)?.groups {
+        let saved: GroupsSection = Settings::new(manifest.settings.clone()).section()?;
+        (self.apart, self.groups) = match saved.groups {
             Some(GroupsRecord { apart, groups }) if groups.len() == here => (apart, groups),
             Some(GroupsRecord { apart: true, groups }) => {
                 return Err(CheckpointError::Groups { saved: groups.len(), here });
@@ -269,8 +210,8 @@ impl Saveable for AllGroups<'_> {
         }
     }
 
-    fn contents(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
-        let params = self.cross.optimizer.contents(placing)?;
+    fn tensors(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
+        let params = self.cross.optimizer.tensors(placing)?;
         let mut contents = Vec::new();
         for group in 0..if self.apart { self.groups.len() } else { 1 } {
             for of in &params {
@@ -294,24 +235,30 @@ impl Saveable for AllGroups<'_> {
         }
     }
 
-    fn settings(&self, tied: BTreeMap<String, String>) -> Settings {
-        let groups = GroupsRecord { apart: self.apart, groups: self.groups.clone() };
-        let groups = Some(groups).filter(|record| !record.groups.is_empty());
+    fn read(
+        &mut self,
+        saved: &Saved,
+        tensors: &[SavedTensor],
+        fitting: &Fitting<'_>,
+    ) -> Result<Vec<Read>, CheckpointError> {
+        read_own(self, saved, tensors, fitting)
+    }
+
+    fn settings(&self) -> Settings {
+        let own = self.cross.optimizer.settings();
         // On a load with another number of groups, every group resumes as the first one.
-        let own = self.cross.optimizer.settings(tied);
-        let first = self.groups.first().map_or_else(|| own.clone(), |first| first.settings(&own));
-        Settings { groups, ..first }
+        let Some(first) = self.groups.first() else { return own };
+        let groups = GroupsRecord { apart: self.apart, groups: self.groups.clone() };
+        own.with(first).with(&GroupsSection { groups: Some(groups) })
     }
 
     fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {
-        // Apply the limits on counts to the group's counts too.
-        let own = Settings::from_json(&self.own_settings(settings).to_json())?;
-        self.cross.optimizer.check(&own)
+        self.cross.optimizer.check(&self.own_settings(settings))
     }
 
-    fn take_in(&mut self, settings: &Settings) -> Result<(), Error> {
+    fn resume(&mut self, settings: &Settings) -> Result<(), checkpoint::Error> {
         let own = self.own_settings(settings);
-        self.cross.optimizer.take_in(&own)
+        self.cross.optimizer.resume(&own)
     }
 }
 
@@ -338,6 +285,7 @@ fn digest((own, t): (u64, &[u64])) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::{Save, Saver, Store, save, save_async};
     use crate::{Options, Stage};
     use meshstep_comm::loopback::spawn;
     use meshstep_optim::AdamW;
@@ -362,10 +310,15 @@ mod tests {
                 };
                 flip(&mut opt);
                 let told = [
-                    opt.save(&store, Save::default()).unwrap_err(),
-                    opt.save_async(&store, Save::default()).map(drop).unwrap_err(),
+                    save(&mut opt, &store, Save::default()).unwrap_err(),
+                    save_async(&mut opt, &mut Saver::default(), &store, Save::default())
+                        .map(drop)
+                        .unwrap_err(),
                 ];
-                assert!(told.iter().all(|told| matches!(told, Error::Disagree { rank: 3, .. })), "{told:?}");
+                let disagree = |told: &checkpoint::Error| {
+                    matches!(told, checkpoint::Error::Shard(Error::Disagree { rank: 3, .. }))
+                };
+                assert!(told.iter().all(disagree), "{told:?}");
                 assert!(store.latest().is_err());
                 // The groups agree again, and the optimizer is usable.
                 flip(&mut opt);

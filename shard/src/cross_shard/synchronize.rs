@@ -114,8 +114,6 @@ impl CrossShard {
         let alone = match &result {
             Err(Error::Comm(failure)) => matches!(failure, meshstep_comm::Error::Buffer(_)),
             Ok(_) | Err(Error::DriftNotFinite { .. } | Error::Disagree { .. }) => false,
-            #[cfg(feature = "checkpoint")]
-            Err(Error::Checkpoint(_)) => false,
             Err(_) => true,
         };
         if alone {

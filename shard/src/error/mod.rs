@@ -311,10 +311,6 @@ pub enum Error {
     /// Verification or repair is not possible.
     #[error(transparent)]
     Verify(#[from] crate::verify::difference::VerifyError),
-    /// Saving or loading a checkpoint failed on all ranks, and changed nothing.
-    #[cfg(feature = "checkpoint")]
-    #[error(transparent)]
-    Checkpoint(#[from] Box<crate::checkpoint::Failed>),
     /// The assignment of ranks to groups is invalid.
     #[error(transparent)]
     Assignment(#[from] crate::cross_shard::assignment::AssignmentError),

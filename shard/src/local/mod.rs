@@ -37,7 +37,6 @@
 //! happen.
 
 mod check;
-mod delegate;
 mod describe;
 mod elastic;
 mod engine;
@@ -72,8 +71,6 @@ pub use optimizer::{LocalOptimizer, LocalStep};
 pub use param_spec::ParamSpec;
 pub use plan::{Fragment, LocalPlan, Merge, OnFailure, Outer, Slots, Weights, What};
 pub use presets::half_life;
-#[cfg(feature = "checkpoint")]
-pub(crate) use saving::LocalRecord;
 pub use select::{Chosen, Select};
 pub use timing::{Placement, Timing};
 pub use traffic::{LocalTraffic, Ring, Shares, Worker};

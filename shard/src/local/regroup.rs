@@ -45,8 +45,6 @@ impl LocalOptimizer {
             })?;
             workers.world.barrier().map_err(Error::from)?;
         }
-        #[cfg(feature = "checkpoint")]
-        self.inner.forget_savers();
         self.engine.step = step;
         self.engine.workers = workers;
         // The next step reports the fragments that were given up.

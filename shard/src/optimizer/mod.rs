@@ -37,9 +37,6 @@ use std::sync::Arc;
 /// every gradient handed over, and [`step`](Self::step). All ranks make the same calls, in the same order.
 #[derive(Debug)]
 pub struct Optimizer {
-    /// First field, so that a background save ends before the fields that it uses are dropped.
-    #[cfg(feature = "checkpoint")]
-    pub(crate) background: crate::checkpoint::Background,
     /// Parameters and state of this rank.
     pub(crate) params: Params,
     /// Gradients in: buckets that fill, and their reduction.
@@ -95,8 +92,6 @@ impl Optimizer {
 
     fn with_room(comm: Arc<dyn Communicator>, place: DataRank, options: Options) -> Result<Self, Error> {
         Ok(Optimizer {
-            #[cfg(feature = "checkpoint")]
-            background: crate::checkpoint::Background::default(),
             decider: Decider::new(&options)?,
             updater: Updater::default(),
             gatherer: Gatherer::new(&options),

@@ -94,8 +94,6 @@ impl GradReducer {
     pub(crate) fn end_if_alone<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         match &result {
             Ok(_) | Err(Error::Differs(_) | Error::Verify(_) | Error::Disagree { .. }) => {}
-            #[cfg(feature = "checkpoint")]
-            Err(Error::Checkpoint(_)) => {}
             Err(error) => {
                 if let Error::Comm(failure) = error {
                     self.poison(failure.clone());

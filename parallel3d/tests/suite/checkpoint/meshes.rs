@@ -5,10 +5,10 @@ use meshstep_cases::{long, tried};
 use meshstep_comm::{Kind, loopback};
 use meshstep_optim::{AdamW, Sgd};
 use meshstep_parallel3d::{
-    Axis, Gradient, Mesh, Model, ModelBuilder, Optimizer, Parameter, Piece, Placement, reshard,
+    Axis, Gradient, Mesh, Model, ModelBuilder, Optimizer, Parameter, Piece, Placement,
 };
 use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
-use meshstep_shard::checkpoint::{Load, Save, Store};
+use meshstep_shard::checkpoint::{self, Load, Save, Saver, Store};
 use meshstep_shard::{Groups, Master, Options, Precision, Stage, Step};
 use meshstep_tensor::{DType, Meter, Slice, SliceMut};
 use proptest::prelude::*;
@@ -109,7 +109,7 @@ fn moved(
         old.iter_mut().for_each(|opt| (0..before).for_each(|step| _ = take_step(opt, model, step)));
         let mut new = new.map(|world| build(world, model, &meshes[1], &options[1]));
         new.iter_mut().for_each(|opt| (0..strayed).for_each(|step| _ = take_step(opt, model, step)));
-        let moved = reshard(&via, old.as_mut(), new.as_mut()).unwrap();
+        let moved = checkpoint::reshard(&via, old.as_mut(), new.as_mut()).unwrap();
         assert_eq!(via.stats().of(Kind::Send).bytes, moved.sent);
         new.map(|mut opt| {
             let here = part(&opt, model);
@@ -164,13 +164,13 @@ proptest! {
         let (store, model) = (Store::new(dir.path()), model(dtype));
         let save = |opt: &mut Optimizer| {
             let saved = match background {
-                true => opt.save_async(&store, Save::default()).unwrap().join(),
-                false => opt.save(&store, Save::default()),
+                true => checkpoint::save_async(opt, &mut Saver::default(), &store, Save::default()).unwrap().join(),
+                false => checkpoint::save(opt, &store, Save::default()),
             };
             assert_eq!(saved.unwrap(), before as u64);
         };
         let (saved, end) = run(&model, &meshes.0, &options(stages.0, buckets.0), before, save, before);
-        let load = |opt: &mut Optimizer| drop(opt.load(&store, Load::default()).unwrap());
+        let load = |opt: &mut Optimizer| drop(checkpoint::load(opt, &store, Load::default()).unwrap());
         let (loaded, went_on) = run(&model, &meshes.1, &options(stages.1, buckets.1), before, load, strayed);
         prop_assert!(loaded == saved, "what was loaded is not what was saved");
         prop_assert!(went_on == end, "three steps later they are apart");
@@ -202,11 +202,11 @@ proptest! {
         let seen = Mutex::new(Whole::new());
         let export = |opt: &mut Optimizer| {
             let last = opt.mesh().world_size() - 1;
-            opt.export_pytorch(&file, last).unwrap();
-            let bytes = opt.serialize().unwrap();
-            opt.deserialize(&bytes).unwrap();
+            checkpoint::export_pytorch(opt, &file, last).unwrap();
+            let bytes = checkpoint::serialize(opt).unwrap();
+            checkpoint::deserialize(opt, &bytes).unwrap();
             let mut whole = Whole::new();
-            opt.consolidate(last, &mut |window| {
+            checkpoint::consolidate(opt, last, &mut |window| {
                 let of = whole.entry((window.param.to_owned(), window.slot.to_owned())).or_default();
                 of.extend((window.at as usize..).zip(bits(window.values)));
                 Ok(())
@@ -220,7 +220,7 @@ proptest! {
         let shown: Whole = shown.map(|(key, whole)| (key.clone(), whole.clone())).collect();
         prop_assert!(seen.into_inner().unwrap() == shown, "what one rank got is not what there is");
         let import = |opt: &mut Optimizer| {
-            let imported = opt.import_pytorch(&file, Import::default()).unwrap();
+            let imported = checkpoint::import_pytorch(opt, &file, Import::default()).unwrap();
             assert_eq!(imported.steps, before as u64);
         };
         let (loaded, went_on) = run(&model, &meshes.1, &options(stages.1, buckets.1), before, import, strayed);
@@ -255,20 +255,20 @@ fn a_tied_parameter_is_saved_once_and_found_by_either_name() {
     let one = named(&["wte"], Some(("head", "wte")));
     let saved = on(&one, "tp=2,dp=2", &|opt| {
         take_step(opt, &one, 0);
-        opt.save(&store, Save::default()).unwrap();
+        checkpoint::save(opt, &store, Save::default()).unwrap();
     });
     let latest = store.latest().unwrap();
     let manifest = latest.manifest();
     assert_eq!(manifest.tensors.keys().collect::<Vec<_>>(), ["ln", "wte"]);
     assert_eq!(manifest.mesh, "dp=2,tp=2");
-    let load = |opt: &mut Optimizer| drop(opt.load(&store, Load::default()).unwrap());
+    let load = |opt: &mut Optimizer| drop(checkpoint::load(opt, &store, Load::default()).unwrap());
     let turned = on(&named(&["head"], Some(("wte", "head"))), "tp=4", &load);
     let two = on(&named(&["head", "wte"], None), "dp=3", &load);
     // A checkpoint without ties, saved under the name that is an alias in this model.
     let alone = named(&["head"], None);
     let untied = on(&alone, "tp=2", &|opt| {
         take_step(opt, &alone, 0);
-        opt.save(&store, Save { step: Some(2), ..Save::default() }).unwrap();
+        checkpoint::save(opt, &store, Save { step: Some(2), ..Save::default() }).unwrap();
     });
     let found = on(&one, "tp=1,dp=2", &load);
     let of = |whole: &Whole, name: &str| whole[&(name.to_owned(), "param".to_owned())].clone();
@@ -341,7 +341,7 @@ fn long_tensors_are_put_together_window_by_window() {
         let store = Store::new(dir.path());
         let mesh: Mesh = from.parse().unwrap();
         let saved = loopback::spawn(mesh.world_size(), |world| {
-            make(world, from, stage, true).save(&store, Save::default()).unwrap();
+            checkpoint::save(&mut make(world, from, stage, true), &store, Save::default()).unwrap();
         });
         saved.unwrap();
         // Short runs load each checkpoint onto the next mesh, long runs onto all.
@@ -350,7 +350,7 @@ fn long_tensors_are_put_together_window_by_window() {
             let mesh: Mesh = to.parse().unwrap();
             let loaded = loopback::spawn(mesh.world_size(), |world| {
                 let mut opt = make(world, to, stage, false);
-                opt.load(&store, Load::default()).unwrap();
+                checkpoint::load(&mut opt, &store, Load::default()).unwrap();
                 for parameter in model.parameters() {
                     let Parameter { name, shape, placement, .. } = parameter;
                     let pieces = placement.pieces(name, shape, &mesh, opt.coordinate()).unwrap();

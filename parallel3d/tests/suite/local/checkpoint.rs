@@ -4,7 +4,7 @@ use crate::local::worker::{Has, Job, assert_same, cases, has, plans};
 use meshstep_cases::{long, tried};
 use meshstep_comm::loopback;
 use meshstep_parallel3d::{Mesh, Model, ModelBuilder};
-use meshstep_shard::checkpoint::{Load, Save, Store};
+use meshstep_shard::checkpoint::{self, Load, Save, Saver, Store};
 use meshstep_shard::{Owners, Stage};
 use std::path::Path;
 
@@ -18,8 +18,12 @@ fn save(job: &Job, mesh: &str, dir: &Path, background: bool) {
         let (mut local, worker) = job.build(world, &mesh);
         job.steps(&mut local, worker, SAVED);
         match background {
-            true => local.save_async(&store, Save::default()).unwrap().join().map(drop).unwrap(),
-            false => drop(local.save(&store, Save::default()).unwrap()),
+            true => {
+                let mut saver = Saver::default();
+                let saving = checkpoint::save_async(&mut local, &mut saver, &store, Save::default());
+                saving.unwrap().join().unwrap();
+            }
+            false => drop(checkpoint::save(&mut local, &store, Save::default()).unwrap()),
         }
     });
     drop(saved.unwrap());
@@ -30,7 +34,7 @@ fn go_on(job: &Job, mesh: &str, dir: &Path) -> Vec<(usize, Has)> {
     let (mesh, store): (Mesh, _) = (mesh.parse().unwrap(), Store::new(dir));
     let ends = loopback::spawn(mesh.world_size(), |world| {
         let (mut local, worker) = job.build(world, &mesh);
-        let _ = local.load(&store, Load::default()).unwrap();
+        let _ = checkpoint::load(&mut local, &store, Load::default()).unwrap();
         assert_eq!(local.local().steps(), SAVED);
         job.steps(&mut local, worker, ON);
         (worker, has(&local))
@@ -112,7 +116,7 @@ fn tied_parameters_are_found_under_either_name() {
         let mesh: Mesh = "dp_replicate=2,dp_shard=2".parse().unwrap();
         let ends = loopback::spawn(4, |world| {
             let (mut local, worker) = other.build(world, &mesh);
-            let _ = local.load(&Store::new(dir.path()), Load::default()).unwrap();
+            let _ = checkpoint::load(&mut local, &Store::new(dir.path()), Load::default()).unwrap();
             (worker, has(&local))
         });
         assert_same(&ends.unwrap(), &expected, name);

@@ -1,14 +1,15 @@
 //! Saving while training goes on: a thread writes a copy of one moment, over a communicator of its own.
 
-use super::ranks::{Failed, Ranks};
+use super::ranks::Ranks;
 use super::save::{Agreed, Save, agree_to_save, apart};
 use super::snapshot::Snapshot;
 use super::write::Written;
+use crate::Options;
 use crate::checkpoint::error::CheckpointError;
-use crate::checkpoint::format::placement::{ModelPlacement, Unsharded};
+use crate::checkpoint::failure::{Error, Failed};
+use crate::checkpoint::parts::{Live, SavedParts};
 use crate::checkpoint::saveable::Saveable;
 use crate::checkpoint::store::{Draft, Store};
-use crate::{Error, Optimizer, Options};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Buffer, Place, Queue};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +19,24 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Background save. Dropping the handle lets the save go on; the optimizer's next save, or its drop, waits for it.
+/// Background saves, one after another: the memory of their copies, their communicator, and the outcome of the last one. Dropping it waits
+/// for the last save, logs its error if nothing has reported it, and frees the memory; on a GPU all ranks drop it together.
+#[derive(Debug, Default)]
+pub struct Saver {
+    comm: Option<SaverComm>,
+    last: Option<Arc<Flight>>,
+    /// True if all ranks have reported the outcome of the last save.
+    settled: bool,
+}
+
+/// Communicator of saves, and the one that it was split from.
+#[derive(Debug)]
+struct SaverComm {
+    from: Arc<dyn Communicator>,
+    comm: Arc<dyn Communicator>,
+}
+
+/// Background save. Dropping the handle lets the save go on; the next save after it, or the drop of its [`Saver`], waits for it.
 #[derive(Debug)]
 pub struct Saving {
     flight: Arc<Flight>,
@@ -32,7 +50,7 @@ pub struct Stall {
     pub bytes: u64,
     /// Time of the copy.
     pub copying: Duration,
-    /// Time from the call of [`Optimizer::save_async`] to its return, including the other ranks' part.
+    /// Time from the call of [`save_async`] to its return, including the other ranks' part.
     pub whole: Duration,
 }
 
@@ -58,20 +76,13 @@ impl Saving {
     }
 
     /// Waits for the save and returns the step that names the checkpoint; on a GPU all ranks must call this together. A failure of the save
-    /// is the same [`Error::Checkpoint`] on every rank. Any other error concerns only the communicator of saves, unless training has failed
+    /// is the same [`Error::Failed`] on every rank. Any other error concerns only the communicator of saves, unless training has failed
     /// too: training can go on.
     pub fn join(self) -> Result<u64, Error> {
         let ended = self.flight.wait();
-        self.flight.heard.store(true, Relaxed);
+        self.flight.reported.store(true, Relaxed);
         ended
     }
-}
-
-/// State of an optimizer's background saves.
-#[derive(Debug, Default)]
-pub(crate) struct Background {
-    comm: Option<Arc<dyn Communicator>>,
-    last: Option<Arc<Flight>>,
 }
 
 /// Background save, and the thread that carries it out.
@@ -83,7 +94,7 @@ struct Flight {
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: OnceLock<Result<u64, Error>>,
     /// True if the outcome was reported to the caller.
-    heard: AtomicBool,
+    reported: AtomicBool,
     /// True if the communicator of saves is unusable.
     broken: AtomicBool,
     rest: Mutex<Option<Rest>>,
@@ -112,147 +123,146 @@ struct Rest {
 
 const PANICKED: &str = "the thread that saves panicked";
 
-/// State of the previous save on a rank: nothing to report.
+/// State of a saver on a rank: nothing to report.
 const FINE: u64 = 0;
-/// The previous save failed, and its error was not reported.
-const UNHEARD: u64 = 1;
-/// The communicator of saves is unusable.
-const BROKEN: u64 = 2;
+/// The last save failed, and its error was not reported.
+const UNREPORTED: u64 = 1;
+/// There is no usable communicator of saves among these ranks.
+const NO_COMM: u64 = 2;
 
-impl Optimizer {
-    /// Same as [`save`](Self::save) of this moment, while training goes on. Collective. The call takes as long as copying this rank's part
-    /// to host memory, after the last step has finished, on a GPU too. The copy is counted as staging memory and kept for the next save
-    /// until [`release_snapshot`](Self::release_snapshot).
-    ///
-    /// A thread writes the file, and its ranks agree over a communicator that is split off once; aborting training's communicator ends the
-    /// save. On a GPU, collectives that ranks launch in different orders may deadlock, so the thread only writes: the step becomes the
-    /// newest in [`Saving::join`], the next save, or the drop of the optimizer, which all ranks reach together. A failure of the save
-    /// changes nothing here. [`Saving::join`] returns it; if any rank has not joined, the next save of either kind returns that error
-    /// instead, on every rank, and the save after that works again. A save waits for the previous one, and so does dropping the optimizer.
-    ///
-    /// ```
-    /// # use meshstep_optim::AdamW;
-    /// # use meshstep_shard::checkpoint::{Save, Store};
-    /// # use meshstep_shard::{Error, Optimizer, Options};
-    /// # use meshstep_tensor::{DType, Layout};
-    /// # let dir = std::env::temp_dir().join(format!("meshstep-async-doc-{}", std::process::id()));
-    /// # std::fs::create_dir_all(&dir)?;
-    /// # let store = Store::new(&dir);
-    /// let saved = meshstep_comm::loopback::spawn(4, |comm| -> Result<u64, Error> {
-    ///     let layout = Layout::builder().param("w", &[3, 5], DType::F32).build()?;
-    ///     let mut opt = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), Options::default())?;
-    ///     let saving = opt.save_async(&store, Save { step: Some(100), ..Save::default() })?;
-    ///     println!("stood still: {:?}", saving.stall());
-    ///     // Steps are taken here.
-    ///     saving.join()
-    /// })?;
-    /// assert_eq!(saved.into_iter().collect::<Result<Vec<_>, Error>>()?, [100; 4]);
-    /// # std::fs::remove_dir_all(&dir)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, Error> {
-        let ranks = self.comm().world_size();
-        self.save_async_placed(store, save, &Unsharded { ranks })
-    }
-
-    /// [`save_async`](Self::save_async) with parameters cut as `placing` describes.
-    pub fn save_async_placed(
-        &mut self,
-        store: &Store,
-        save: Save<'_>,
-        placing: &dyn ModelPlacement,
-    ) -> Result<Saving, Error> {
-        save_all_async(self, store, save, placing)
-    }
-
-    /// Frees the memory of the last [`save_async`](Self::save_async), if that has ended.
-    pub fn release_snapshot(&mut self) {
-        self.background.last.iter().for_each(|last| drop(std::mem::take(&mut *lock(&last.spare))));
-    }
-
-    /// Returns the error of the previous save if it failed and some rank has not reported it. Collective.
-    pub(crate) fn hear_of_last_save(&mut self, ranks: &Ranks) -> Result<(), Error> {
-        let known = self.background.last.as_ref().map_or(FINE, |last| last.known());
-        let known = ranks.words(known)?;
-        if known.iter().any(|&known| known & BROKEN != 0) {
-            self.background.comm = None;
-            self.background.last.iter().for_each(|last| last.broken.store(false, Relaxed));
-        }
-        if known.iter().all(|&known| known & UNHEARD == 0) {
-            return Ok(());
-        }
-        let failed = self.background.last.as_ref().and_then(|last| last.failed(ranks.rank()));
-        let same = ranks.same(failed);
-        self.background.last.iter().for_each(|last| last.heard.store(true, Relaxed));
-        same
-    }
-
-    /// Drops the communicator of saves; the next background save is of other ranks.
-    pub(crate) fn forget_savers(&mut self) {
-        self.background.comm = None;
-    }
-
-    /// Waits until this rank's thread has ended the previous save.
-    pub(crate) fn finish_last_save(&mut self) {
-        self.background.last.iter().for_each(|last| drop(last.wait()));
-    }
-}
-
-/// Begins to save the contents of `saveable`. Collective.
-pub(crate) fn save_all_async<K: Saveable>(
-    saveable: &mut K,
+/// Same as [`save`](super::save::save) of this moment, while training goes on. Collective. The call takes as long as copying this rank's
+/// part to host memory, after the last step has finished, on a GPU too. The copy is counted as staging memory; `saver` keeps it for its
+/// next save.
+///
+/// A thread writes the file, and its ranks agree over a communicator that is split off once; aborting training's communicator ends the
+/// save. On a GPU, collectives that ranks launch in different orders may deadlock, so the thread only writes: the step becomes the
+/// newest in [`Saving::join`], the next save, or the drop of the saver, which all ranks reach together. A failure of the save changes
+/// nothing here. [`Saving::join`] returns it; if any rank has not joined, the next save with this saver, or [after](Save::after) it,
+/// returns that error instead, on every rank, and the save after that works again. A save waits for the previous one of its saver.
+///
+/// ```
+/// # use meshstep_optim::AdamW;
+/// # use meshstep_shard::checkpoint::{Error, Save, Saver, Store, save_async};
+/// # use meshstep_shard::{Optimizer, Options};
+/// # use meshstep_tensor::{DType, Layout};
+/// # let dir = std::env::temp_dir().join(format!("meshstep-async-doc-{}", std::process::id()));
+/// # std::fs::create_dir_all(&dir)?;
+/// # let store = Store::new(&dir);
+/// let saved = meshstep_comm::loopback::spawn(4, |comm| -> Result<u64, Error> {
+///     # let layout = Layout::builder().param("w", &[3, 5], DType::F32).build()?;
+///     let mut opt = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), Options::default())?;
+///     let mut saver = Saver::default();
+///     let saving = save_async(&mut opt, &mut saver, &store, Save { step: Some(100), ..Save::default() })?;
+///     println!("stood still: {:?}", saving.stall());
+///     // Steps are taken here.
+///     saving.join()
+/// })?;
+/// assert_eq!(saved.into_iter().collect::<Result<Vec<_>, Error>>()?, [100; 4]);
+/// # std::fs::remove_dir_all(&dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn save_async<T: Saveable + ?Sized>(
+    thing: &mut T,
+    saver: &mut Saver,
     store: &Store,
-    save: Save<'_>,
-    placing: &dyn ModelPlacement,
+    mut save: Save<'_>,
 ) -> Result<Saving, Error> {
     let begun = Instant::now();
-    let agreed = agree_to_save(saveable, "save in the background", &save, placing)?;
+    let mut contents = thing.contents();
+    let (parts, placing) = contents.all();
+    let after = save.after.take();
+    let mut savers: Vec<&mut Saver> = after.into_iter().chain([&mut *saver]).collect();
+    let agreed = agree_to_save(parts, "save in the background", &save, (&*placing, &mut savers))?;
     let hook = if save.progress.is_some() { Err(CheckpointError::Progress) } else { Ok(()) };
-    let (flight, bytes, copying) = apart(saveable, |saveable| begin(saveable, store, agreed, hook))?;
+    let (flight, bytes, copying) = apart(parts, |parts| saver.begin(parts, store, agreed, hook))?;
     Ok(Saving { flight, stall: Stall { bytes, copying, whole: begun.elapsed() } })
 }
 
-fn begin<K: Saveable>(
-    saveable: &mut K,
-    store: &Store,
-    agreed: Agreed,
-    hook: Result<(), CheckpointError>,
-) -> Result<(Arc<Flight>, u64, Duration), Error> {
-    let (world, comm) = (Ranks::of(saveable), saveable.ranks());
-    let background = &mut saveable.optimizer().background;
-    if background.comm.is_none() {
-        background.comm = comm.split(Some(0), world.rank() as i64)?;
+impl Saver {
+    /// Waits until this rank's thread has ended the last save.
+    pub(crate) fn finish(&self) {
+        self.last.iter().for_each(|last| drop(last.wait()));
     }
-    let copying = Instant::now();
-    let made = hook.and_then(|()| prepare(saveable, store, agreed));
-    let copying = copying.elapsed();
-    let (flight, mut job, send) = world.agree(made)?;
-    if saveable.queue().place() != Place::Cpu {
-        job.opened = Some(job.agreed.open(store, &job.ranks)?);
-    }
-    let bytes = job.snapshot.bytes();
-    // The thread waits for the job.
-    let _ = send.send(job);
-    saveable.optimizer().background.last = Some(Arc::clone(&flight));
-    Ok((flight, bytes, copying))
-}
 
-/// Allocates the memory of this rank's save. Once every rank has succeeded, the save can begin.
-fn prepare<K: Saveable>(
-    saveable: &mut K,
-    store: &Store,
-    agreed: Agreed,
-) -> Result<(Arc<Flight>, Job, Sender<Job>), CheckpointError> {
-    let world = saveable.ranks();
-    let opt = saveable.optimizer();
-    let comm = opt.background.comm.clone().unwrap_or(world);
-    let options = Options { queue: queue_beside(&opt.params.options.queue)?, ..opt.params.options.clone() };
-    let ranks = Ranks::new(&comm, &options);
-    let last = opt.background.last.take();
-    let spare = last.map_or_else(Vec::new, |last| std::mem::take(&mut *lock(&last.spare)));
-    let (flight, send) = Flight::new(agreed.step())?;
-    let snapshot = Snapshot::of(saveable, (&agreed.contents, &agreed.parts), spare, &options.meter)?;
-    Ok((flight, Job { agreed, store: store.clone(), ranks, snapshot, opened: None }, send))
+    /// Returns the error of a last save that failed, if some rank has not reported it. Collective over `world`.
+    pub(crate) fn report(
+        savers: &mut [&mut Self],
+        ranks: &Ranks,
+        world: &Arc<dyn Communicator>,
+    ) -> Result<(), Error> {
+        let known = ranks.words(savers.iter().fold(FINE, |known, saver| known | saver.known(world)))?;
+        if known.iter().any(|&known| known & NO_COMM != 0) {
+            for saver in savers.iter_mut() {
+                saver.comm = None;
+                saver.last.iter().for_each(|last| last.broken.store(false, Relaxed));
+            }
+        }
+        let failed = known.iter().any(|&known| known & UNREPORTED != 0);
+        let open = savers.iter().filter(|saver| failed && !saver.settled);
+        let error = open.filter_map(|saver| saver.last.as_ref()).find_map(|last| last.failed(ranks.rank()));
+        let same = if failed { ranks.same(error) } else { Ok(()) };
+        for saver in savers {
+            saver.settled = true;
+            saver.last.iter().for_each(|last| last.reported.store(true, Relaxed));
+        }
+        same
+    }
+
+    fn known(&self, world: &Arc<dyn Communicator>) -> u64 {
+        let last = self.last.as_ref();
+        let broken = last.is_some_and(|last| last.broken.load(Relaxed));
+        let own = self.comm.as_ref().is_some_and(|comm| Arc::ptr_eq(&comm.from, world));
+        let failed = !self.settled && last.is_some_and(|last| last.is_unreported());
+        let comm = if own && !broken { FINE } else { NO_COMM };
+        comm | if failed { UNREPORTED } else { FINE }
+    }
+
+    /// Begins an agreed save. Collective.
+    fn begin(
+        &mut self,
+        parts: &mut dyn SavedParts,
+        store: &Store,
+        agreed: Agreed,
+        hook: Result<(), CheckpointError>,
+    ) -> Result<(Arc<Flight>, u64, Duration), Error> {
+        let (world, from) = (Ranks::of(parts), parts.ranks());
+        if self.comm.is_none() {
+            let comm = from.split(Some(0), world.rank() as i64)?;
+            // Every rank passes a colour, so every rank gets a communicator.
+            self.comm = comm.map(|comm| SaverComm { from: Arc::clone(&from), comm });
+        }
+        let copying = Instant::now();
+        let made = hook.and_then(|()| self.prepare(parts, store, agreed));
+        let copying = copying.elapsed();
+        let (flight, mut job, send) = world.agree(made)?;
+        if parts.queue().place() != Place::Cpu {
+            job.opened = Some(job.agreed.open(store, &job.ranks)?);
+        }
+        let bytes = job.snapshot.bytes();
+        // The thread waits for the job.
+        let _ = send.send(job);
+        (self.last, self.settled) = (Some(Arc::clone(&flight)), false);
+        Ok((flight, bytes, copying))
+    }
+
+    /// Allocates the memory of this rank's save. Once every rank has succeeded, the save can begin.
+    fn prepare(
+        &mut self,
+        parts: &mut dyn SavedParts,
+        store: &Store,
+        agreed: Agreed,
+    ) -> Result<(Arc<Flight>, Job, Sender<Job>), CheckpointError> {
+        let comm = self.comm.as_ref().map_or_else(|| parts.ranks(), |of| Arc::clone(&of.comm));
+        let own = parts.optimizer().options();
+        let options = Options { queue: queue_beside(&own.queue)?, ..own.clone() };
+        let ranks = Ranks::new(&comm, &options);
+        let last = self.last.take();
+        let spare = last.map_or_else(Vec::new, |last| std::mem::take(&mut *lock(&last.spare)));
+        let (flight, send) = Flight::new(agreed.step())?;
+        let snapshot =
+            Snapshot::of(&mut Live(parts), (&agreed.contents, &agreed.parts), spare, &options.meter)?;
+        Ok((flight, Job { agreed, store: store.clone(), ranks, snapshot, opened: None }, send))
+    }
 }
 
 impl Flight {
@@ -264,7 +274,7 @@ impl Flight {
             total: AtomicU64::new(0),
             thread: Mutex::default(),
             ended: OnceLock::new(),
-            heard: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
             broken: AtomicBool::new(false),
             rest: Mutex::default(),
             spare: Mutex::default(),
@@ -299,7 +309,7 @@ impl Flight {
     }
 
     fn end(&self, ranks: &Ranks, ended: Result<(), Error>) {
-        if !matches!(ended, Ok(()) | Err(Error::Checkpoint(_))) {
+        if let Err(Error::Shard(_)) = ended {
             // No rank must wait for a message that this rank will not send.
             self.broken.store(true, Relaxed);
             ranks.abort();
@@ -320,17 +330,15 @@ impl Flight {
         ended.unwrap_or_else(|| unreachable!("a thread with something to do tells how it ended"))
     }
 
-    fn known(&self) -> u64 {
-        let broken = if self.broken.load(Relaxed) { BROKEN } else { FINE };
-        let failed = matches!(self.ended.get(), Some(Err(_))) && !self.heard.load(Relaxed);
-        broken | if failed { UNHEARD } else { FINE }
+    fn is_unreported(&self) -> bool {
+        matches!(self.ended.get(), Some(Err(_))) && !self.reported.load(Relaxed)
     }
 
     /// Returns the error in a form that can be sent to every rank.
     fn failed(&self, rank: usize) -> Option<Failed> {
         match self.ended.get()? {
             Ok(_) => None,
-            Err(Error::Checkpoint(failed)) => Some((**failed).clone()),
+            Err(Error::Failed(failed)) => Some((**failed).clone()),
             Err(error) => {
                 let error = CheckpointError::Lost { step: self.step, message: error.to_string() };
                 Some(Failed { rank, error })
@@ -339,11 +347,12 @@ impl Flight {
     }
 }
 
-impl Drop for Background {
+impl Drop for Saver {
     fn drop(&mut self) {
         let Some(last) = self.last.take().filter(|_| !std::thread::panicking()) else { return };
         let ended = last.wait();
-        if let (Err(error), false) = (ended, last.heard.load(Relaxed)) {
+        drop(std::mem::take(&mut *lock(&last.spare)));
+        if let (Err(error), false) = (ended, last.reported.load(Relaxed)) {
             tracing::error!(step = last.step, %error, "a background save failed");
         }
     }

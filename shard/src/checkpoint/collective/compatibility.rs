@@ -4,7 +4,7 @@ use super::load::Load;
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::format::manifest::{Manifest, SlotEntry, TensorEntry, Type};
 use crate::checkpoint::format::mismatch::Mismatch;
-use crate::checkpoint::saveable::{MASTER, Named, PARAM, SavedTensor};
+use crate::checkpoint::parts::{MASTER, Named, PARAM, SavedTensor};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Conversion of a vector that was saved as another type, or as another vector.

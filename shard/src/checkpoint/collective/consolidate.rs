@@ -6,14 +6,15 @@ use super::save::apart;
 use super::writer_election;
 use super::writer_election::{claims, parts};
 use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::failure::Error;
 use crate::checkpoint::format::coverage;
 use crate::checkpoint::format::local_pieces::Part;
 use crate::checkpoint::format::manifest::Type;
 use crate::checkpoint::format::piece::{Piece, Region, Run};
-use crate::checkpoint::format::placement::{ModelPlacement, Unsharded};
-use crate::checkpoint::saveable::{Named, Saveable, SavedTensor, Vectors};
+use crate::checkpoint::format::placement::ModelPlacement;
+use crate::checkpoint::parts::{Named, SavedParts, SavedTensor};
+use crate::checkpoint::saveable::Saveable;
 use crate::ranks::host_words;
-use crate::{Error, Optimizer};
 use meshstep_comm::Op;
 use meshstep_tensor::{Buffer, Category, DType, Slice};
 use std::collections::BTreeMap;
@@ -44,63 +45,43 @@ pub struct Window<'a> {
 /// Receiver of windows. An error from it ends the call on every rank.
 pub type Sink<'a> = &'a mut dyn FnMut(Window<'_>) -> Result<(), CheckpointError>;
 
-impl Optimizer {
-    /// Passes parameters and state to `sink` on rank `to`, as if there were one rank: parameter by parameter, vector by vector, windows in
-    /// ascending order. On other ranks `sink` is not called. Collective, between two steps.
-    ///
-    /// Beside the memory of `sink`, rank `to` needs two windows of at most 16 MiB, and other ranks need one. An error is the same on every
-    /// rank, and changes nothing here.
-    ///
-    /// ```
-    /// # use meshstep_optim::AdamW;
-    /// # use meshstep_shard::checkpoint::CheckpointError;
-    /// # use meshstep_shard::{Error, Optimizer, Options, Stage};
-    /// # use meshstep_tensor::{DType, Layout};
-    /// let whole = meshstep_comm::loopback::spawn(3, |comm| -> Result<Vec<String>, Error> {
-    ///     let layout = Layout::builder().param("w", &[3, 5], DType::F32).build()?;
-    ///     let options = Options { stage: Stage::Zero2, ..Options::default() };
-    ///     let mut opt = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), options)?;
-    ///     let mut seen = Vec::new();
-    ///     opt.consolidate(1, &mut |window| {
-    ///         let values: &[f32] = window.values.typed().map_err(|error| CheckpointError::Memory { message: error.to_string() })?;
-    ///         seen.push(format!("{}:{} has {}", window.param, window.slot, values.len()));
-    ///         Ok(())
-    ///     })?;
-    ///     Ok(seen)
-    /// })?;
-    /// let whole = whole.into_iter().collect::<Result<Vec<_>, _>>()?;
-    /// assert!(whole[0].is_empty() && whole[2].is_empty());
-    /// assert_eq!(whole[1], ["w:param has 15", "w:m has 15", "w:v has 15"]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn consolidate(&mut self, to: usize, sink: Sink<'_>) -> Result<(), Error> {
-        let ranks = self.comm().world_size();
-        self.consolidate_placed(to, sink, &Unsharded { ranks })
-    }
-
-    /// [`consolidate`](Self::consolidate) with parameters cut as `placing` describes.
-    pub fn consolidate_placed(
-        &mut self,
-        to: usize,
-        sink: Sink<'_>,
-        placing: &dyn ModelPlacement,
-    ) -> Result<(), Error> {
-        consolidate_all(self, to, sink, placing)
-    }
-}
-
-/// Consolidates the contents of `saveable`. Collective.
-pub(crate) fn consolidate_all<K: Saveable>(
-    saveable: &mut K,
-    to: usize,
-    sink: Sink<'_>,
-    placing: &dyn ModelPlacement,
-) -> Result<(), Error> {
-    let mut sources = Sources::of(saveable, &format!("consolidate to rank {to}"), to, placing)?;
-    apart(saveable, |saveable| {
+/// Passes parameters and state to `sink` on rank `to`, as if there were one rank: parameter by parameter, vector by vector, windows in
+/// ascending order. On other ranks `sink` is not called. Collective over the ranks of one group, between two steps; each group of a
+/// [`CrossShard`](crate::CrossShard), and each worker, has a rank `to` of its own.
+///
+/// Beside the memory of `sink`, rank `to` needs two windows of at most 16 MiB, and other ranks need one. An error is the same on every
+/// rank, and changes nothing here.
+///
+/// ```
+/// # use meshstep_optim::AdamW;
+/// # use meshstep_shard::checkpoint::{CheckpointError, Error, consolidate};
+/// # use meshstep_shard::{Optimizer, Options, Stage};
+/// # use meshstep_tensor::{DType, Layout};
+/// let whole = meshstep_comm::loopback::spawn(3, |comm| -> Result<Vec<String>, Error> {
+///     # let layout = Layout::builder().param("w", &[3, 5], DType::F32).build()?;
+///     let options = Options { stage: Stage::Zero2, ..Options::default() };
+///     let mut opt = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), options)?;
+///     let mut seen = Vec::new();
+///     consolidate(&mut opt, 1, &mut |window| {
+///         let values: &[f32] = window.values.typed().map_err(|error| CheckpointError::Memory { message: error.to_string() })?;
+///         seen.push(format!("{}:{} has {}", window.param, window.slot, values.len()));
+///         Ok(())
+///     })?;
+///     Ok(seen)
+/// })?;
+/// let whole = whole.into_iter().collect::<Result<Vec<_>, _>>()?;
+/// assert!(whole[0].is_empty() && whole[2].is_empty());
+/// assert_eq!(whole[1], ["w:param has 15", "w:m has 15", "w:v has 15"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn consolidate<T: Saveable + ?Sized>(thing: &mut T, to: usize, sink: Sink<'_>) -> Result<(), Error> {
+    let mut contents = thing.contents();
+    let (parts, placing) = contents.of_group();
+    let mut sources = Sources::of(parts, &format!("consolidate to rank {to}"), to, &*placing)?;
+    apart(parts, |parts| {
         for param in 0..sources.contents.len() {
             for vector in sources.contents[param].vectors.clone() {
-                sources.hand_over(saveable, param, &vector, sink)?;
+                sources.hand_over(parts, param, &vector, sink)?;
             }
         }
         Ok(())
@@ -125,25 +106,24 @@ pub(crate) struct Sources {
 
 impl Sources {
     /// Elects the senders. Collective.
-    pub(crate) fn of<K: Saveable>(
-        saveable: &mut K,
+    pub(crate) fn of(
+        parts: &mut dyn SavedParts,
         call: &str,
         to: usize,
         placing: &dyn ModelPlacement,
     ) -> Result<Self, Error> {
-        let opt = saveable.optimizer();
-        opt.reducer.healthy()?;
+        let opt = parts.optimizer();
+        opt.healthy()?;
         let ready = opt.between_two_steps();
         opt.reducer.call_together(call, ready)?;
         let world_size = opt.comm().world_size();
         if to >= world_size {
-            return Err(meshstep_comm::Error::InvalidRank { rank: to, world_size }.into());
+            let error = meshstep_comm::Error::InvalidRank { rank: to, world_size };
+            return Err(error.into());
         }
-        apart(saveable, |saveable| {
-            let opt = saveable.optimizer();
-            let (counters, ranks) = (opt.describe_counters()?, Ranks::of(opt));
-            crate::same_everywhere(&**opt.comm(), opt.options(), &counters)?;
-            Sources::new(ranks, saveable.contents(placing), to)
+        apart(parts, |parts| {
+            parts.optimizer().compare_counters()?;
+            Sources::new(Ranks::of(parts), parts.tensors(placing), to)
         })
     }
 
@@ -176,7 +156,7 @@ impl Sources {
     /// Passes one vector to `sink`. Collective; the first error of `sink` is every rank's.
     pub(crate) fn hand_over(
         &mut self,
-        from: &mut dyn Vectors,
+        from: &mut dyn SavedParts,
         param: usize,
         vector: &Named,
         sink: Sink<'_>,
@@ -218,11 +198,11 @@ impl Sources {
     /// inner error the exchange goes on, so that no rank waits for another.
     fn piece(
         &mut self,
-        from: &mut dyn Vectors,
+        from: &mut dyn SavedParts,
         (param, i): (usize, usize),
         vector: &Named,
         window: &Piece,
-    ) -> Result<Result<bool, CheckpointError>, Error> {
+    ) -> Result<Result<bool, CheckpointError>, crate::Error> {
         let (piece, rank) = &self.pieces[param][i];
         let runs: Vec<Run> = window.runs(piece).collect();
         let (elements, sender) = (runs.iter().map(|run| run.len).sum::<u64>(), *rank);
@@ -262,7 +242,7 @@ impl Sources {
     /// Copies elements from this rank to its own window.
     fn copy(
         &mut self,
-        from: &mut dyn Vectors,
+        from: &mut dyn SavedParts,
         param: usize,
         vector: &Named,
         places: &[Run],
@@ -281,7 +261,7 @@ impl Sources {
     }
 
     /// Writes word `at` of a message, which says if the message is valid.
-    fn seal(&mut self, at: usize, word: u64) -> Result<(), Error> {
+    fn seal(&mut self, at: usize, word: u64) -> Result<(), crate::Error> {
         let (queue, _) = self.ranks.memory();
         Ok(queue.upload((&[word][..]).into(), self.room.as_mut().slice(at..at + 1)?)?)
     }
@@ -289,7 +269,7 @@ impl Sources {
     /// Packs the runs end to end into the message, followed by the word for a valid message.
     fn pack(
         &mut self,
-        from: &mut dyn Vectors,
+        from: &mut dyn SavedParts,
         param: usize,
         vector: &Named,
         places: &[Run],
@@ -370,7 +350,7 @@ fn elect(
     let whole = |(content, pieces): (&SavedTensor, BTreeMap<_, (Piece, usize)>)| {
         let pieces: Vec<(Piece, usize)> = pieces.into_values().collect();
         let covered = coverage::check(&content.holding.shape, pieces.iter().map(|(piece, _)| piece));
-        let (tensor, slot) = (content.name.clone(), crate::checkpoint::saveable::PARAM.to_owned());
+        let (tensor, slot) = (content.name.clone(), crate::checkpoint::parts::PARAM.to_owned());
         covered.map_err(|source| CheckpointError::Cover { tensor, slot, source })?;
         Ok(pieces)
     };

@@ -7,17 +7,19 @@
 use super::compatibility::MOST_UPDATES;
 use super::load::take_in;
 use super::ranks::Ranks;
-use super::save::{apart, random};
+use super::save::{apart, random, settings as settings_of};
+use crate::Options;
 use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::failure::Error;
 use crate::checkpoint::format::manifest::Type;
 use crate::checkpoint::format::mismatch::Mismatch;
 use crate::checkpoint::format::piece::Region;
-use crate::checkpoint::format::placement::{ModelPlacement, Unsharded};
+use crate::checkpoint::format::placement::ModelPlacement;
 use crate::checkpoint::format::settings::Settings;
-use crate::checkpoint::saveable::{Named, Saveable, SavedTensor};
+use crate::checkpoint::parts::{Call, Named, SavedParts, SavedTensor};
+use crate::checkpoint::saveable::Saveable;
 use crate::ranks::host_words;
 use crate::update::values::VectorKind as Slot;
-use crate::{Error, Optimizer, Options};
 use meshstep_tensor::{Buffer, Category, Slice};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -80,81 +82,53 @@ struct HeldVector {
     range: [usize; 2],
 }
 
-impl Optimizer {
-    /// Returns this rank's parameters, state and progress as bytes: for a later return to this moment, or for the same rank of another
-    /// group of the same layout. Ranks, stage and buckets must be the same there; another layout needs a [`save`](Self::save), which can
-    /// also go to memory through a [`Disk`](crate::checkpoint::Disk) that all ranks share. Collective, between two steps, so that all ranks' bytes are
-    /// of one moment; an error is the same on every rank.
-    pub fn serialize(&mut self) -> Result<Vec<u8>, Error> {
-        let ranks = self.comm().world_size();
-        self.serialize_placed(&Unsharded { ranks })
-    }
-
-    /// [`serialize`](Self::serialize) with parameters cut as `placing` describes.
-    pub fn serialize_placed(&mut self, placing: &dyn ModelPlacement) -> Result<Vec<u8>, Error> {
-        serialize_all(self, placing)
-    }
-
-    /// Takes in bytes that [`serialize`](Self::serialize) made on the same rank of the same layout. Collective, between two steps: all
-    /// ranks take in bytes of one moment, or the same error is returned on every rank and nothing has changed on any. Needs additional
-    /// memory of the size of the bytes.
-    pub fn deserialize(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        let ranks = self.comm().world_size();
-        self.deserialize_placed(bytes, &Unsharded { ranks })
-    }
-
-    /// [`deserialize`](Self::deserialize) with parameters cut as `placing` describes.
-    pub fn deserialize_placed(&mut self, bytes: &[u8], placing: &dyn ModelPlacement) -> Result<(), Error> {
-        deserialize_all(self, bytes, placing)
-    }
-}
-
-/// [`Optimizer::serialize`] of the contents of `saveable`.
-pub(crate) fn serialize_all<K: Saveable>(
-    saveable: &mut K,
-    placing: &dyn ModelPlacement,
-) -> Result<Vec<u8>, Error> {
-    let opt = saveable.optimizer();
-    opt.reducer.healthy()?;
+/// Returns this rank's parameters, state and progress as bytes: for a later return to this moment, or for the same rank of another group
+/// of the same layout. Ranks, stage and buckets must be the same there; another layout needs a [`save`](super::save::save), which can also
+/// go to memory through a [`Disk`](crate::checkpoint::Disk) that all ranks share. Collective over the ranks of one group, between two
+/// steps, so that all ranks' bytes are of one moment; an error is the same on every rank. Workers are
+/// [not supported](CheckpointError::Unsupported).
+pub fn serialize<T: Saveable + ?Sized>(thing: &mut T) -> Result<Vec<u8>, Error> {
+    let mut contents = thing.contents();
+    let (parts, placing) = contents.for_group(Call::Serialize)?;
+    let opt = parts.optimizer();
+    opt.healthy()?;
     let ready = opt.between_two_steps();
     opt.reducer.call_together("serialize", ready)?;
-    let ranks = Ranks::of(opt);
-    apart(saveable, |saveable| {
-        let opt = saveable.optimizer();
-        let counters = opt.describe_counters()?;
-        crate::same_everywhere(&**opt.comm(), opt.options(), &counters)?;
+    let ranks = Ranks::of(parts);
+    apart(parts, |parts| {
+        parts.optimizer().compare_counters()?;
         let moment = ranks.first_word(random())?;
-        ranks.agree(to_bytes(saveable, moment, placing))
+        ranks.agree(to_bytes(parts, moment, &*placing))
     })
 }
 
-/// [`Optimizer::deserialize`] into `saveable`.
-pub(crate) fn deserialize_all<K: Saveable>(
-    saveable: &mut K,
-    bytes: &[u8],
-    placing: &dyn ModelPlacement,
-) -> Result<(), Error> {
-    let opt = saveable.optimizer();
-    opt.reducer.healthy()?;
+/// Takes in bytes that [`serialize`] made on the same rank of the same layout; later steps are the same as without the interruption.
+/// Collective over the ranks of one group, between two steps: all ranks take in bytes of one moment, or the same error is returned on every
+/// rank and nothing has changed on any. Needs additional memory of the size of the bytes.
+pub fn deserialize<T: Saveable + ?Sized>(thing: &mut T, bytes: &[u8]) -> Result<(), Error> {
+    let mut contents = thing.contents();
+    let (parts, placing) = contents.for_group(Call::Deserialize)?;
+    let opt = parts.optimizer();
+    opt.healthy()?;
     let ready = opt.between_two_steps();
     opt.reducer.call_together("deserialize", ready)?;
-    let ranks = Ranks::of(opt);
-    apart(saveable, |saveable| {
-        let Staged { moment, vectors, t, settings } = ranks.agree(stage(saveable, bytes, placing))?;
-        let (text, opt) = (format!("moment of the bytes = {moment:016x}\n"), saveable.optimizer());
+    let ranks = Ranks::of(parts);
+    apart(parts, |parts| {
+        let Staged { moment, vectors, t, settings } = ranks.agree(stage(parts, bytes, &*placing))?;
+        let (text, opt) = (format!("moment of the bytes = {moment:016x}\n"), parts.optimizer());
         crate::same_everywhere(&**opt.comm(), opt.options(), &text)?;
-        take_in(saveable, &vectors, &t, &settings)
+        take_in(parts, &vectors, &t, &settings)
     })
 }
 
-fn to_bytes<K: Saveable>(
-    saveable: &mut K,
+fn to_bytes(
+    parts: &mut dyn SavedParts,
     moment: u64,
     placing: &dyn ModelPlacement,
 ) -> Result<Vec<u8>, CheckpointError> {
-    let contents = saveable.contents(placing)?;
-    let settings = saveable.settings(placing.tied()).to_json();
-    let header = Header::new(saveable, moment, placing, &contents, settings)?;
+    let contents = parts.tensors(placing)?;
+    let settings = settings_of(parts, placing).members().clone();
+    let header = Header::new(parts, moment, placing, &contents, settings)?;
     let text = serde_json::to_vec(&header).map_err(CheckpointError::memory)?;
     let data = header.vectors.iter().map(HeldVector::bytes).sum::<usize>();
     let mut bytes = Vec::new();
@@ -165,21 +139,21 @@ fn to_bytes<K: Saveable>(
     bytes.extend(text);
     for (param, content) in contents.iter().enumerate() {
         for vector in &content.vectors {
-            append(saveable, param, vector, &mut bytes)?;
+            append(parts, param, vector, &mut bytes)?;
         }
     }
     bytes.extend(blake3::hash(&bytes).as_bytes());
     Ok(bytes)
 }
 
-fn append<K: Saveable>(
-    saveable: &mut K,
+fn append(
+    parts: &mut dyn SavedParts,
     param: usize,
     vector: &Named,
     to: &mut Vec<u8>,
 ) -> Result<(), CheckpointError> {
-    let Options { queue, meter, .. } = saveable.optimizer().options().clone();
-    let (_, values) = saveable.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+    let Options { queue, meter, .. } = parts.optimizer().options().clone();
+    let (_, values) = parts.vector(param, vector.slot).map_err(CheckpointError::memory)?;
     let at_once = WINDOW / values.dtype().size();
     let mut fetch = |from: usize| {
         let part = values.slice(from..values.len().min(from + at_once))?;
@@ -199,26 +173,26 @@ struct Staged {
     settings: Settings,
 }
 
-fn stage<K: Saveable>(
-    saveable: &mut K,
+fn stage(
+    parts: &mut dyn SavedParts,
     bytes: &[u8],
     placing: &dyn ModelPlacement,
 ) -> Result<Staged, CheckpointError> {
     let (header, mut data) = read(bytes)?;
-    let contents = saveable.contents(placing)?;
-    let here = Header::new(saveable, header.moment, placing, &contents, BTreeMap::new())?;
+    let contents = parts.tensors(placing)?;
+    let here = Header::new(parts, header.moment, placing, &contents, BTreeMap::new())?;
     header.check(&here, data.len())?;
-    let settings = Settings::from_json(&header.settings)?;
-    settings.check(&saveable.settings(placing.tied())).map_err(other_setting)?;
-    saveable.check(&settings)?;
-    let meter = saveable.optimizer().options().meter.clone();
+    let settings = Settings::new(header.settings);
+    parts.compare_settings(&settings, &settings_of(parts, placing)).map_err(other_setting)?;
+    parts.check(&settings)?;
+    let meter = parts.optimizer().options().meter.clone();
     let mut vectors = Vec::new();
     let mut held = header.vectors.iter();
     for (param, content) in contents.iter().enumerate() {
         for (vector, held) in content.vectors.iter().zip(&mut held) {
             let (own, rest) = data.split_at(held.bytes());
             data = rest;
-            let (_, values) = saveable.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            let (_, values) = parts.vector(param, vector.slot).map_err(CheckpointError::memory)?;
             let room = Buffer::zeroed(values.len(), values.dtype(), &meter, Category::Staging);
             let mut room = room.map_err(CheckpointError::memory)?;
             room.as_mut().bytes_mut().map_err(CheckpointError::memory)?.copy_from_slice(own);
@@ -236,8 +210,8 @@ impl HeldVector {
 }
 
 impl Header {
-    fn new<K: Saveable>(
-        saveable: &mut K,
+    fn new(
+        parts: &mut dyn SavedParts,
         moment: u64,
         placing: &dyn ModelPlacement,
         contents: &[SavedTensor],
@@ -246,7 +220,7 @@ impl Header {
         let mut vectors = Vec::new();
         for (param, SavedTensor { name, holding, vectors: named, .. }) in contents.iter().enumerate() {
             for vector in named {
-                let (first, values) = saveable.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+                let (first, values) = parts.vector(param, vector.slot).map_err(CheckpointError::memory)?;
                 vectors.push(HeldVector {
                     param: name.clone(),
                     slot: vector.name.clone(),
@@ -257,7 +231,7 @@ impl Header {
                 });
             }
         }
-        let comm = saveable.optimizer().comm();
+        let comm = parts.optimizer().comm();
         let (rank, ranks) = (comm.rank(), comm.world_size());
         let t = contents.iter().map(|content| content.t).collect();
         Ok(Header { format: FORMAT, moment, mesh: placing.mesh(), rank, ranks, settings, t, vectors })
@@ -314,9 +288,11 @@ fn damaged(reason: String) -> BytesError {
     BytesError::Damaged { reason }
 }
 
-fn other_setting(mismatch: Mismatch) -> CheckpointError {
-    match mismatch {
-        Mismatch::Setting { what, saved, here } => BytesError::Other { what, there: saved, here }.into(),
-        other => other.into(),
+fn other_setting(error: CheckpointError) -> CheckpointError {
+    match error {
+        CheckpointError::Mismatch(Mismatch::Setting { what, saved, here }) => {
+            BytesError::Other { what, there: saved, here }.into()
+        }
+        other => other,
     }
 }

@@ -3,16 +3,18 @@
 use super::compatibility::{Cast, Fitting};
 use super::ranks::Ranks;
 use super::read::{Want, read_all};
-use super::save::apart;
+use super::save::{apart, settings as settings_of};
 use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::failure::Error;
 use crate::checkpoint::format::manifest::{SlotEntry, WINDOW, Whose};
-use crate::checkpoint::format::placement::{ModelPlacement, Unsharded};
-use crate::checkpoint::format::settings::Settings;
-use crate::checkpoint::saveable::{PARAM, REMAINDER, Saveable, SavedTensor};
+use crate::checkpoint::format::placement::ModelPlacement;
+use crate::checkpoint::format::progress::SavedProgress;
+use crate::checkpoint::format::settings::{Settings, TiedNames};
+use crate::checkpoint::parts::{PARAM, REMAINDER, SavedParts, SavedTensor};
+use crate::checkpoint::saveable::Saveable;
 use crate::checkpoint::store::Store;
 use crate::checkpoint::store::reader::Saved;
 use crate::update::values::VectorKind as Slot;
-use crate::{Error, Optimizer};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Slice, SliceMut};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -64,74 +66,67 @@ pub(crate) struct Staged {
     pub(crate) blobs: [BTreeMap<String, Vec<u8>>; 2],
 }
 
-impl Optimizer {
-    /// Loads parameters, state and progress onto any number of ranks, any stage and any buckets. Collective, between two steps.
-    ///
-    /// Each rank reads the bytes it needs, and checks every window of 1 MiB that contains them. The values stay in host memory until every
-    /// rank has read its own; then they are copied, which does not fail. This takes as much additional memory as this rank's parameters and
-    /// state, and up to 32 MiB for reading (64 MiB if types change). An error is the same on every rank ([`Error::Checkpoint`] names the
-    /// lowest rank that failed), and has changed nothing on any rank.
-    pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, Error> {
-        let ranks = self.comm().world_size();
-        self.load_placed(store, load, &Unsharded { ranks })
-    }
-
-    /// [`load`](Self::load) with parameters cut as `placing` describes.
-    pub fn load_placed(
-        &mut self,
-        store: &Store,
-        load: Load,
-        placing: &dyn ModelPlacement,
-    ) -> Result<Loaded, Error> {
-        load_all(self, store, load, placing)
-    }
-}
-
-/// Loads the contents of `saveable`. Collective.
-pub(crate) fn load_all<K: Saveable>(
-    saveable: &mut K,
-    store: &Store,
-    load: Load,
-    placing: &dyn ModelPlacement,
-) -> Result<Loaded, Error> {
-    let opt = saveable.optimizer();
-    opt.reducer.healthy()?;
+/// Loads parameters, state and progress onto any number of ranks, any stage and any buckets. Collective over all ranks of `thing`, between
+/// two steps.
+///
+/// Each rank reads the bytes it needs, and checks every window of 1 MiB that contains them. The values stay in host memory until every
+/// rank has read its own; then they are copied, which does not fail. This takes as much additional memory as this rank's parameters and
+/// state, and up to 32 MiB for reading (64 MiB if types change). An error is the same on every rank ([`Error::Failed`] names the lowest
+/// rank that failed), and has changed nothing on any rank. Later steps are the same as without the interruption.
+///
+/// | `thing` | loads |
+/// |---|---|
+/// | [`CrossShard`](crate::CrossShard) | with the same number of groups each group's state, onto any number of ranks. With another number, and from a checkpoint of an [`Optimizer`](crate::Optimizer), the state that all groups shared, with the first group's steps, skips and loss scale; if the saved groups had diverged, this is [`CheckpointError::Groups`]: call [`synchronize_state`](crate::CrossShard::synchronize_state) before saving |
+/// | [`LocalOptimizer`](crate::local::LocalOptimizer) | with the same number of workers each worker's state, onto any ranks and stage. Another number merges the saved workers, and another plan begins anew, as below |
+///
+/// For another number of workers, parameters, masters, moments and sent values become the mean of the workers with values that count, in
+/// f64, rounded once, weighted by tokens if the plan says so. Tokens since each fragment's last exchange are divided evenly, rounded up.
+/// Shared state stays, and so do exchanges in flight and the step; `t`, the loss scale and skips are the first worker's. Merging takes
+/// memory for 16 MiB of the saved workers' values, or 1 MiB of each worker's. Another plan is an error, unless
+/// [`other_settings`](Load::other_settings) allows it: then the workers begin the plan together, from the mean, with a fresh outer
+/// optimizer. They begin in the same way from a checkpoint of an [`Optimizer`](crate::Optimizer).
+pub fn load<T: Saveable + ?Sized>(thing: &mut T, store: &Store, load: Load) -> Result<Loaded, Error> {
+    let mut contents = thing.contents();
+    let (parts, placing) = contents.all();
+    parts.begin_load()?;
+    let opt = parts.optimizer();
+    opt.healthy()?;
     let ready = opt.between_two_steps();
-    saveable.call_all(&format!("load\nwhat to load = {load:?}"), ready)?;
-    let ranks = Ranks::of(saveable);
-    apart(saveable, |saveable| {
+    parts.call_all(&format!("load\nwhat to load = {load:?}"), ready)?;
+    let ranks = Ranks::of(parts);
+    apart(parts, |parts| {
         let opened = load.step.map_or_else(|| store.latest(), |step| store.open(step));
         let saved = ranks.agree(opened)?;
         let text = format!("checkpoint to load = {} of step {}\n", saved.hash(), saved.manifest().step);
-        crate::same_everywhere(&*saveable.ranks(), saveable.optimizer().options(), &text)?;
-        let staged = ranks.agree(stage(saveable, &saved, &load, placing))?;
+        crate::same_everywhere(&*parts.ranks(), parts.optimizer().options(), &text)?;
+        let staged = ranks.agree(stage(parts, &saved, &load, &*placing))?;
         let Staged { vectors, t, settings, missing, unexpected, cast, blobs: [blobs, own_blobs] } = staged;
-        take_in(saveable, &vectors, &t, &settings)?;
+        take_in(parts, &vectors, &t, &settings)?;
         Ok(Loaded { saved, missing, unexpected, cast, blobs, own_blobs })
     })
 }
 
 /// Takes everything in: the vectors, the counts of updates, and the settings. A failure here is one of the device, and ends the run.
-pub(crate) fn take_in<K: Saveable>(
-    saveable: &mut K,
+pub(crate) fn take_in(
+    parts: &mut dyn SavedParts,
     vectors: &[Read],
     t: &[Option<u64>],
     settings: &Settings,
 ) -> Result<(), Error> {
-    let queue = saveable.optimizer().options().queue.clone();
+    let queue = parts.queue();
     for (param, slot, values) in vectors {
-        let into = saveable.vector_mut(*param, *slot)?;
+        let into = parts.vector_mut(*param, *slot)?;
         match into.place() {
             Place::Cpu => copy(values.as_slice(), into)?,
             _ => queue.upload(values.as_slice(), into)?,
         }
     }
-    saveable.set_updates(t);
-    saveable.take_in(settings)
+    parts.set_updates(t);
+    parts.resume(settings)
 }
 
 /// Copies on all cores; one core does not saturate the memory bandwidth.
-fn copy(from: Slice<'_>, mut into: SliceMut<'_>) -> Result<(), Error> {
+fn copy(from: Slice<'_>, mut into: SliceMut<'_>) -> Result<(), crate::Error> {
     let (len, from, into) = (WINDOW as usize, from.bytes()?, into.bytes_mut()?);
     assert_eq!(from.len(), into.len(), "memory was made for all of a vector");
     let parts = into.par_chunks_mut(len).zip(from.par_chunks(len));
@@ -140,41 +135,43 @@ fn copy(from: Slice<'_>, mut into: SliceMut<'_>) -> Result<(), Error> {
 }
 
 /// Reads this rank's vectors and blobs.
-fn stage<K: Saveable>(
-    saveable: &mut K,
+fn stage(
+    parts: &mut dyn SavedParts,
     saved: &Saved,
     load: &Load,
     placing: &dyn ModelPlacement,
 ) -> Result<Staged, CheckpointError> {
-    let manifest = saveable.choose(saved.manifest(), load)?;
-    let contents = saveable.contents(placing)?;
-    let mut settings = Settings::from_json(&saved.manifest().settings)?;
-    settings.steps = settings.steps.or(Some(saved.manifest().step));
-    let mut tied = settings.tied.clone();
+    let manifest = parts.choose(saved.manifest(), load)?;
+    let contents = parts.tensors(placing)?;
+    let settings = Settings::new(saved.manifest().settings.clone());
+    let progress = SavedProgress::read(&settings)?;
+    let steps = progress.steps.or(Some(saved.manifest().step));
+    let settings = settings.with(&SavedProgress { steps, ..progress });
+    let TiedNames { mut tied } = settings.section()?;
     tied.extend(placing.tied());
     let fitting = Fitting::new(&contents, &manifest, &tied, load)?;
     if !load.other_settings {
-        settings.check(&saveable.settings(placing.tied()))?;
+        parts.compare_settings(&settings, &settings_of(parts, placing))?;
     }
-    saveable.check(&settings)?;
-    let vectors = saveable.read(saved, &contents, &fitting)?;
-    let blobs = blobs(saved, saveable.ranks().rank())?;
+    parts.check(&settings)?;
+    let vectors = parts.read(saved, &contents, &fitting)?;
+    let blobs = blobs(saved, parts.ranks().rank())?;
     let Fitting { t, missing, unexpected, cast, .. } = fitting;
     Ok(Staged { vectors, t, settings, missing, unexpected, cast, blobs })
 }
 
 /// Reads this rank's elements of every vector.
-pub(crate) fn read_own<K: Saveable>(
-    saveable: &mut K,
+pub(crate) fn read_own(
+    parts: &mut dyn SavedParts,
     saved: &Saved,
     contents: &[SavedTensor],
     fitting: &Fitting<'_>,
 ) -> Result<Vec<Read>, CheckpointError> {
-    let meter = saveable.optimizer().options().meter.clone();
-    let mut wants = wants(saveable, contents, fitting, &meter)?;
+    let meter = parts.optimizer().options().meter.clone();
+    let mut wants = wants(parts, contents, fitting, &meter)?;
     read_all(saved, &mut wants, &meter)?;
     let mut vectors: Vec<_> = wants.into_iter().map(|want| (want.param, want.slot, want.into)).collect();
-    vectors.extend(cleared(saveable, contents, fitting, &meter)?);
+    vectors.extend(cleared(parts, contents, fitting, &meter)?);
     Ok(vectors)
 }
 
@@ -209,8 +206,8 @@ fn blobs(saved: &Saved, rank: usize) -> Result<[BTreeMap<String, Vec<u8>>; 2], C
 }
 
 /// Returns zeros for remainders if their parameters were loaded without them: old remainders would change the loaded values.
-fn cleared<K: Saveable>(
-    saveable: &mut K,
+fn cleared(
+    parts: &mut dyn SavedParts,
     contents: &[SavedTensor],
     fitting: &Fitting<'_>,
     meter: &Meter,
@@ -221,7 +218,7 @@ fn cleared<K: Saveable>(
         let Some(remainder) = named(REMAINDER).filter(|&i| sources[i].is_none()) else { continue };
         if named(PARAM).is_some_and(|i| sources[i].is_some()) {
             let slot = content.vectors[remainder].slot;
-            let (_, values) = saveable.vector(param, slot).map_err(CheckpointError::memory)?;
+            let (_, values) = parts.vector(param, slot).map_err(CheckpointError::memory)?;
             let zeros = Buffer::zeroed(values.len(), values.dtype(), meter, Category::Staging);
             cleared.push((param, slot, zeros.map_err(CheckpointError::memory)?));
         }
@@ -230,20 +227,20 @@ fn cleared<K: Saveable>(
 }
 
 /// Returns a request with memory for this rank's part of each saved vector.
-fn wants<'a, K: Saveable>(
-    saveable: &mut K,
+fn wants<'a>(
+    parts: &mut dyn SavedParts,
     contents: &'a [SavedTensor],
     fitting: &Fitting<'a>,
     meter: &Meter,
 ) -> Result<Vec<Want<'a>>, CheckpointError> {
     let mut wants = Vec::new();
     // Ranks on one machine that read the same bytes share the page cache, so only bytes with one reader bypass it.
-    let alone = saveable.ranks().world_size() == 1;
-    let cut = saveable.optimizer().options().stage.cuts_params();
+    let alone = parts.ranks().world_size() == 1;
+    let cut = parts.optimizer().options().stage.cuts_params();
     for (param, (content, sources)) in contents.iter().zip(&fitting.sources).enumerate() {
         for (vector, source) in content.vectors.iter().zip(sources) {
             let Some(from) = *source else { continue };
-            let (first, values) = saveable.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            let (first, values) = parts.vector(param, vector.slot).map_err(CheckpointError::memory)?;
             let range = first..first + values.len();
             if range.is_empty() {
                 continue;

@@ -1,9 +1,10 @@
 //! Agreement among all ranks of a save or a load: an error on one rank becomes the same error on all.
 
 use crate::checkpoint::error::CheckpointError;
-use crate::checkpoint::saveable::Saveable;
+use crate::checkpoint::failure::{Error, Failed};
+use crate::checkpoint::parts::SavedParts;
 use crate::ranks::host_words;
-use crate::{Error, Options, gather_words};
+use crate::{Options, gather_words};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_tensor::{Buffer, Meter, Queue};
 use std::panic::resume_unwind;
@@ -11,16 +12,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
-
-/// Failure of a save or a load, the same on every rank. The text includes that of `error`, which is therefore not its source.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("on rank {rank}: {error}")]
-pub struct Failed {
-    /// Rank that failed, the lowest if there are several.
-    pub rank: usize,
-    /// Error on that rank.
-    pub error: CheckpointError,
-}
 
 /// Interval at which rank 0 signals waiting ranks that it still works; far shorter than any deadline.
 const PULSE: Duration = Duration::from_millis(100);
@@ -44,9 +35,9 @@ impl Ranks {
         Ranks { comm: Arc::clone(comm), options: options.clone() }
     }
 
-    /// Returns the ranks that save together with `saveable`.
-    pub(crate) fn of<K: Saveable>(saveable: &mut K) -> Self {
-        Self::new(&saveable.ranks(), saveable.optimizer().options())
+    /// Returns the ranks that save together with `parts`.
+    pub(crate) fn of(parts: &mut dyn SavedParts) -> Self {
+        Self::new(&parts.ranks(), parts.optimizer().options())
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -63,7 +54,7 @@ impl Ranks {
     }
 
     /// Returns every rank's bytes, in the order of ranks. Collective.
-    pub(crate) fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+    pub(crate) fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, crate::Error> {
         let lens = gather_words(&*self.comm, &self.options, &[bytes.len() as u64])?;
         let words = lens.iter().max().map_or(0, |&longest| (longest as usize).div_ceil(8));
         if words == 0 {
@@ -85,23 +76,23 @@ impl Ranks {
     }
 
     /// Returns every rank's word. Collective.
-    pub(crate) fn words(&self, word: u64) -> Result<Vec<u64>, Error> {
+    pub(crate) fn words(&self, word: u64) -> Result<Vec<u64>, crate::Error> {
         gather_words(&*self.comm, &self.options, &[word])
     }
 
     /// Runs an operation on a buffer of this queue, then checks that the ranks are sound.
-    pub(crate) fn travel(&self, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
+    pub(crate) fn travel(&self, op: Op, buffer: &mut Buffer) -> Result<(), crate::Error> {
         host_words::run(&*self.comm, &self.options.queue, op, buffer)?;
         Ok(self.comm.sound()?)
     }
 
     /// Returns rank 0's word. Collective.
-    pub(crate) fn first_word(&self, word: u64) -> Result<u64, Error> {
+    pub(crate) fn first_word(&self, word: u64) -> Result<u64, crate::Error> {
         Ok(self.words(word)?.first().copied().unwrap_or_default())
     }
 
     /// Replaces `words` by those of rank 0. Collective; every rank passes the same number of words.
-    pub(crate) fn first_words(&self, words: &mut [u64]) -> Result<(), Error> {
+    pub(crate) fn first_words(&self, words: &mut [u64]) -> Result<(), crate::Error> {
         if self.rank() > 0 {
             words.fill(0);
         }
@@ -123,7 +114,7 @@ impl Ranks {
         let first = known.iter().find_map(|known| known.split_first_chunk());
         first.map_or(Ok(()), |(rank, text)| {
             let (rank, error) = (u64::from_le_bytes(*rank) as usize, decode(text));
-            Err(Box::new(Failed { rank, error }).into())
+            Err(Failed { rank, error }.into())
         })
     }
 
@@ -133,10 +124,10 @@ impl Ranks {
         let objections = self.gather(&objection)?;
         let failed = objections.iter().enumerate().find(|(_, objection)| !objection.is_empty());
         match (failed, made) {
-            (Some((rank, objection)), _) => Err(Box::new(Failed { rank, error: decode(objection) }).into()),
+            (Some((rank, objection)), _) => Err(Failed { rank, error: decode(objection) }.into()),
             (None, Ok(made)) => Ok(made),
             // The text of this rank's error is empty.
-            (None, Err(error)) => Err(Box::new(Failed { rank: self.rank(), error }).into()),
+            (None, Err(error)) => Err(Failed { rank: self.rank(), error }.into()),
         }
     }
 }

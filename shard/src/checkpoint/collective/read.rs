@@ -4,7 +4,7 @@ use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::format::local_pieces::Part;
 use crate::checkpoint::format::manifest::{PieceEntry, SlotEntry, Type, WINDOW};
 use crate::checkpoint::format::piece::Run;
-use crate::checkpoint::saveable::SavedTensor;
+use crate::checkpoint::parts::SavedTensor;
 use crate::checkpoint::store::direct_io::SLACK;
 use crate::checkpoint::store::reader::{Saved, SavedFile, unreadable};
 use crate::update::values::VectorKind as Slot;

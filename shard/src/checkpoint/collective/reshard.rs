@@ -3,17 +3,20 @@
 use super::compatibility::Fitting;
 use super::load::{Load, Staged, take_in};
 use super::ranks::Ranks;
+use super::save::{apart, settings as settings_of};
 use super::transfer_plan::{Move, Moves, Side, Tensor};
 use super::windowed_transfer::{Window, partners};
 use super::write::STAGING;
+use crate::Options;
 use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::failure::Error;
 use crate::checkpoint::format::local_pieces::Part;
 use crate::checkpoint::format::piece::Piece;
-use crate::checkpoint::format::placement::{ModelPlacement, Unsharded};
-use crate::checkpoint::format::settings::Settings;
-use crate::checkpoint::saveable::{Saveable, SavedTensor, Vectors};
+use crate::checkpoint::format::placement::ModelPlacement;
+use crate::checkpoint::format::settings::{Settings, TiedNames};
+use crate::checkpoint::parts::{Call, SavedParts, SavedTensor};
+use crate::checkpoint::saveable::{Contents, Saveable};
 use crate::reduce::together::objection;
-use crate::{Error, Optimizer, Options};
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Buffer, Category, Queue, SliceMut};
 use std::ops::Range;
@@ -30,23 +33,21 @@ pub struct Moved {
     pub kept: u64,
 }
 
-/// Optimizer on this rank, and the placement of its parameters.
-pub type Placed<'a> = (&'a mut Optimizer, &'a dyn ModelPlacement);
-
 /// Moves parameters, state and progress from an optimizer on some ranks to one on other ranks, of any number, stage and buckets. Collective
 /// over `via`, which contains all these ranks: a leaving rank passes `from`, a joining rank `to`, and a rank that stays passes both.
 ///
 /// A rank receives each element it lacks once. Ranks with copies of an element share the sending, in messages of at most 16 MiB. Received
 /// values stay in host memory until every rank has its own; then they are copied, which does not fail. This takes as much additional memory
 /// as this rank is to hold. `from` stays as it is. Names, shapes, types, rules, schedule and rounding must be the same, as for
-/// [`Optimizer::load`]. An error is the same on every rank and has changed nothing on any; `via` stays usable too, unless the ranks have
+/// [`load`](super::load::load). An error is the same on every rank and has changed nothing on any; `via` stays usable too, unless the ranks have
 /// lost each other.
 ///
 /// ```
 /// # use meshstep_optim::AdamW;
-/// # use meshstep_shard::{Error, Optimizer, Options, checkpoint::reshard};
+/// # use meshstep_shard::checkpoint::{Error, reshard};
+/// # use meshstep_shard::{Optimizer, Options};
 /// # use meshstep_tensor::{DType, Layout};
-/// # let make = |comm| {
+/// # let make = |comm| -> Result<Optimizer, meshstep_shard::Error> {
 /// #     let layout = Layout::builder().param("w", &[3, 5], DType::F32).build()?;
 /// #     Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), Options::default())
 /// # };
@@ -61,43 +62,36 @@ pub type Placed<'a> = (&'a mut Optimizer, &'a dyn ModelPlacement);
 /// moved.into_iter().collect::<Result<(), Error>>()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn reshard(
+pub fn reshard<T: Saveable + ?Sized>(
     via: &Arc<dyn Communicator>,
-    from: Option<&mut Optimizer>,
-    to: Option<&mut Optimizer>,
+    from: Option<&mut T>,
+    to: Option<&mut T>,
 ) -> Result<Moved, Error> {
-    let alike = |opt: &Optimizer| Unsharded { ranks: opt.comm().world_size() };
-    let (old, new) = (from.as_deref().map(alike), to.as_deref().map(alike));
-    let placed = |opt, alike| Some((opt?, alike as &dyn ModelPlacement));
-    let none = Unsharded { ranks: 0 };
-    reshard_placed(
-        via,
-        placed(from, old.as_ref().unwrap_or(&none)),
-        placed(to, new.as_ref().unwrap_or(&none)),
-    )
+    let [mut from, mut to] = [from, to].map(|side| side.map(|thing| thing.contents()));
+    move_all(via, held(&mut from)?, held(&mut to)?)
 }
 
-/// [`reshard`] with parameters cut as the placements describe.
-pub fn reshard_placed(
-    via: &Arc<dyn Communicator>,
-    from: Option<Placed<'_>>,
-    to: Option<Placed<'_>>,
-) -> Result<Moved, Error> {
-    reshard_all(via, from, to)
+/// State on this rank, and the placement of its parameters.
+struct ReshardSide<'a> {
+    parts: &'a mut dyn SavedParts,
+    placing: Box<dyn ModelPlacement + 'a>,
 }
 
-/// Keeper, and the placement of its parameters.
-type Kept<'a, K> = (&'a mut K, &'a dyn ModelPlacement);
+fn held<'a>(side: &'a mut Option<Contents<'_>>) -> Result<Option<ReshardSide<'a>>, Error> {
+    let Some(contents) = side else { return Ok(None) };
+    let (parts, placing) = contents.for_group(Call::Reshard)?;
+    Ok(Some(ReshardSide { parts, placing }))
+}
 
 /// Moves the contents of `from` to `to`. Collective over `via`.
-pub(crate) fn reshard_all<'a, K: Saveable>(
+fn move_all<'a>(
     via: &Arc<dyn Communicator>,
-    mut from: Option<Kept<'a, K>>,
-    mut to: Option<Kept<'a, K>>,
+    mut from: Option<ReshardSide<'a>>,
+    mut to: Option<ReshardSide<'a>>,
 ) -> Result<Moved, Error> {
     let ready = ready(&mut from).and_then(|()| ready(&mut to));
     let side = from.as_mut().or(to.as_mut());
-    let options = side.map_or_else(Options::default, |(kept, _)| kept.optimizer().options().clone());
+    let options = side.map_or_else(Options::default, |held| held.parts.optimizer().options().clone());
     let text = match &ready {
         Ok(()) => "this call = reshard\n".to_owned(),
         Err(error) => objection(Some(error)),
@@ -108,35 +102,34 @@ pub(crate) fn reshard_all<'a, K: Saveable>(
     same?;
     let moved =
         Reshard { via: &**via, ranks: Ranks::new(via, &options), options }.carry_out(&mut from, &mut to);
-    if !matches!(moved, Ok(_) | Err(Error::Checkpoint(_))) {
+    if let Err(Error::Shard(_)) = moved {
         // No rank must wait for a message that this rank will not send.
         via.abort();
     }
-    count(from, before[0]);
-    count(to, before[1]);
+    exclude_since(before[0], from);
+    exclude_since(before[1], to);
     moved
 }
 
 /// Checks that no step is in progress.
-fn ready<K: Saveable>(side: &mut Option<Kept<'_, K>>) -> Result<(), Error> {
-    let Some((kept, _)) = side else { return Ok(()) };
-    let opt = kept.optimizer();
-    opt.reducer.healthy()?;
+fn ready(side: &mut Option<ReshardSide<'_>>) -> Result<(), crate::Error> {
+    let Some(held) = side else { return Ok(()) };
+    let opt = held.parts.optimizer();
+    opt.healthy()?;
     opt.between_two_steps()?;
     // This includes steps that a GPU decides.
     opt.describe_counters().map(drop)
 }
 
 /// Returns the bytes sent so far by an optimizer's communicators; `via` may be one of them.
-fn sent<K: Saveable>(side: &mut Option<Kept<'_, K>>) -> u64 {
-    side.as_mut().map_or(0, |(kept, _)| kept.optimizer().reducer.sent())
+fn sent(side: &mut Option<ReshardSide<'_>>) -> u64 {
+    side.as_mut().map_or(0, |held| held.parts.optimizer().bytes_sent())
 }
 
-/// Excludes the bytes sent since `before` from the next step's count.
-fn count<K: Saveable>(side: Option<Kept<'_, K>>, before: u64) {
-    let Some((kept, _)) = side else { return };
-    let opt = kept.optimizer();
-    opt.reducer.exclude_from_step(before);
+fn exclude_since(before: u64, side: Option<ReshardSide<'_>>) {
+    if let Some(held) = side {
+        held.parts.optimizer().exclude_sent_since(before);
+    }
 }
 
 struct Reshard<'a> {
@@ -147,6 +140,9 @@ struct Reshard<'a> {
 
 /// Present or future state of an optimizer on one rank.
 type ReshardPieces = (Vec<SavedTensor>, Side);
+
+/// Present state of a rank, if it has one.
+type Old<'a> = Option<(&'a mut dyn SavedParts, Vec<SavedTensor>)>;
 
 /// Memory for a rank's future state.
 struct TransferRoom {
@@ -159,14 +155,14 @@ struct TransferRoom {
 }
 
 impl Reshard<'_> {
-    fn carry_out<K: Saveable>(
+    fn carry_out(
         &self,
-        from: &mut Option<Kept<'_, K>>,
-        to: &mut Option<Kept<'_, K>>,
+        from: &mut Option<ReshardSide<'_>>,
+        to: &mut Option<ReshardSide<'_>>,
     ) -> Result<Moved, Error> {
-        let told = from.as_mut().map(tell).transpose();
-        let told = told.and_then(|old| Ok((old, to.as_mut().map(tell).transpose()?)));
-        let (old, new) = self.ranks.agree(told)?;
+        let described = from.as_mut().map(describe).transpose();
+        let described = described.and_then(|old| Ok((old, to.as_mut().map(describe).transpose()?)));
+        let (old, new) = self.ranks.agree(described)?;
         let sides = (old.as_ref().map(|(_, side)| side), new.as_ref().map(|(_, side)| side));
         let sides = self.ranks.gather(&serde_json::to_vec(&sides).unwrap_or_default())?;
         let sides: Result<Vec<_>, _> = sides.iter().map(|text| serde_json::from_slice(text)).collect();
@@ -174,14 +170,16 @@ impl Reshard<'_> {
         let room = to.as_mut().zip(new).map(|(to, (contents, _))| room(to, contents, &moves)).transpose();
         let made = room.and_then(|room| Ok((room, self.window(&moves)?)));
         let (mut room, mut window) = self.ranks.agree(made)?;
-        let mut old = from.as_mut().zip(old).map(|((kept, _), (contents, _))| (&mut **kept, contents));
+        let mut old: Old<'_> = match (from, old) {
+            (Some(held), Some((contents, _))) => Some((&mut *held.parts, contents)),
+            _ => None,
+        };
         let moved = self.exchange(&moves, &mut old, &mut room, &mut window)?;
         drop(window);
         self.ranks.agree(Ok(()))?;
-        if let (Some((kept, _)), Some(room)) = (to, room) {
+        if let (Some(held), Some(room)) = (to, room) {
             let Staged { vectors, t, settings, .. } = &room.staged;
-            let taken = take_in(&mut **kept, vectors, t, settings);
-            kept.optimizer().reducer.end_if_alone(taken)?;
+            apart(held.parts, |parts| take_in(parts, vectors, t, settings))?;
         }
         Ok(moved)
     }
@@ -197,17 +195,17 @@ impl Reshard<'_> {
     }
 
     /// Fills the room: first from this rank's present state, then with one other rank after another.
-    fn exchange<K: Saveable>(
+    fn exchange(
         &self,
         moves: &Moves,
-        old: &mut Option<(&mut K, Vec<SavedTensor>)>,
+        old: &mut Old<'_>,
         room: &mut Option<TransferRoom>,
         window: &mut Window<'_>,
-    ) -> Result<Moved, Error> {
+    ) -> Result<Moved, crate::Error> {
         let rank = self.ranks.rank();
         let mut moved = Moved { kept: moves.bytes(rank, rank), ..Moved::default() };
-        if let (Some((kept, contents)), Some(room)) = (&mut *old, &mut *room) {
-            moves.each(rank, rank, &mut |part| room.copy(part, *kept, contents))?;
+        if let (Some((parts, contents)), Some(room)) = (&mut *old, &mut *room) {
+            moves.each(rank, rank, &mut |part| room.copy(part, *parts, contents))?;
         }
         for peer in partners(rank, self.via.world_size()) {
             // The lower rank sends first.
@@ -216,9 +214,9 @@ impl Reshard<'_> {
                 let bytes = moves.bytes(from, to);
                 window.begin(peer, bytes);
                 match (sends, &mut *old, &mut *room) {
-                    (true, Some((kept, contents)), _) => {
+                    (true, Some((parts, contents)), _) => {
                         moved.sent += bytes;
-                        moves.each(from, to, &mut |part| send(part, *kept, contents, window))?;
+                        moves.each(from, to, &mut |part| send(part, *parts, contents, window))?;
                     }
                     (false, _, Some(room)) => {
                         moved.received += bytes;
@@ -233,8 +231,8 @@ impl Reshard<'_> {
 }
 
 /// Describes an optimizer on this rank.
-fn tell<K: Saveable>((kept, placing): &mut Kept<'_, K>) -> Result<ReshardPieces, CheckpointError> {
-    let contents = kept.contents(*placing)?;
+fn describe(ReshardSide { parts, placing }: &mut ReshardSide<'_>) -> Result<ReshardPieces, CheckpointError> {
+    let contents = parts.tensors(&**placing)?;
     let mut tensors = Vec::new();
     for (param, content) in contents.iter().enumerate() {
         let pieces = |range: Range<usize>| {
@@ -243,34 +241,34 @@ fn tell<K: Saveable>((kept, placing): &mut Kept<'_, K>) -> Result<ReshardPieces,
         };
         let mut slots = Vec::new();
         for vector in &content.vectors {
-            let (first, values) = kept.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            let (first, values) = parts.vector(param, vector.slot).map_err(CheckpointError::memory)?;
             slots.push((vector.name.clone(), vector.dtype, pieces(first..first + values.len())));
         }
         let (name, shape) = (content.name.clone(), content.holding.shape.clone());
         tensors.push(Tensor { name, t: content.t, shape, slots, owned: pieces(content.owned.clone()) });
     }
-    let settings = kept.settings(placing.tied()).to_json();
+    let settings = settings_of(*parts, &**placing).members().clone();
     Ok((contents, Side { tensors, settings }))
 }
 
-fn room<K: Saveable>(
-    (kept, placing): &mut Kept<'_, K>,
+fn room(
+    ReshardSide { parts, placing }: &mut ReshardSide<'_>,
     contents: Vec<SavedTensor>,
     moves: &Moves,
 ) -> Result<TransferRoom, CheckpointError> {
     let manifest = moves.manifest();
-    let settings = Settings::from_json(&manifest.settings)?;
-    let mut tied = settings.tied.clone();
+    let settings = Settings::new(manifest.settings.clone());
+    let TiedNames { mut tied } = settings.section()?;
     tied.extend(placing.tied());
     let Fitting { t, .. } = Fitting::new(&contents, &manifest, &tied, &Load::default())?;
-    settings.check(&kept.settings(placing.tied()))?;
-    kept.check(&settings)?;
-    let meter = kept.optimizer().options().meter.clone();
+    parts.compare_settings(&settings, &settings_of(*parts, &**placing))?;
+    parts.check(&settings)?;
+    let meter = parts.optimizer().options().meter.clone();
     let (mut vectors, mut firsts, mut begins) = (Vec::new(), Vec::new(), Vec::new());
     for (param, content) in contents.iter().enumerate() {
         firsts.push(vectors.len());
         for vector in &content.vectors {
-            let (first, values) = kept.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            let (first, values) = parts.vector(param, vector.slot).map_err(CheckpointError::memory)?;
             let (len, dtype) = (values.len(), values.dtype());
             let buffer = Buffer::zeroed(len, dtype, &meter, Category::Staging);
             vectors.push((param, vector.slot, buffer.map_err(CheckpointError::memory)?));
@@ -284,10 +282,10 @@ fn room<K: Saveable>(
 /// Sends this rank's elements of a move.
 fn send(
     part: Move<'_>,
-    from: &mut impl Vectors,
+    from: &mut dyn SavedParts,
     contents: &[SavedTensor],
     window: &mut Window<'_>,
-) -> Result<(), Error> {
+) -> Result<(), crate::Error> {
     let content = &contents[part.source];
     let Some(vector) = content.vectors.iter().find(|vector| vector.name == part.slot) else { return Ok(()) };
     let (first, values) = from.vector(part.source, vector.slot)?;
@@ -301,9 +299,9 @@ impl TransferRoom {
     fn copy(
         &mut self,
         part: Move<'_>,
-        had: &mut impl Vectors,
+        had: &mut dyn SavedParts,
         contents: &[SavedTensor],
-    ) -> Result<(), Error> {
+    ) -> Result<(), crate::Error> {
         let content = &contents[part.source];
         let Some(vector) = content.vectors.iter().find(|vector| vector.name == part.slot) else {
             return Ok(());
@@ -324,7 +322,7 @@ impl TransferRoom {
     }
 
     /// Receives the elements of a move.
-    fn receive(&mut self, part: Move<'_>, window: &mut Window<'_>) -> Result<(), Error> {
+    fn receive(&mut self, part: Move<'_>, window: &mut Window<'_>) -> Result<(), crate::Error> {
         let places = self.places(&part, 0, part.run.len);
         places.into_iter().try_for_each(|to| window.receive(self.at(&part, to)?))
     }

@@ -1,22 +1,24 @@
 //! Saving: every rank writes the elements it owns, and the step becomes the newest one when all ranks have written.
 
+use super::background::Saver;
 use super::ranks::{Ranks, Work};
 use super::write::{WriteJob, Written};
 use super::writer_election::{claims, elected, parts};
 use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::failure::Error;
 use crate::checkpoint::format::local_pieces::Part;
 use crate::checkpoint::format::manifest::{FORMAT, Manifest, SlotEntry, TensorEntry};
-use crate::checkpoint::format::placement::{ModelPlacement, Unsharded};
-use crate::checkpoint::format::settings::Settings;
-use crate::checkpoint::saveable::{Named, Saveable, SavedTensor, Source};
+use crate::checkpoint::format::placement::ModelPlacement;
+use crate::checkpoint::format::settings::{Settings, TiedNames};
+use crate::checkpoint::parts::{Live, Named, SavedParts, SavedTensor, Source};
+use crate::checkpoint::saveable::Saveable;
 use crate::checkpoint::store::reader::of_rank;
 use crate::checkpoint::store::{Draft, Folder, Store};
-use crate::{Error, Optimizer};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 
-/// Options of a save. The same on every rank, except `own_blobs` and `progress`, which are each rank's own.
+/// Options of a save. The same on every rank, except `own_blobs`, `progress` and the saver of `after`, which are each rank's own.
 #[derive(Default)]
 pub struct Save<'a> {
     /// Name of the checkpoint; `None` takes the number of steps so far.
@@ -30,6 +32,8 @@ pub struct Save<'a> {
     /// Called after each write of this rank with the bytes written so far and the total. A background save refuses a hook; its
     /// [`Saving`](crate::checkpoint::Saving) reports progress.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,
+    /// Background saves that this save comes after: it waits for the last of them, and returns its error if that has not been reported.
+    pub after: Option<&'a mut Saver>,
 }
 
 impl fmt::Debug for Save<'_> {
@@ -45,7 +49,7 @@ impl fmt::Debug for Save<'_> {
 #[derive(Debug)]
 pub(crate) struct Agreed {
     pub(crate) contents: Vec<SavedTensor>,
-    /// Parts of parameters that this rank writes.
+    /// SavedParts of parameters that this rank writes.
     pub(crate) parts: Vec<(usize, Part)>,
     step: u64,
     keep: Option<usize>,
@@ -54,78 +58,64 @@ pub(crate) struct Agreed {
     blobs: Vec<(String, Vec<u8>)>,
 }
 
-impl Optimizer {
-    /// Saves parameters, state and progress between two steps; returns the step that names the checkpoint. Collective.
-    ///
-    /// Each rank writes one file with the elements it owns, through at most 16 MiB of additional memory, and waits for the other ranks up
-    /// to its communicator's deadline. An error is the same on every rank ([`Error::Checkpoint`] names the lowest rank that failed), and
-    /// changes neither the optimizer nor earlier checkpoints. Only an error in removing old checkpoints comes after the new one is
-    /// complete.
-    pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, Error> {
-        let ranks = self.comm().world_size();
-        self.save_placed(store, save, &Unsharded { ranks })
-    }
-
-    /// [`save`](Self::save) with parameters cut as `placing` describes.
-    pub fn save_placed(
-        &mut self,
-        store: &Store,
-        save: Save<'_>,
-        placing: &dyn ModelPlacement,
-    ) -> Result<u64, Error> {
-        save_all(self, store, save, placing)
-    }
-
-    /// Checks that no step is in progress on this rank and that the outcome of every step is known.
-    pub(crate) fn between_two_steps(&mut self) -> Result<(), Error> {
-        self.reducer.finish_dropped()?;
-        self.check_outcomes()?;
-        self.params.check_some()?;
-        self.reducer.check_idle()
-    }
-}
-
-/// Saves the contents of `saveable`. Collective.
-pub(crate) fn save_all<K: Saveable>(
-    saveable: &mut K,
-    store: &Store,
-    mut save: Save<'_>,
-    placing: &dyn ModelPlacement,
-) -> Result<u64, Error> {
+/// Saves parameters, state and progress between two steps; returns the step that names the checkpoint. Collective over all ranks of
+/// `thing`, which may be several groups or workers.
+///
+/// Each rank writes one file with the elements it owns, through at most 16 MiB of additional memory, and waits for the other ranks up to
+/// its communicator's deadline. An error is the same on every rank ([`Error::Failed`] names the lowest rank that failed), and changes
+/// neither `thing` nor earlier checkpoints. Only an error in removing old checkpoints comes after the new one is complete. Two saves to one
+/// folder at once are refused; pass the [`Saver`] of a background save as [`Save::after`].
+///
+/// | `thing` | saved |
+/// |---|---|
+/// | [`Optimizer`](crate::Optimizer) | each element of each parameter once, with its state |
+/// | [`ShardedLbfgs`](crate::ShardedLbfgs) | also the directions `d0`, .., and `y0`, .., the gradients `g0`, .., and the point `x`; named by the iterations |
+/// | [`CrossShard`](crate::CrossShard) | what a single optimizer would save, if all groups have the same values by their hashes; otherwise tensors `group.<number>/<parameter>`, in the order in which the groups were given; steps, skips and loss scale of each group if they differ. Ranks of one group that differ are [`Disagree`](crate::Error::Disagree) |
+/// | [`LocalOptimizer`](crate::local::LocalOptimizer) | each worker's parameters, moments and `t`, the result of the last exchange, the outer optimizer's state, exchanges in flight (after waiting for their values), the step, and the plan |
+pub fn save<T: Saveable + ?Sized>(thing: &mut T, store: &Store, mut save: Save<'_>) -> Result<u64, Error> {
     let mut nobody = |_, _| {};
-    let progress = save.progress.take();
-    let agreed = agree_to_save(saveable, "save", &save, placing)?;
+    let (progress, after) = (save.progress.take(), save.after.take());
+    let mut contents = thing.contents();
+    let (parts, placing) = contents.all();
+    let agreed =
+        agree_to_save(parts, "save", &save, (&*placing, &mut after.into_iter().collect::<Vec<_>>()))?;
     let step = agreed.step;
-    let ranks = Ranks::of(saveable);
+    let ranks = Ranks::of(parts);
     let progress = progress.unwrap_or(&mut nobody);
-    apart(saveable, |saveable| agreed.carry_out(store, &ranks, saveable, progress))?;
+    apart(parts, |parts| agreed.carry_out(store, &ranks, &mut Live(parts), progress))?;
     Ok(step)
 }
 
-/// Agrees on the save and divides the writes among the ranks. Collective.
-pub(crate) fn agree_to_save<K: Saveable>(
-    saveable: &mut K,
+/// Agrees on the save and divides the writes among the ranks, after the last saves of `savers`. Collective.
+pub(crate) fn agree_to_save(
+    parts: &mut dyn SavedParts,
     how: &str,
     save: &Save<'_>,
-    placing: &dyn ModelPlacement,
+    (placing, savers): (&dyn ModelPlacement, &mut [&mut Saver]),
 ) -> Result<Agreed, Error> {
-    let opt = saveable.optimizer();
-    opt.reducer.healthy()?;
-    opt.finish_last_save();
+    parts.begin_save()?;
+    let opt = parts.optimizer();
+    opt.healthy()?;
+    savers.iter_mut().for_each(|saver| saver.finish());
     let ready = opt.between_two_steps();
-    let (step, keep) = (save.step.unwrap_or_else(|| saveable.name_by_steps()), save.keep);
-    saveable.call_all(&format!("{how}\nstep to save = {step}\ncheckpoints to keep = {keep:?}"), ready)?;
-    let ranks = Ranks::of(saveable);
-    apart(saveable, |saveable| {
-        saveable.optimizer().hear_of_last_save(&ranks)?;
-        saveable.compare_all()?;
+    let (step, keep) = (save.step.unwrap_or_else(|| parts.name_by_steps()), save.keep);
+    parts.call_all(&format!("{how}\nstep to save = {step}\ncheckpoints to keep = {keep:?}"), ready)?;
+    let ranks = Ranks::of(parts);
+    apart(parts, |parts| {
+        Saver::report(savers, &ranks, &parts.ranks())?;
+        parts.compare_all()?;
         let blobs = blobs(save, ranks.rank());
-        let contents = saveable.contents(placing).and_then(|contents| Ok((contents, blobs?)));
+        let contents = parts.tensors(placing).and_then(|contents| Ok((contents, blobs?)));
         let (contents, blobs) = ranks.agree(contents)?;
-        let parts = divide(&ranks, &contents)?;
-        let (mesh, settings) = (placing.mesh(), saveable.settings(placing.tied()));
-        Ok(Agreed { contents, parts, step, keep, mesh, settings, blobs })
+        let written = divide(&ranks, &contents)?;
+        let (mesh, settings) = (placing.mesh(), settings(parts, placing));
+        Ok(Agreed { contents, parts: written, step, keep, mesh, settings, blobs })
     })
+}
+
+/// Returns all sections of settings.
+pub(crate) fn settings(parts: &dyn SavedParts, placing: &dyn ModelPlacement) -> Settings {
+    parts.settings().with(&TiedNames { tied: placing.tied() })
 }
 
 /// Returns the parts that this rank writes. Collective.
@@ -137,16 +127,19 @@ fn divide(ranks: &Ranks, contents: &[SavedTensor]) -> Result<Vec<(usize, Part)>,
     Ok(elected(claims, ranks.rank(), &parts))
 }
 
-/// [`Optimizer::apart_from_steps`] for a keeper.
-pub(crate) fn apart<K: Saveable, T>(
-    saveable: &mut K,
-    call: impl FnOnce(&mut K) -> Result<T, Error>,
+/// Runs `call` between two steps, which do not count the bytes it sends. An error of this rank alone ends the run.
+pub(crate) fn apart<T>(
+    parts: &mut dyn SavedParts,
+    call: impl FnOnce(&mut dyn SavedParts) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let before = saveable.optimizer().reducer.sent();
-    let called = call(saveable);
-    let opt = saveable.optimizer();
-    opt.reducer.exclude_from_step(before);
-    saveable.end_all(called)
+    let before = parts.optimizer().bytes_sent();
+    let called = call(parts);
+    parts.optimizer().exclude_sent_since(before);
+    called.inspect_err(|error| {
+        if let Error::Shard(error) = error {
+            parts.end_all(error);
+        }
+    })
 }
 
 impl Agreed {
@@ -205,7 +198,7 @@ impl Agreed {
     ) -> Result<(), Error> {
         let written = ranks.agree(written);
         let written =
-            written.and_then(|written| ranks.gather(&serde_json::to_vec(&written).unwrap_or_default()));
+            written.and_then(|written| Ok(ranks.gather(&serde_json::to_vec(&written).unwrap_or_default())?));
         let Some(draft) = draft else {
             return written.and_then(|_| ranks.agree_on_first::<()>(None)).map(drop);
         };
@@ -248,7 +241,7 @@ impl Agreed {
             mesh: self.mesh.clone(),
             files,
             tensors: names.zip(tensors).collect(),
-            settings: self.settings.to_json(),
+            settings: self.settings.members().clone(),
             blobs,
         }
     }

@@ -6,7 +6,7 @@ use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::format::coverage;
 use crate::checkpoint::format::manifest::{FORMAT, Manifest, SlotEntry, TensorEntry, Type};
 use crate::checkpoint::format::piece::{Piece, Run};
-use crate::checkpoint::format::settings::Settings;
+use crate::checkpoint::format::settings::{Settings, TiedNames};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ pub(crate) struct Side {
     pub(crate) settings: BTreeMap<String, Value>,
 }
 
-/// Parts of a parameter on one rank.
+/// SavedParts of a parameter on one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Tensor {
     pub(crate) name: String,
@@ -187,8 +187,9 @@ fn check<'s>(sides: &'s [Option<Side>], direction: &str) -> Result<&'s Side, Che
 /// Returns the index in `first` of each tensor of `side`.
 fn sources(first: &Side, side: Option<&Side>) -> Result<Vec<Option<usize>>, CheckpointError> {
     let Some(side) = side else { return Ok(Vec::new()) };
-    let mut tied = Settings::from_json(&first.settings)?.tied;
-    tied.extend(Settings::from_json(&side.settings)?.tied);
+    let names = |side: &Side| Settings::new(side.settings.clone()).section::<TiedNames>();
+    let TiedNames { mut tied } = names(first)?;
+    tied.extend(names(side)?.tied);
     let numbers: BTreeMap<String, usize> =
         first.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
     let number = |tensor: &Tensor| find(&tensor.name, &numbers, &tied).map(|(_, &number)| number);

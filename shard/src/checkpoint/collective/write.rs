@@ -4,7 +4,7 @@ use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::format::local_pieces::Part;
 use crate::checkpoint::format::manifest::{FileEntry, PieceEntry, Stored, Type};
 use crate::checkpoint::format::shard_file::{ShardWriter, Vector};
-use crate::checkpoint::saveable::{PARAM, SavedTensor, Source, Wanted};
+use crate::checkpoint::parts::{PARAM, SavedTensor, Source, Wanted};
 use crate::checkpoint::store::Folder;
 use crate::update::values::VectorKind as Slot;
 use meshstep_tensor::{Buffer, Category, Meter, Place, Queue, Slice};
@@ -31,7 +31,7 @@ pub(crate) struct Written {
 pub(crate) struct WriteJob<'a> {
     pub(crate) rank: usize,
     pub(crate) contents: &'a [SavedTensor],
-    /// Parts of parameters, by the parameter's index.
+    /// SavedParts of parameters, by the parameter's index.
     pub(crate) parts: &'a [(usize, Part)],
     /// The caller's bytes.
     pub(crate) blobs: &'a [(String, Vec<u8>)],

@@ -3,7 +3,7 @@
 use super::write::STAGING;
 use crate::checkpoint::format::local_pieces::{Part, writers};
 use crate::checkpoint::format::piece::Piece;
-use crate::checkpoint::saveable::SavedTensor;
+use crate::checkpoint::parts::SavedTensor;
 use std::collections::BTreeMap;
 use std::ops::Range;
 

@@ -7,6 +7,8 @@ pub(crate) mod manifest;
 pub(crate) mod mismatch;
 pub(crate) mod piece;
 pub(crate) mod placement;
+pub(crate) mod progress;
+pub(crate) mod rules;
 pub(crate) mod settings;
 pub(crate) mod shard_file;
 pub(crate) mod unique_keys;

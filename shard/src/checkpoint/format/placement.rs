@@ -20,15 +20,52 @@ pub trait ModelPlacement {
     }
 }
 
-/// Placement in which all ranks hold whole parameters.
+impl<P: ModelPlacement + ?Sized> ModelPlacement for &P {
+    fn mesh(&self) -> String {
+        (**self).mesh()
+    }
+
+    fn holding(&self, param: &Param) -> LocalPieces {
+        (**self).holding(param)
+    }
+
+    fn tied(&self) -> BTreeMap<String, String> {
+        (**self).tied()
+    }
+}
+
+/// Placement in which all ranks hold whole parameters; the default.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Unsharded {
-    pub(crate) ranks: usize,
+pub struct Unsharded {
+    /// Number of ranks.
+    pub ranks: usize,
 }
 
 impl ModelPlacement for Unsharded {
     fn mesh(&self) -> String {
         format!("ranks={}", self.ranks)
+    }
+}
+
+/// Placement of several groups or workers, each of which is placed like `inside`.
+pub(crate) struct Copies<'a> {
+    /// `groups` or `workers`.
+    pub(crate) of: &'static str,
+    pub(crate) count: usize,
+    pub(crate) inside: Box<dyn ModelPlacement + 'a>,
+}
+
+impl ModelPlacement for Copies<'_> {
+    fn mesh(&self) -> String {
+        format!("{}={},{}", self.of, self.count, self.inside.mesh())
+    }
+
+    fn holding(&self, param: &Param) -> LocalPieces {
+        self.inside.holding(param)
+    }
+
+    fn tied(&self) -> BTreeMap<String, String> {
+        self.inside.tied()
     }
 }
 

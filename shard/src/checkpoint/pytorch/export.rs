@@ -3,14 +3,15 @@
 use super::error::PyTorchError;
 use super::file::PyTorchFile;
 use super::keys::Keys;
+use crate::Optimizer;
 use crate::checkpoint::collective::consolidate::{Sources, Window};
+use crate::checkpoint::collective::save::apart;
 use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::failure::Error;
 use crate::checkpoint::format::manifest::Type;
-use crate::checkpoint::format::placement::{ModelPlacement, Unsharded};
 use crate::checkpoint::format::shard_file::{ShardWriter, Vector};
-use crate::checkpoint::saveable::{Named, SavedTensor};
-use crate::{Error, Optimizer};
-use meshstep_optim::Rule;
+use crate::checkpoint::parts::{Call, Named, SavedParts, SavedTensor};
+use crate::checkpoint::saveable::Saveable;
 use meshstep_tensor::{Buffer, Category, Meter, cast};
 use std::collections::BTreeSet;
 
@@ -25,40 +26,35 @@ struct ExportPlan {
     entries: Vec<Vector>,
 }
 
-impl Optimizer {
-    /// Writes parameters and state, as if there were one rank, to one safetensors file with [PyTorch's names](super). Rank `to` writes the
-    /// file. Collective, between two steps; streamed like [`consolidate`](Self::consolidate). The complete file replaces an existing one.
-    /// An error is the same on every rank, and leaves an existing file as it was.
-    pub fn export_pytorch(&mut self, file: &PyTorchFile, to: usize) -> Result<(), Error> {
-        let ranks = self.comm().world_size();
-        self.export_pytorch_placed(file, to, &Unsharded { ranks })
-    }
+/// Writes parameters and state, as if there were one rank, to one safetensors file with [PyTorch's names](super). Rank `to` writes the
+/// file. Collective, between two steps; streamed like [`consolidate`](crate::checkpoint::consolidate). The complete file replaces an
+/// existing one. An error is the same on every rank, and leaves an existing file as it was. Only a single optimizer is
+/// [supported](CheckpointError::Unsupported), on a mesh too.
+pub fn export_pytorch<T: Saveable + ?Sized>(
+    thing: &mut T,
+    file: &PyTorchFile,
+    to: usize,
+) -> Result<(), Error> {
+    let mut contents = thing.contents();
+    let (parts, placing) = contents.for_group(Call::Export)?;
+    let mut sources = Sources::of(parts, &format!("export for PyTorch on rank {to}"), to, &*placing)?;
+    let writes = sources.ranks.rank() == to;
+    apart(parts, |parts| {
+        let plan = sources.ranks.agree(ExportPlan::new(parts.optimizer(), &sources.contents))?;
+        let written = plan.carry_out(file, writes, parts, &mut sources);
+        if written.is_err() && writes {
+            file.discard();
+        }
+        written
+    })
+}
 
-    /// [`export_pytorch`](Self::export_pytorch) with parameters cut as `placing` describes.
-    pub fn export_pytorch_placed(
-        &mut self,
-        file: &PyTorchFile,
-        to: usize,
-        placing: &dyn ModelPlacement,
-    ) -> Result<(), Error> {
-        let mut sources = Sources::of(self, &format!("export for PyTorch on rank {to}"), to, placing)?;
-        let writes = self.comm().rank() == to;
-        let exported = self.apart_from_steps(|all| {
-            let plan = sources.ranks.agree(all.plan(&sources.contents))?;
-            let written = plan.carry_out(file, writes, all, &mut sources);
-            if written.is_err() && writes {
-                file.discard();
-            }
-            written
-        });
-        exported.map(|((), _)| ())
-    }
-
-    fn plan(&self, contents: &[SavedTensor]) -> Result<ExportPlan, CheckpointError> {
+impl ExportPlan {
+    fn new(opt: &Optimizer, contents: &[SavedTensor]) -> Result<Self, CheckpointError> {
         let mut plan = ExportPlan::default();
         let mut steps = Vec::new();
         for (param, content) in contents.iter().enumerate() {
-            let Keys { dtype, value, step, state } = Keys::new(content, self.rule(param))?;
+            let Keys { dtype, value, step, state } = Keys::new(content, opt.rule(param))?;
             let shape = &content.holding.shape;
             let mut add = |key: String, vector: Named| {
                 plan.vectors.push((param, vector));
@@ -79,14 +75,6 @@ impl Optimizer {
         Ok(plan)
     }
 
-    /// Returns the rule that updates a parameter; `None` for a frozen one.
-    pub(super) fn rule(&self, param: usize) -> Option<&dyn Rule> {
-        let entry = &self.params.entries[param];
-        (!entry.param.frozen()).then(|| &*self.params.groups[entry.group].rule)
-    }
-}
-
-impl ExportPlan {
     fn check_names(&self) -> Result<(), PyTorchError> {
         let mut names = BTreeSet::from(["__metadata__"]);
         let taken = self.entries.iter().find(|entry| !names.insert(&entry.key));
@@ -98,23 +86,23 @@ impl ExportPlan {
         &self,
         file: &PyTorchFile,
         writes: bool,
-        all: &mut Optimizer,
+        parts: &mut dyn SavedParts,
         sources: &mut Sources,
     ) -> Result<(), Error> {
         let begun = if writes { file.begin(&self.entries).map(Some) } else { Ok(None) };
         let mut writer = sources.ranks.agree(begun)?;
-        self.write(all, sources, writer.as_mut())?;
+        self.write(parts, sources, writer.as_mut())?;
         sources.ranks.agree(writer.map_or(Ok(()), |writer| self.finish(writer, file)))
     }
 
     /// Writes all vectors. Collective.
     fn write(
         &self,
-        all: &mut Optimizer,
+        parts: &mut dyn SavedParts,
         sources: &mut Sources,
         mut writer: Option<&mut ShardWriter>,
     ) -> Result<(), Error> {
-        let meter = all.params.options.meter.clone();
+        let meter = parts.optimizer().options().meter.clone();
         let mut wide = None;
         for ((param, vector), Vector { dtype, .. }) in self.vectors.iter().zip(&self.entries) {
             if let Some(writer) = &mut writer {
@@ -124,7 +112,7 @@ impl ExportPlan {
                 Some(writer) => write(writer, window, *dtype, &mut wide, &meter),
                 None => Ok(()),
             };
-            sources.hand_over(all, *param, vector, &mut write)?;
+            sources.hand_over(parts, *param, vector, &mut write)?;
         }
         Ok(())
     }

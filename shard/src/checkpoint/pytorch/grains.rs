@@ -1,9 +1,9 @@
 //! File that is read in hashed grains, which shows if all ranks have read the same file.
 
 use super::error::PyTorchError;
-use crate::Error;
 use crate::checkpoint::collective::ranks::Ranks;
 use crate::checkpoint::error::{CheckpointError, io};
+use crate::checkpoint::failure::Error;
 use crate::checkpoint::store::disk::Reader;
 use std::collections::BTreeMap;
 use std::ops::Range;

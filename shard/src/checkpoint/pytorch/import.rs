@@ -4,17 +4,20 @@ use super::error::PyTorchError;
 use super::file::PyTorchFile;
 use super::keys::Keys;
 use super::plain::Plain;
+use crate::Optimizer;
 use crate::checkpoint::collective::load::take_in;
 use crate::checkpoint::collective::ranks::Ranks;
 use crate::checkpoint::collective::read::Target;
+use crate::checkpoint::collective::save::apart;
 use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::failure::Error;
 use crate::checkpoint::format::header::Entry;
 use crate::checkpoint::format::manifest::Type;
-use crate::checkpoint::format::placement::{ModelPlacement, Unsharded};
+use crate::checkpoint::format::placement::ModelPlacement;
 use crate::checkpoint::format::settings::Settings;
-use crate::checkpoint::saveable::{MASTER, Named, PARAM, Saveable, SavedTensor, Vectors};
+use crate::checkpoint::parts::{Call, MASTER, Named, PARAM, SavedParts, SavedTensor};
+use crate::checkpoint::saveable::Saveable;
 use crate::update::values::VectorKind as Slot;
-use crate::{Error, Optimizer};
 use meshstep_tensor::{Buffer, Category};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,103 +62,102 @@ struct Staged {
     imported: Imported,
 }
 
-impl Optimizer {
-    /// Takes in parameters and state from a safetensors file with [PyTorch's names](super), written by this crate or by PyTorch.
-    /// Collective, between two steps.
-    /// Each rank reads the bytes it needs, and keeps them beside the present values until every rank has its own. PyTorch does not count
-    /// updates of SGD and Muon; their counts stay as they are here, but at least 1. Hyperparameters, schedule and loss scale stay as they
-    /// are. Types in the file must be those of [an export](super), or narrower. An error is the same on every rank, and has changed nothing
-    /// on any. The file has no checksums: damage that leaves its length unchanged is not detected. The ranks compare that they all read the
-    /// same bytes; for this rank 0 reads the whole file once.
-    pub fn import_pytorch(&mut self, file: &PyTorchFile, import: Import) -> Result<Imported, Error> {
-        let ranks = self.comm().world_size();
-        self.import_pytorch_placed(file, import, &Unsharded { ranks })
-    }
+/// Takes in parameters and state from a safetensors file with [PyTorch's names](super), written by [`export_pytorch`](super::export_pytorch)
+/// or by PyTorch. Collective, between two steps.
+///
+/// Each rank reads the bytes it needs, and keeps them beside the present values until every rank has its own. PyTorch does not count
+/// updates of SGD and Muon; their counts stay as they are here, but at least 1. Hyperparameters, schedule and loss scale stay as they
+/// are. Types in the file must be those of [an export](super), or narrower. An error is the same on every rank, and has changed nothing
+/// on any. The file has no checksums: damage that leaves its length unchanged is not detected. The ranks compare that they all read the
+/// same bytes; for this rank 0 reads the whole file once.
+pub fn import_pytorch<T: Saveable + ?Sized>(
+    thing: &mut T,
+    file: &PyTorchFile,
+    import: Import,
+) -> Result<Imported, Error> {
+    let mut contents = thing.contents();
+    let (parts, placing) = contents.for_group(Call::Import)?;
+    let opt = parts.optimizer();
+    opt.healthy()?;
+    let ready = opt.between_two_steps();
+    opt.reducer.call_together(&format!("import from PyTorch\nwhat to import = {import:?}"), ready)?;
+    let ranks = Ranks::of(parts);
+    apart(parts, |parts| {
+        let mut plain = ranks.agree(Plain::open(file))?;
+        let opt = parts.optimizer();
+        crate::same_everywhere(
+            &**opt.comm(),
+            opt.options(),
+            &format!("file to import = {}\n", plain.digest),
+        )?;
+        // The host has the counts, and may not have read those of the last steps on a GPU yet.
+        opt.describe_counters()?;
+        let staged = ranks.agree(stage(parts, &mut plain, import, &*placing))?;
+        plain.grains.agree(&ranks)?;
+        take_in(parts, &staged.vectors, &staged.t, &staged.settings)?;
+        Ok(staged.imported)
+    })
+}
 
-    /// [`import_pytorch`](Self::import_pytorch) with parameters cut as `placing` describes.
-    pub fn import_pytorch_placed(
-        &mut self,
-        file: &PyTorchFile,
-        import: Import,
-        placing: &dyn ModelPlacement,
-    ) -> Result<Imported, Error> {
-        self.reducer.healthy()?;
-        let ready = self.between_two_steps();
-        self.reducer.call_together(&format!("import from PyTorch\nwhat to import = {import:?}"), ready)?;
-        let ranks = Ranks::of(self);
-        let imported = self.apart_from_steps(|all| {
-            let mut plain = ranks.agree(Plain::open(file))?;
-            let text = format!("file to import = {}\n", plain.digest);
-            crate::same_everywhere(&**all.comm(), &all.params.options, &text)?;
-            all.count_launched()?;
-            let Staged { vectors, t, settings, imported } =
-                ranks.agree(all.stage_pytorch(&mut plain, import, placing))?;
-            plain.grains.agree(&ranks)?;
-            take_in(all, &vectors, &t, &settings)?;
-            Ok(imported)
-        });
-        imported.map(|(imported, _)| imported)
-    }
-
-    fn stage_pytorch(
-        &mut self,
-        plain: &mut Plain,
-        import: Import,
-        placing: &dyn ModelPlacement,
-    ) -> Result<Staged, CheckpointError> {
-        let contents = self.contents(placing)?;
-        let (found, fresh) = self.find(plain, &contents, import, &placing.tied())?;
-        let mut settings = self.settings(placing.tied());
-        let counted = found.iter().filter(|found| found.keys.step.is_some()).filter_map(|found| found.t);
-        settings.steps = import.steps.or(counted.max()).or(settings.steps);
-        let imported = Imported { fresh, steps: settings.steps.unwrap_or_default() };
-        let t = found.iter().map(|found| found.t).collect();
-        let (mut vectors, meter) = (Vec::new(), self.params.options.meter.clone());
-        for (param, (content, found)) in contents.iter().zip(&found).enumerate() {
-            for vector in &content.vectors {
-                let (first, values) = self.vector(param, vector.slot).map_err(CheckpointError::memory)?;
-                let range = first..first + values.len();
-                let room = Buffer::zeroed(values.len(), values.dtype(), &meter, Category::Staging);
-                let mut room = room.map_err(CheckpointError::memory)?;
-                if let Some((entry, saved)) = found.source(vector) {
-                    let mut target = Target::new(room.as_mut(), first as u64, saved, &meter)?;
-                    plain.vector(entry, saved.size(), content, range, &mut target)?;
-                }
-                vectors.push((param, vector.slot, room));
+/// Reads this rank's vectors.
+fn stage(
+    parts: &mut dyn SavedParts,
+    plain: &mut Plain,
+    import: Import,
+    placing: &dyn ModelPlacement,
+) -> Result<Staged, CheckpointError> {
+    let tensors = parts.tensors(placing)?;
+    let (found, fresh) = find(parts.optimizer(), plain, &tensors, (import, &placing.tied()))?;
+    let mut progress = parts.optimizer().saved_progress();
+    let counted = found.iter().filter(|found| found.keys.step.is_some()).filter_map(|found| found.t);
+    progress.steps = import.steps.or(counted.max()).or(progress.steps);
+    let imported = Imported { fresh, steps: progress.steps.unwrap_or_default() };
+    let settings = parts.settings().with(&progress);
+    let t = found.iter().map(|found| found.t).collect();
+    let (mut vectors, meter) = (Vec::new(), parts.optimizer().options().meter.clone());
+    for (param, (content, found)) in tensors.iter().zip(&found).enumerate() {
+        for vector in &content.vectors {
+            let (first, values) = parts.vector(param, vector.slot).map_err(CheckpointError::memory)?;
+            let range = first..first + values.len();
+            let room = Buffer::zeroed(values.len(), values.dtype(), &meter, Category::Staging);
+            let mut room = room.map_err(CheckpointError::memory)?;
+            if let Some((entry, saved)) = found.source(vector) {
+                let mut target = Target::new(room.as_mut(), first as u64, saved, &meter)?;
+                plain.vector(entry, saved.size(), content, range, &mut target)?;
             }
+            vectors.push((param, vector.slot, room));
         }
-        Ok(Staged { vectors, t, settings, imported })
     }
+    Ok(Staged { vectors, t, settings, imported })
+}
 
-    /// Finds the entries of each parameter, and the names of the parameters that begin anew.
-    fn find(
-        &self,
-        plain: &mut Plain,
-        contents: &[SavedTensor],
-        import: Import,
-        tied: &BTreeMap<String, String>,
-    ) -> Result<(Vec<FoundTensors>, Vec<String>), CheckpointError> {
-        let (mut all, mut fresh, mut known) = (Vec::new(), Vec::new(), BTreeSet::new());
-        for (param, content) in contents.iter().enumerate() {
-            let own = tied.get(&content.name).unwrap_or(&content.name);
-            let others = tied.iter().filter(|(_, to)| *to == own).map(|(name, _)| name);
-            let mut names = [&content.name, own].into_iter().chain(others);
-            let name = names.find(|name| plain.get(name).is_some()).unwrap_or(&content.name);
-            let keys = Keys::new(&SavedTensor { name: name.clone(), ..content.clone() }, self.rule(param))?;
-            let found = FoundTensors::new(plain, content, name, keys, import)?;
-            known.insert(name.clone());
-            if found.state.is_some() {
-                known.extend(found.keys.state.iter().map(|(key, _)| key.clone()));
-                known.extend(found.keys.step.clone());
-            } else {
-                fresh.push(content.name.clone());
-            }
-            all.push(found);
+/// Finds the entries of each parameter, and the names of the parameters that begin anew.
+fn find(
+    opt: &Optimizer,
+    plain: &mut Plain,
+    tensors: &[SavedTensor],
+    (import, tied): (Import, &BTreeMap<String, String>),
+) -> Result<(Vec<FoundTensors>, Vec<String>), CheckpointError> {
+    let (mut all, mut fresh, mut known) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for (param, content) in tensors.iter().enumerate() {
+        let own = tied.get(&content.name).unwrap_or(&content.name);
+        let others = tied.iter().filter(|(_, to)| *to == own).map(|(name, _)| name);
+        let mut names = [&content.name, own].into_iter().chain(others);
+        let name = names.find(|name| plain.get(name).is_some()).unwrap_or(&content.name);
+        let keys = Keys::new(&SavedTensor { name: name.clone(), ..content.clone() }, opt.rule(param))?;
+        let found = FoundTensors::new(plain, content, name, keys, import)?;
+        known.insert(name.clone());
+        if found.state.is_some() {
+            known.extend(found.keys.state.iter().map(|(key, _)| key.clone()));
+            known.extend(found.keys.step.clone());
+        } else {
+            fresh.push(content.name.clone());
         }
-        match plain.keys().find(|key| !known.contains(*key)) {
-            Some(key) => Err(PyTorchError::Unexpected { key: key.to_owned() }.into()),
-            None => Ok((all, fresh)),
-        }
+        all.push(found);
+    }
+    match plain.keys().find(|key| !known.contains(*key)) {
+        Some(key) => Err(PyTorchError::Unexpected { key: key.to_owned() }.into()),
+        None => Ok((all, fresh)),
     }
 }
 

@@ -39,5 +39,6 @@ mod keys;
 mod plain;
 
 pub use error::PyTorchError;
+pub use export::export_pytorch;
 pub use file::PyTorchFile;
-pub use import::{Import, Imported};
+pub use import::{Import, Imported, import_pytorch};

@@ -5,7 +5,7 @@ use super::record::WorkerRecord;
 use super::rows::Row;
 use super::{AllWorkers, Mode};
 use crate::Error;
-use crate::checkpoint::{CheckpointError, Ranks, Settings};
+use crate::checkpoint::{self, CheckpointError, Ranks, Settings};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::xxh3_64;
@@ -28,7 +28,7 @@ struct Told {
 
 impl AllWorkers<'_> {
     /// Exchanges the ranks' counts, and checks that state which is saved once is the same on all ranks. Collective.
-    pub(super) fn tell(&mut self) -> Result<(), Error> {
+    pub(super) fn tell(&mut self) -> Result<(), checkpoint::Error> {
         let own = self.told()?;
         let ranks = Ranks::of(self);
         let all = ranks.gather(&serde_json::to_vec(&own).unwrap_or_default())?;
@@ -73,7 +73,7 @@ impl AllWorkers<'_> {
     /// Returns the settings that this worker's optimizer resumes from.
     pub(super) fn own_settings(&self, settings: &Settings) -> Settings {
         let own = self.record.workers.get(self.model());
-        own.map_or_else(|| settings.clone(), |own| own.settings(settings))
+        own.map_or_else(|| settings.clone(), |own| settings.clone().with(&own.progress))
     }
 
     /// Resumes from the record, after the vectors have been written.

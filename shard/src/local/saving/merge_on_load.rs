@@ -5,7 +5,7 @@ use super::record::LocalRecord;
 use super::rows::Row;
 use super::{AllWorkers, Mode};
 use crate::checkpoint::{
-    CheckpointError, Fitting, Load, MASTER, PARAM, STAGING, Saved, SavedTensor, Vectors, WINDOW, read_same,
+    CheckpointError, Fitting, Load, MASTER, PARAM, STAGING, Saved, SavedParts, SavedTensor, WINDOW, read_same,
 };
 use crate::local::in_flight::Flight;
 use crate::local::owned_spans::trained;

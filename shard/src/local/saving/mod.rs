@@ -7,128 +7,29 @@ mod merge_on_load;
 mod record;
 mod rows;
 
+use super::LocalOptimizer;
 use super::in_flight::Flight;
-use super::{LocalError, LocalOptimizer};
 use crate::checkpoint::{
-    CheckpointError, Fitting, Load, Loaded, LocalPieces, Manifest, ModelPlacement, Read, Save, Saveable,
-    Saved, SavedTensor, Saving, Settings, Store, Unsharded, Vectors, load_all, read_own, save_all,
-    save_all_async,
+    self, Call, CheckpointError, Contents, Copies, Fitting, Load, Manifest, ModelPlacement, Read, Saveable,
+    Saved, SavedParts, SavedProgress, SavedTensor, Settings, read_own,
 };
 use crate::local::owned_spans::trained;
 use crate::update::values::VectorKind as Slot;
 use crate::{Error, Optimizer, same_everywhere};
 use mean::Weighed;
 use meshstep_comm::Communicator;
-use meshstep_tensor::{DType, Param, Queue, Slice, SliceMut};
-pub(crate) use record::LocalRecord;
+use meshstep_tensor::{DType, Queue, Slice, SliceMut};
+use record::{LocalRecord, LocalSection};
 use rows::{Elements, Row, Rows, is_of, sent_mut};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::sync::Arc;
-
-impl LocalOptimizer {
-    /// Saves all workers as one checkpoint, between two steps, also in the middle of an interval: each worker's parameters, moments and
-    /// `t`, the result of the last exchange, the outer optimizer's state, exchanges in flight (after waiting for their values), the step,
-    /// and the plan. Collective over all ranks of all workers, and otherwise as [`Optimizer::save`].
-    pub fn save(&mut self, store: &Store, save: Save<'_>) -> Result<u64, LocalError> {
-        self.save_placed(store, save, &self.alike())
-    }
-
-    /// [`save`](Self::save) of workers with parameters cut as `placing` describes within one worker.
-    pub fn save_placed(
-        &mut self,
-        store: &Store,
-        save: Save<'_>,
-        placing: &dyn ModelPlacement,
-    ) -> Result<u64, LocalError> {
-        self.saving(placing, |all, placing| save_all(all, store, save, placing))
-    }
-
-    /// [`Optimizer::save_async`] of all workers; see [`save`](Self::save). Dropping the optimizer waits for the save.
-    pub fn save_async(&mut self, store: &Store, save: Save<'_>) -> Result<Saving, LocalError> {
-        self.save_async_placed(store, save, &self.alike())
-    }
-
-    /// [`save_async`](Self::save_async) of workers with parameters cut as `placing` describes within one worker.
-    pub fn save_async_placed(
-        &mut self,
-        store: &Store,
-        save: Save<'_>,
-        placing: &dyn ModelPlacement,
-    ) -> Result<Saving, LocalError> {
-        self.saving(placing, |all, placing| save_all_async(all, store, save, placing))
-    }
-
-    /// Loads a checkpoint of workers onto any ranks and stage of each worker. Collective over all ranks of all workers, and otherwise as
-    /// [`Optimizer::load`].
-    ///
-    /// The same number of workers continues bit for bit. For another number, the saved workers' own states are merged: parameters, masters,
-    /// moments and sent values become the mean of the workers with values that count, in f64, rounded once, weighted by tokens if the plan
-    /// says so. Tokens since each fragment's last exchange are divided evenly, rounded up. Shared state stays, and so do exchanges in
-    /// flight and the step; `t`, the loss scale and skips are the first worker's. Merging takes memory for 16 MiB of the saved workers'
-    /// values, or 1 MiB of each worker's.
-    ///
-    /// Another plan is an error, unless `other_settings` allows it: then the workers begin the plan together, from the mean, with a fresh
-    /// outer optimizer. They begin in the same way from a checkpoint of an [`Optimizer`].
-    pub fn load(&mut self, store: &Store, load: Load) -> Result<Loaded, LocalError> {
-        self.load_placed(store, load, &self.alike())
-    }
-
-    /// [`load`](Self::load) onto workers with parameters cut as `placing` describes within one worker.
-    pub fn load_placed(
-        &mut self,
-        store: &Store,
-        load: Load,
-        placing: &dyn ModelPlacement,
-    ) -> Result<Loaded, LocalError> {
-        let placing = self.placing(placing);
-        let mut all = AllWorkers::new(self, Vec::new());
-        Ok(load_all(&mut all, store, load, &placing)?)
-    }
-
-    fn saving<T>(
-        &mut self,
-        placing: &dyn ModelPlacement,
-        call: impl FnOnce(&mut AllWorkers<'_>, &Meshed<'_>) -> Result<T, Error>,
-    ) -> Result<T, LocalError> {
-        let placing = self.placing(placing);
-        let mut flights = std::mem::take(&mut self.engine.flights);
-        flights.iter_mut().for_each(|flight| flight.settle(&self.inner.params.options));
-        let mut all = AllWorkers::new(self, flights);
-        let done = call(&mut all, &placing);
-        self.engine.flights = std::mem::take(&mut all.flights);
-        Ok(done?)
-    }
-
-    fn alike(&self) -> Unsharded {
-        Unsharded { ranks: self.inner.comm().world_size() }
-    }
-
-    fn placing<'a>(&self, inside: &'a dyn ModelPlacement) -> Meshed<'a> {
-        Meshed { workers: self.engine.workers.across.world_size(), inside }
-    }
-}
 
 /// Maximum number of workers' parameters that a record may list for each tensor of the checkpoint.
 const MOST_ROWS: usize = 16;
 
-/// Placement of several workers; `inside` describes the ranks of one.
-struct Meshed<'a> {
-    workers: usize,
-    inside: &'a dyn ModelPlacement,
-}
-
-impl ModelPlacement for Meshed<'_> {
-    fn mesh(&self) -> String {
-        format!("workers={},{}", self.workers, self.inside.mesh())
-    }
-
-    fn holding(&self, param: &Param) -> LocalPieces {
-        self.inside.holding(param)
-    }
-
-    fn tied(&self) -> BTreeMap<String, String> {
-        self.inside.tied()
+impl Saveable for LocalOptimizer {
+    fn contents(&mut self) -> Contents<'_> {
+        Contents::made(AllWorkers::new(self))
     }
 }
 
@@ -141,8 +42,10 @@ struct AllWorkers<'a> {
     record: LocalRecord,
     /// Number of updates of each row.
     t: Vec<u64>,
-    /// Exchanges in flight, with their values landed.
+    /// Exchanges in flight, with their values landed: of the engine during a save, and to be the engine's after a load.
     flights: Vec<Flight>,
+    /// True if the flights are the engine's.
+    saves: bool,
 }
 
 /// Source of a worker's state on a load.
@@ -155,9 +58,10 @@ enum Mode {
 }
 
 impl<'a> AllWorkers<'a> {
-    fn new(local: &'a mut LocalOptimizer, flights: Vec<Flight>) -> Self {
-        let record = LocalRecord::of(&local.engine, &flights);
-        AllWorkers { local, mode: Mode::Own, rows: Rows::default(), record, t: Vec::new(), flights }
+    fn new(local: &'a mut LocalOptimizer) -> Self {
+        let record = LocalRecord::of(&local.engine, &[]);
+        let (mode, rows) = (Mode::Own, Rows::default());
+        AllWorkers { local, mode, rows, record, t: Vec::new(), flights: Vec::new(), saves: false }
     }
 
     fn worker(&self) -> usize {
@@ -201,7 +105,15 @@ impl<'a> AllWorkers<'a> {
     }
 }
 
-impl Vectors for AllWorkers<'_> {
+impl Drop for AllWorkers<'_> {
+    fn drop(&mut self) {
+        if self.saves {
+            self.local.engine.flights = std::mem::take(&mut self.flights);
+        }
+    }
+}
+
+impl SavedParts for AllWorkers<'_> {
     fn queue(&self) -> Queue {
         self.local.inner.params.options.queue.clone()
     }
@@ -219,11 +131,32 @@ impl Vectors for AllWorkers<'_> {
         let values = kind.buffer(&self.local.engine.parts, &self.flights, place)?;
         Ok((first, values.unwrap_or(nothing)))
     }
-}
 
-impl Saveable for AllWorkers<'_> {
     fn optimizer(&mut self) -> &mut Optimizer {
         &mut self.local.inner
+    }
+
+    fn inside(&mut self) -> &mut dyn SavedParts {
+        &mut self.local.inner
+    }
+
+    fn placement<'p>(&self, inside: Box<dyn ModelPlacement + 'p>) -> Box<dyn ModelPlacement + 'p> {
+        let count = self.local.engine.workers.across.world_size();
+        Box::new(Copies { of: "workers", count, inside })
+    }
+
+    fn supports(&self, call: Call) -> Result<(), CheckpointError> {
+        Err(call.unsupported("workers", "save a checkpoint of all workers, on a disk or in memory"))
+    }
+
+    /// Waits for the values of the exchanges in flight.
+    fn begin_save(&mut self) -> Result<(), Error> {
+        let LocalOptimizer { inner, engine, .. } = &mut *self.local;
+        self.flights = std::mem::take(&mut engine.flights);
+        self.saves = true;
+        self.flights.iter_mut().for_each(|flight| flight.settle(&inner.params.options));
+        self.record = LocalRecord::of(engine, &self.flights);
+        Ok(())
     }
 
     fn ranks(&mut self) -> Arc<dyn Communicator> {
@@ -243,16 +176,15 @@ impl Saveable for AllWorkers<'_> {
         same
     }
 
-    fn compare_all(&mut self) -> Result<(), Error> {
+    fn compare_all(&mut self) -> Result<(), checkpoint::Error> {
         self.tell()
     }
 
-    fn end_all<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
-        if !matches!(result, Ok(_) | Err(Error::Disagree { .. } | Error::Checkpoint(_))) {
+    fn end_all(&mut self, error: &Error) {
+        if !matches!(error, Error::Disagree { .. }) {
             self.local.engine.workers.world.abort();
             self.local.engine.workers.across.abort();
         }
-        result
     }
 
     fn choose<'m>(
@@ -260,9 +192,9 @@ impl Saveable for AllWorkers<'_> {
         manifest: &'m Manifest,
         load: &Load,
     ) -> Result<Cow<'m, Manifest>, CheckpointError> {
-        let settings = Settings::from_json(&manifest.settings)?;
-        let Some(record) = settings.local else {
-            self.choose_bare(settings.steps.unwrap_or(manifest.step))?;
+        let settings = Settings::new(manifest.settings.clone());
+        let LocalSection { local: Some(record) } = settings.section()? else {
+            self.choose_bare(SavedProgress::read(&settings)?.steps.unwrap_or(manifest.step))?;
             return Ok(Cow::Borrowed(manifest));
         };
         // Each worker has one tensor for each parameter; a record of far more workers than tensors is invalid.
@@ -320,9 +252,9 @@ impl Saveable for AllWorkers<'_> {
         }
     }
 
-    fn contents(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
+    fn tensors(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
         self.flights.iter().try_for_each(Flight::failure)?;
-        let own = self.local.inner.contents(placing)?;
+        let own = self.local.inner.tensors(placing)?;
         let told = |(r, row): (usize, &Row)| {
             let t = self.t.get(r).copied().unwrap_or_default();
             match row {
@@ -352,19 +284,16 @@ impl Saveable for AllWorkers<'_> {
         Ok(values.unwrap_or(nothing))
     }
 
-    fn settings(&self, tied: BTreeMap<String, String>) -> Settings {
-        let local = Some(self.record.clone());
-        Settings { local, ..self.local.inner.settings(tied) }
+    fn settings(&self) -> Settings {
+        self.local.inner.settings().with(&LocalSection { local: Some(self.record.clone()) })
     }
 
     fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {
-        // Apply the limits on counts to the worker's counts too.
-        let own = Settings::from_json(&self.own_settings(settings).to_json())?;
-        self.local.inner.check(&own)
+        self.local.inner.check(&self.own_settings(settings))
     }
 
-    fn take_in(&mut self, settings: &Settings) -> Result<(), Error> {
-        self.local.inner.take_in(&self.own_settings(settings))?;
-        self.go_on()
+    fn resume(&mut self, settings: &Settings) -> Result<(), checkpoint::Error> {
+        self.local.inner.resume(&self.own_settings(settings))?;
+        Ok(self.go_on()?)
     }
 }

@@ -1,13 +1,21 @@
 //! Record of workers in a checkpoint: the progress of each worker, and the exchanges in flight between them.
 
 use crate::Optimizer;
-use crate::checkpoint::{CheckpointError, Mismatch, Scale, Settings};
+use crate::checkpoint::{CheckpointError, MOST_STEPS, Mismatch, SavedProgress};
 use crate::local::engine::Engine;
 use crate::local::in_flight::Flight;
 use crate::local::{Fragment, LocalPlan, Placement};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use xxhash_rust::xxh3::xxh3_64;
+
+/// Section of workers.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct LocalSection {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) local: Option<LocalRecord>,
+}
 
 /// State of all workers at one step.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -39,20 +47,14 @@ pub(crate) struct FlightRecord {
 pub(crate) struct WorkerRecord {
     /// True if the worker's values count.
     pub(crate) active: bool,
-    /// Progress of the worker's own optimizer, as in [`Settings`].
-    pub(crate) steps: u64,
-    pub(crate) skips: u32,
-    #[serde(rename = "hopeless")]
-    pub(crate) skips_at_min_scale: u32,
-    pub(crate) loss_scale: Option<Scale>,
+    /// Progress of the worker's own optimizer.
+    #[serde(flatten)]
+    pub(crate) progress: SavedProgress,
     /// Tokens since each fragment was last merged, summed over the worker's ranks.
     pub(crate) tokens: Vec<u64>,
     /// The part of `tokens` that was sent with each fragment in flight.
     pub(crate) sent: Vec<u64>,
 }
-
-/// Counts of steps from this value on are refused.
-const MOST: u64 = 1 << 53;
 
 impl LocalRecord {
     /// Records the state of `engine` and `flights`, without that of the workers.
@@ -120,8 +122,9 @@ impl LocalRecord {
 
     /// Checks the counts that any plan resumes from.
     pub(super) fn check_counts(&self) -> Result<(), CheckpointError> {
-        let steps = self.outer_steps.iter().chain(self.workers.iter().map(|worker| &worker.steps));
-        match steps.chain([&self.step]).find(|&&count| count >= MOST) {
+        let own = self.workers.iter().filter_map(|worker| worker.progress.steps.as_ref());
+        let steps = self.outer_steps.iter().chain(own);
+        match steps.chain([&self.step]).find(|&&count| count >= MOST_STEPS) {
             Some(count) => Err(wrong(format!("{count} is no count of steps"))),
             None => Ok(()),
         }
@@ -163,15 +166,10 @@ impl LocalRecord {
 impl WorkerRecord {
     /// Records the worker's state as one of its ranks sees it.
     pub(super) fn of(inner: &Optimizer, engine: &Engine, flights: &[Flight]) -> Self {
-        let Settings { steps, skips, skips_at_min_scale, loss_scale, .. } =
-            Settings::of(inner, BTreeMap::new());
         let tokens = (0..engine.plan.fragments.len()).map(|f| engine.parts.of(f).tokens);
         WorkerRecord {
             active: engine.active,
-            steps: steps.unwrap_or_default(),
-            skips,
-            skips_at_min_scale,
-            loss_scale,
+            progress: inner.saved_progress(),
             tokens: tokens.collect(),
             sent: flights.iter().flat_map(|flight| &flight.sent).map(|sent| sent.tokens).collect(),
         }
@@ -186,12 +184,6 @@ impl WorkerRecord {
         add(&mut self.tokens, &other.tokens);
         add(&mut self.sent, &other.sent);
         self
-    }
-
-    /// Returns the settings that the worker's optimizer resumes from.
-    pub(super) fn settings(&self, all: &Settings) -> Settings {
-        let WorkerRecord { steps, skips, skips_at_min_scale, loss_scale, .. } = self.clone();
-        Settings { steps: Some(steps), skips, skips_at_min_scale, loss_scale, ..all.clone() }
     }
 }
 

@@ -5,6 +5,7 @@ use crate::checkpoint::whole::part;
 use crate::common::Run;
 use meshstep_comm::{Communicator, loopback::spawn};
 use meshstep_optim::Lbfgs;
+use meshstep_shard::checkpoint;
 use meshstep_shard::{Options, ShardedLbfgs, Stage};
 use meshstep_tensor::{DType, Layout};
 use serde_json::{Value, json};
@@ -29,10 +30,10 @@ fn updates_beyond_any_are_refused() {
     let ends = spawn(2, |comm| {
         let mut opt = run.build(comm).unwrap();
         train(&run, &mut opt, 1..3);
-        let (bytes, before) = (opt.serialize().unwrap(), part(&opt));
+        let (bytes, before) = (checkpoint::serialize(&mut opt).unwrap(), part(&opt));
         for t in [u64::MAX, u64::MAX - 1, 1 << 53] {
             let wrong = edited(&bytes, |header| header["t"][1] = json!(t));
-            let error = opt.deserialize(&wrong).unwrap_err().to_string();
+            let error = checkpoint::deserialize(&mut opt, &wrong).unwrap_err().to_string();
             assert_eq!(
                 error,
                 format!("on rank 0: the bytes are not what `serialize` made: {t} is no count of updates")
@@ -40,7 +41,7 @@ fn updates_beyond_any_are_refused() {
             assert!(part(&opt) == before, "nothing has changed");
         }
         let late = edited(&bytes, |header| header["t"][1] = json!((1u64 << 53) - 1));
-        opt.deserialize(&late).unwrap();
+        checkpoint::deserialize(&mut opt, &late).unwrap();
         assert_eq!(opt.state("p1").unwrap().t, (1 << 53) - 1);
         train(&run, &mut opt, 3..4);
         opt.state("p1").unwrap().t
@@ -74,21 +75,21 @@ fn a_history_beyond_its_memory_is_refused() {
     let ends = spawn(2, |comm| {
         let mut opt = lbfgs(comm);
         step(&mut opt);
-        let bytes = opt.serialize().unwrap();
+        let bytes = checkpoint::serialize(&mut opt).unwrap();
         let word =
             |at: usize, to: u64| edited(&bytes, |header| header["settings"]["lbfgs"][1][at] = json!(to));
         let counts = [u64::MAX, 1 << 53].into_iter().flat_map(|count| [(2, count), (3, count)]);
         let places = [(0, 4), (0, u64::MAX), (0, 1 << 32), (4, 6), (4, u64::MAX), (5, 5), (5, u64::MAX)];
         let pairs = [(6, 5), (6, u64::MAX), (6, 1 << 40), (7, 5), (7, u64::MAX)];
         for (at, to) in counts.chain(places).chain(pairs) {
-            let error = opt.deserialize(&word(at, to)).unwrap_err().to_string();
+            let error = checkpoint::deserialize(&mut opt, &word(at, to)).unwrap_err().to_string();
             assert!(
                 error.starts_with("on rank 0: invalid entry for the progress of L-BFGS: "),
                 "{at} {to}: {error}"
             );
             step(&mut opt);
         }
-        opt.deserialize(&word(3, (1 << 53) - 1)).unwrap();
+        checkpoint::deserialize(&mut opt, &word(3, (1 << 53) - 1)).unwrap();
         step(&mut opt);
         opt.state().evaluations()
     });

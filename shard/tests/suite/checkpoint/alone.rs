@@ -6,7 +6,7 @@ use crate::checkpoint::sim::Sim;
 use crate::common::{Run, draws, params};
 use meshstep_comm::loopback::{Config, spawn, spawn_with};
 use meshstep_comm::{Clock, Communicator, Error as CommError, InFlight, Op, Stats};
-use meshstep_shard::checkpoint::{CheckpointError, Save, Store};
+use meshstep_shard::checkpoint::{self, CheckpointError, Save, Saver, Store};
 use meshstep_tensor::{Buffer, Queue};
 use std::io::ErrorKind;
 use std::path::Path;
@@ -38,7 +38,10 @@ fn a_background_save_ends_while_all_threads_of_rayon_are_busy() {
                 while busy.get().is_none() {
                     std::thread::yield_now();
                 }
-                opt.save_async(store, Save::default()).unwrap().join().unwrap();
+                checkpoint::save_async(&mut opt, &mut Saver::default(), store, Save::default())
+                    .unwrap()
+                    .join()
+                    .unwrap();
                 ended.send(()).unwrap();
             })
             .unwrap();
@@ -184,13 +187,15 @@ fn removing_may_take_longer_than_any_deadline() {
                 };
                 let mut opt = run.build(comm).unwrap();
                 if when != When::Left {
-                    opt.save(&store, Save { step: Some(1), ..Save::default() }).unwrap();
+                    checkpoint::save(&mut opt, &store, Save { step: Some(1), ..Save::default() }).unwrap();
                 }
                 train(&run, &mut opt, 1..3);
                 let save = Save { step: Some(2), keep: Some(1), ..Save::default() };
                 let saved = match when == old(true) {
-                    true => opt.save_async(&store, save).unwrap().join(),
-                    false => opt.save(&store, save),
+                    true => {
+                        checkpoint::save_async(&mut opt, &mut Saver::default(), &store, save).unwrap().join()
+                    }
+                    false => checkpoint::save(&mut opt, &store, save),
                 };
                 train(&run, &mut opt, 3..4);
                 assert_eq!(params(&opt), run.run().params);
@@ -200,7 +205,7 @@ fn removing_may_take_longer_than_any_deadline() {
         for told in told.unwrap() {
             match told {
                 Ok(step) => assert!(step == 2 && !refuses),
-                Err(meshstep_shard::Error::Checkpoint(failed)) => {
+                Err(checkpoint::Error::Failed(failed)) => {
                     let removing = matches!(failed.error, CheckpointError::Io { doing: "removing", .. });
                     assert!(refuses && failed.rank == 0 && removing, "{failed}");
                 }

@@ -10,7 +10,7 @@ use meshstep_cases::{stride, tried};
 use meshstep_comm::loopback;
 use meshstep_shard::Options;
 use meshstep_shard::checkpoint::{
-    Disk, Failed, Load, Manifest, PieceEntry, Save, SlotEntry, Store, TensorEntry, Type,
+    self, Disk, Failed, Load, Manifest, PieceEntry, Save, SlotEntry, Store, TensorEntry, Type,
 };
 use meshstep_shard_fuzzed::sealed;
 use meshstep_tensor::DType;
@@ -44,7 +44,12 @@ fn saved(store: &Store) {
         train(&run, &mut opt, 1..4);
         // No rank reads the blobs of a rank that does not exist.
         let own_blobs = if opt.comm().rank() == 0 { vec![("rng", &[7; 20][..])] } else { Vec::new() };
-        opt.save(store, Save { own_blobs, blobs: vec![("loader", &[5; 9])], ..Save::default() }).unwrap();
+        checkpoint::save(
+            &mut opt,
+            store,
+            Save { own_blobs, blobs: vec![("loader", &[5; 9])], ..Save::default() },
+        )
+        .unwrap();
     });
     saved.unwrap();
 }
@@ -70,7 +75,7 @@ fn told(run: &Run, (sim, store): (&Sim, &Store), harms: &[&Harm]) -> Vec<Option<
         let told = harms.iter().map(|harm| {
             let sound = if comm.rank() == 0 { put(sim, &harm.files) } else { Vec::new() };
             comm.barrier().unwrap();
-            let loaded = opt.load(store, Load::default());
+            let loaded = checkpoint::load(&mut opt, store, Load::default());
             comm.barrier().unwrap();
             put(sim, &sound);
             match loaded {
@@ -87,7 +92,10 @@ fn told(run: &Run, (sim, store): (&Sim, &Store), harms: &[&Harm]) -> Vec<Option<
         let told: Vec<_> = told.collect();
         comm.barrier().unwrap();
         // No damage is left.
-        assert_eq!(opt.load(store, Load::default()).unwrap().saved.verify().map(drop), Ok(()));
+        assert_eq!(
+            checkpoint::load(&mut opt, store, Load::default()).unwrap().saved.verify().map(drop),
+            Ok(())
+        );
         assert_eq!(opt.steps(), 3);
         train(run, &mut opt, 4..5);
         told
@@ -342,7 +350,8 @@ fn what_is_no_plain_file_is_refused_on_all_ranks() {
                 let ranks = loopback::spawn(run.ranks, |comm| {
                     let mut opt = run.build(comm).unwrap();
                     let before = part(&opt);
-                    let told = failed(opt.load(&store, Load::default()).map(drop).unwrap_err());
+                    let told =
+                        failed(checkpoint::load(&mut opt, &store, Load::default()).map(drop).unwrap_err());
                     assert!(part(&opt) == before, "{told} has changed something");
                     told
                 });

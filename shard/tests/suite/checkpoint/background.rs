@@ -8,8 +8,8 @@ use crate::checkpoint::whole::{Whole, join, part};
 use crate::common::{Run, STAGES, adamw, cases, params, tried, turns};
 use meshstep_comm::loopback::{Config, spawn, spawn_with};
 use meshstep_comm::{self as comm, Clock};
-use meshstep_shard::checkpoint::{CheckpointError, Failed, Save, Store};
-use meshstep_shard::{Error, Optimizer};
+use meshstep_shard::Optimizer;
+use meshstep_shard::checkpoint::{self, CheckpointError, Error, Failed, Save, Saver, Saving, Store};
 use meshstep_tensor::{Category, DType, Layout};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -24,15 +24,11 @@ fn gated() -> (Sim, Arc<Gate>, Store) {
 }
 
 /// Starts this rank's background save of step `step`.
-fn save_as(
-    opt: &mut Optimizer,
-    store: &Store,
-    step: u64,
-) -> Result<meshstep_shard::checkpoint::Saving, Error> {
-    opt.save_async(store, Save { step: Some(step), ..Save::default() })
+fn save_as(opt: &mut Optimizer, saver: &mut Saver, store: &Store, step: u64) -> Result<Saving, Error> {
+    checkpoint::save_async(opt, saver, store, Save { step: Some(step), ..Save::default() })
 }
 
-fn checkpoint(error: Error) -> (usize, CheckpointError) {
+fn cause(error: Error) -> (usize, CheckpointError) {
     let Failed { rank, error } = failed(error);
     (rank, error)
 }
@@ -58,8 +54,9 @@ proptest! {
 fn save_beside(run: &Run, (store, gate): (&Store, &Gate), before: u64) -> (Whole, Whole) {
     let ends = spawn(run.ranks, |comm| {
         let mut opt = run.build(Arc::clone(&comm)).unwrap();
+        let mut saver = Saver::default();
         train(run, &mut opt, 1..before + 1);
-        let saving = opt.save_async(store, Save::default()).unwrap();
+        let saving = checkpoint::save_async(&mut opt, &mut saver, store, Save::default()).unwrap();
         let then = part(&opt);
         train(run, &mut opt, before + 1..before + 4);
         let end = part(&opt);
@@ -88,22 +85,30 @@ fn failing(fails_at: Option<usize>, joins: [bool; SMALL]) -> ([usize; 2], Option
     let events = [const { AtomicUsize::new(0) }; 2];
     let told = spawn(run.ranks, |comm| {
         let mut opt = run.build(Arc::clone(&comm)).unwrap();
+        let mut saver = Saver::default();
         let together = |then: &dyn Fn()| {
             comm.barrier().unwrap();
             then();
             comm.barrier().unwrap();
         };
-        opt.save(&store, Save { step: Some(1), ..Save::default() }).unwrap();
+        checkpoint::save(&mut opt, &store, Save { step: Some(1), ..Save::default() }).unwrap();
         together(&|| events[0].store(sim.events(), SeqCst));
         together(&|| sim.fail_at(fails_at.unwrap_or(usize::MAX)));
-        let saving = save_as(&mut opt, &store, 2).unwrap();
+        let saving = save_as(&mut opt, &mut saver, &store, 2).unwrap();
         train(&run, &mut opt, 1..3);
         let joined = joins[comm.rank()].then(|| saving.join());
         let mut told = None;
         if fails_at.is_some() {
-            told = joined.map(|joined| checkpoint(joined.unwrap_err()));
+            told = joined.map(|joined| cause(joined.unwrap_err()));
             if joins != [true; SMALL] {
-                let next = checkpoint(save_as(&mut opt, &store, 3).unwrap_err());
+                let next = match fails_at.is_some_and(|event| event % 2 == 0) {
+                    true => save_as(&mut opt, &mut saver, &store, 3).map(drop),
+                    false => {
+                        let save = Save { step: Some(3), after: Some(&mut saver), ..Save::default() };
+                        checkpoint::save(&mut opt, &store, save).map(drop)
+                    }
+                };
+                let next = cause(next.unwrap_err());
                 assert!(told.is_none_or(|told| told == next), "what is joined is what the next save tells");
                 told = Some(next);
             }
@@ -111,7 +116,7 @@ fn failing(fails_at: Option<usize>, joins: [bool; SMALL]) -> ([usize; 2], Option
         together(&|| events[1].store(sim.events(), SeqCst));
         assert!([1, 2].contains(&store.latest().unwrap().manifest().step));
         together(&|| sim.fail_at(usize::MAX));
-        save_as(&mut opt, &store, 4).unwrap().join().unwrap();
+        save_as(&mut opt, &mut saver, &store, 4).unwrap().join().unwrap();
         train(&run, &mut opt, 3..4);
         assert_eq!(params(&opt), expected, "training has noticed");
         told
@@ -145,7 +150,8 @@ fn stuck(joins: bool) {
     let (clock, passed) = (config.clock.clone(), Barrier::new(SMALL));
     let told = spawn_with(config, |comm| {
         let mut opt = run.build(Arc::clone(&comm)).unwrap();
-        let saving = save_as(&mut opt, if comm.rank() == 1 { &slow } else { &fast }, 1).unwrap();
+        let mut saver = Saver::default();
+        let saving = save_as(&mut opt, &mut saver, if comm.rank() == 1 { &slow } else { &fast }, 1).unwrap();
         train(&run, &mut opt, 1..3);
         comm.barrier().unwrap();
         if comm.rank() == 0 {
@@ -159,15 +165,15 @@ fn stuck(joins: bool) {
         passed.wait();
         let told = if joins {
             let error = saving.join().unwrap_err();
-            assert!(matches!(error, Error::Comm(_)), "{error}");
+            assert!(matches!(error, Error::Shard(meshstep_shard::Error::Comm(_))), "{error}");
             error.to_string()
         } else {
             drop(saving);
-            save_as(&mut opt, &fast, 2).unwrap_err().to_string()
+            save_as(&mut opt, &mut saver, &fast, 2).unwrap_err().to_string()
         };
         comm.barrier().unwrap();
-        opt.save(&fast, Save { step: Some(3), ..Save::default() }).unwrap();
-        assert_eq!(save_as(&mut opt, &fast, 4).unwrap().join().unwrap(), 4);
+        checkpoint::save(&mut opt, &fast, Save { step: Some(3), ..Save::default() }).unwrap();
+        assert_eq!(save_as(&mut opt, &mut saver, &fast, 4).unwrap().join().unwrap(), 4);
         train(&run, &mut opt, 3..4);
         assert_eq!(params(&opt), run.run().params);
         told
@@ -193,7 +199,8 @@ fn giving_training_up_ends_the_save() {
     let ended = AtomicUsize::new(0);
     spawn(run.ranks, |comm| {
         let mut opt = run.build(Arc::clone(&comm)).unwrap();
-        let saving = save_as(&mut opt, &store, 1).unwrap();
+        let mut saver = Saver::default();
+        let saving = save_as(&mut opt, &mut saver, &store, 1).unwrap();
         comm.barrier().unwrap();
         comm.abort();
         if comm.rank() == 0 {
@@ -203,9 +210,12 @@ fn giving_training_up_ends_the_save() {
             }
             gate.open();
         }
-        assert!(matches!(saving.join(), Err(Error::Comm(_))));
+        assert!(matches!(saving.join(), Err(Error::Shard(meshstep_shard::Error::Comm(_)))));
         ended.fetch_add(1, SeqCst);
-        assert!(matches!(save_as(&mut opt, &store, 2), Err(Error::Comm(_))));
+        assert!(matches!(
+            save_as(&mut opt, &mut saver, &store, 2),
+            Err(Error::Shard(meshstep_shard::Error::Comm(_)))
+        ));
     })
     .unwrap();
     assert!(matches!(store.latest(), Err(CheckpointError::Nothing { .. })));
@@ -218,17 +228,19 @@ fn a_thread_that_panics_keeps_nobody_waiting() {
     let whole = Store::on(Arc::new(sim), DIR);
     let told = spawn(run.ranks, |comm| {
         let mut opt = run.build(Arc::clone(&comm)).unwrap();
+        let mut saver = Saver::default();
         let store = if comm.rank() == 1 { &shattered } else { &whole };
-        let told = save_as(&mut opt, store, 1).unwrap().join().unwrap_err();
+        let told = save_as(&mut opt, &mut saver, store, 1).unwrap().join().unwrap_err();
         train(&run, &mut opt, 1..4);
         assert_eq!(params(&opt), run.run().params);
-        save_as(&mut opt, &whole, 2).unwrap().join().unwrap();
+        save_as(&mut opt, &mut saver, &whole, 2).unwrap().join().unwrap();
         told
     });
     for (rank, told) in told.unwrap().into_iter().enumerate() {
         match told {
-            Error::Comm(comm::Error::Panicked { rank: 1, .. }) if rank == 1 => {}
-            Error::Comm(comm::Error::Aborted { rank: 1 }) if rank != 1 => {}
+            Error::Shard(meshstep_shard::Error::Comm(comm::Error::Panicked { rank: 1, .. })) if rank == 1 => {
+            }
+            Error::Shard(meshstep_shard::Error::Comm(comm::Error::Aborted { rank: 1 })) if rank != 1 => {}
             told => panic!("{rank}: {told}"),
         }
     }
@@ -242,6 +254,7 @@ fn what_is_copied_is_what_is_written_and_its_memory_is_counted() {
         let run = Run { lens: vec![700, 1, 0, 1300], ..Run::default() }.stage(stage);
         let copied = spawn(run.ranks, |comm| {
             let mut opt = run.build(comm).unwrap();
+            let mut saver = Saver::default();
             let meter = opt.options().meter.clone();
             let live = || meter.live(Category::Staging);
             let before = live();
@@ -252,7 +265,7 @@ fn what_is_copied_is_what_is_written_and_its_memory_is_counted() {
                     opt.add_param_group(more, adamw(), |_, _| Ok(())).unwrap();
                 }
                 let before = if step == 3 { live() - bytes } else { before };
-                let saving = save_as(&mut opt, &store, step).unwrap();
+                let saving = save_as(&mut opt, &mut saver, &store, step).unwrap();
                 bytes = saving.stall().bytes;
                 assert!(saving.stall().whole >= saving.stall().copying);
                 while !saving.is_done() {
@@ -263,10 +276,10 @@ fn what_is_copied_is_what_is_written_and_its_memory_is_counted() {
                 assert_eq!(live(), before + bytes, "once, however often one saves");
             }
             let before = live() - bytes;
-            let saving = save_as(&mut opt, &store, 4).unwrap();
+            let saving = save_as(&mut opt, &mut saver, &store, 4).unwrap();
             meter.reset_peaks();
             saving.join().unwrap();
-            opt.release_snapshot();
+            drop(saver);
             assert_eq!(live(), before);
             (bytes, meter.peak(Category::Staging) - before)
         });
@@ -291,11 +304,13 @@ fn the_next_save_waits_for_the_one_before() {
             threads.spawn(|| gate.open_for_one());
             spawn(run.ranks, |comm| {
                 let mut opt = run.build(comm).unwrap();
-                let first = save_as(&mut opt, &store, 1).unwrap();
+                let mut saver = Saver::default();
+                let first = save_as(&mut opt, &mut saver, &store, 1).unwrap();
                 if beside {
-                    save_as(&mut opt, &store, 2).unwrap().join().unwrap();
+                    save_as(&mut opt, &mut saver, &store, 2).unwrap().join().unwrap();
                 } else {
-                    opt.save(&store, Save { step: Some(2), ..Save::default() }).unwrap();
+                    let save = Save { step: Some(2), after: Some(&mut saver), ..Save::default() };
+                    checkpoint::save(&mut opt, &store, save).unwrap();
                 }
                 assert!(first.is_done());
                 first.join().unwrap()
@@ -307,13 +322,56 @@ fn the_next_save_waits_for_the_one_before() {
 }
 
 #[test]
-fn dropping_the_optimizer_waits_for_its_save() {
+fn two_saves_to_one_folder_at_once_are_refused() {
+    let (run, (_, gate, store)) = (small(), gated());
+    let (other, gate) = (&store.clone(), &gate);
+    spawn(run.ranks, |comm| {
+        let mut opt = run.build(Arc::clone(&comm)).unwrap();
+        let mut saver = Saver::default();
+        let first = save_as(&mut opt, &mut saver, &store, 1).unwrap();
+        gate.wait_for_one();
+        let next = Save { step: Some(2), ..Save::default() };
+        let refused = cause(checkpoint::save(&mut opt, other, next).unwrap_err());
+        assert!(matches!(refused, (0, CheckpointError::Locked { .. })), "{refused:?}");
+        comm.barrier().unwrap();
+        gate.open();
+        assert_eq!(first.join().unwrap(), 1);
+    })
+    .unwrap();
+    assert_eq!(store.steps().unwrap(), [1]);
+}
+
+/// After the ranks have formed another group, or a rank has lost its saver, the ranks split a new communicator off.
+#[test]
+fn a_saver_follows_the_ranks() {
+    let (run, (_, gate, store)) = (small(), gated());
+    gate.open();
+    spawn(run.ranks, |comm| {
+        let mut saver = Saver::default();
+        for step in 1..4 {
+            let turned = comm.split(Some(0), -(comm.rank() as i64)).unwrap().unwrap();
+            let mut opt = run.build(turned).unwrap();
+            save_as(&mut opt, &mut saver, &store, 2 * step).unwrap().join().unwrap();
+            if comm.rank() as u64 == step - 1 {
+                saver = Saver::default();
+            }
+            save_as(&mut opt, &mut saver, &store, 2 * step + 1).unwrap().join().unwrap();
+        }
+    })
+    .unwrap();
+    assert_eq!(store.steps().unwrap(), [2, 3, 4, 5, 6, 7]);
+}
+
+#[test]
+fn dropping_the_saver_waits_for_its_save() {
     let (run, (_, gate, store)) = (small(), gated());
     std::thread::scope(|threads| {
         threads.spawn(|| gate.open_for_one());
         let dropped = spawn(run.ranks, |comm| {
             let mut opt = run.build(comm).unwrap();
-            drop(save_as(&mut opt, &store, 1).unwrap());
+            let mut saver = Saver::default();
+            drop(save_as(&mut opt, &mut saver, &store, 1).unwrap());
+            drop(opt);
         });
         dropped.unwrap();
     });
@@ -326,17 +384,20 @@ fn a_hook_and_another_call_are_refused_on_every_rank() {
     gate.open();
     spawn(run.ranks, |comm| {
         let mut opt = run.build(Arc::clone(&comm)).unwrap();
+        let mut saver = Saver::default();
         let mut hook = |_, _| {};
         let progress: Option<&mut dyn FnMut(u64, u64)> =
             if comm.rank() == 1 { Some(&mut hook) } else { None };
-        let error = opt.save_async(&store, Save { progress, ..Save::default() }).unwrap_err();
-        assert_eq!(checkpoint(error), (1, CheckpointError::Progress));
+        let error =
+            checkpoint::save_async(&mut opt, &mut saver, &store, Save { progress, ..Save::default() })
+                .unwrap_err();
+        assert_eq!(cause(error), (1, CheckpointError::Progress));
         let error = match comm.rank() {
-            0 => opt.save(&store, Save::default()).unwrap_err(),
-            _ => opt.save_async(&store, Save::default()).unwrap_err(),
+            0 => checkpoint::save(&mut opt, &store, Save::default()).unwrap_err(),
+            _ => checkpoint::save_async(&mut opt, &mut saver, &store, Save::default()).unwrap_err(),
         };
-        assert!(matches!(error, Error::Disagree { .. }), "{error}");
-        opt.save_async(&store, Save::default()).unwrap().join().unwrap();
+        assert!(matches!(error, Error::Shard(meshstep_shard::Error::Disagree { .. })), "{error}");
+        checkpoint::save_async(&mut opt, &mut saver, &store, Save::default()).unwrap().join().unwrap();
     })
     .unwrap();
 }

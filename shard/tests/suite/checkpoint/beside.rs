@@ -7,7 +7,7 @@ use crate::common::{Gradients, Run, draws, fetch};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::schedule::{Cosine, Schedule};
 use meshstep_optim::{AdamW, DynamicLossScale, LossScale};
-use meshstep_shard::checkpoint::{CheckpointError, Load, Save, Store};
+use meshstep_shard::checkpoint::{self, CheckpointError, Load, Save, Store};
 use meshstep_shard::{Optimizer, Options, Outcome, Stage, StepArgs};
 use meshstep_tensor::{Category, DType, Layout, Meter, Slice};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ fn frozen_parameters_and_scalars_are_saved_once() {
         let step = Some(number);
         let saved = loopback::spawn(4, |comm| {
             let mut opt = make(comm, stage, 1.0);
-            opt.save(&store, Save { step, ..Save::default() }).unwrap();
+            checkpoint::save(&mut opt, &store, Save { step, ..Save::default() }).unwrap();
             part(&opt)
         });
         let saved = join(saved.unwrap());
@@ -50,7 +50,7 @@ fn frozen_parameters_and_scalars_are_saved_once() {
         for other in stages {
             let loaded = loopback::spawn(3, |comm| {
                 let mut opt = make(comm, other, 500.0);
-                opt.load(&store, Load { step, ..Load::default() }).unwrap();
+                checkpoint::load(&mut opt, &store, Load { step, ..Load::default() }).unwrap();
                 part(&opt)
             });
             assert!(join(loaded.unwrap()) == saved, "{stage:?} to {other:?}");
@@ -69,7 +69,7 @@ fn the_callers_bytes_come_back_by_name_and_rank() {
         let own_blobs = vec![("rng", &own[..usize::from(rank) + 1]), ("nothing", &[])];
         // Shared blobs come from rank 0 alone.
         let blobs = vec![("loader", if rank == 0 { &long[..] } else { &own }), ("param", &[9])];
-        opt.save(&store, Save { blobs, own_blobs, ..Save::default() }).unwrap();
+        checkpoint::save(&mut opt, &store, Save { blobs, own_blobs, ..Save::default() }).unwrap();
         let mut named = |name| opt_error(&mut opt, &store, name);
         [named("a@b"), named("twice")]
     });
@@ -78,7 +78,7 @@ fn the_callers_bytes_come_back_by_name_and_rank() {
     }
     let loaded = loopback::spawn(1, |comm| {
         let run = Run { ranks: 1, ..run.clone() };
-        let loaded = run.build(comm).unwrap().load(&store, Load::default()).unwrap();
+        let loaded = checkpoint::load(&mut run.build(comm).unwrap(), &store, Load::default()).unwrap();
         assert_eq!(loaded.blobs.keys().collect::<Vec<_>>(), ["loader", "param"]);
         assert_eq!(loaded.own_blobs, [("rng".to_owned(), vec![0]), ("nothing".to_owned(), vec![])].into());
         loaded.saved
@@ -106,9 +106,9 @@ fn skips_in_a_row_are_counted_on() {
     let ranks = loopback::spawn(2, |comm| {
         let mut opt = run.build(Arc::clone(&comm)).unwrap();
         assert_eq!([skips(&mut opt), skips(&mut opt)], [1, 2]);
-        opt.save(&store, Save::default()).unwrap();
+        checkpoint::save(&mut opt, &store, Save::default()).unwrap();
         let mut again = run.build(comm).unwrap();
-        again.load(&store, Load::default()).unwrap();
+        checkpoint::load(&mut again, &store, Load::default()).unwrap();
         skips(&mut again)
     });
     assert_eq!(ranks.unwrap(), [3, 3]);
@@ -120,7 +120,7 @@ fn the_newest_are_kept() {
     let ranks = loopback::spawn(2, |comm| {
         let mut opt = run.build(comm).unwrap();
         for (step, keep) in [(1, None), (2, None), (3, None), (4, Some(2)), (5, Some(2))] {
-            opt.save(&store, Save { step: Some(step), keep, ..Save::default() }).unwrap();
+            checkpoint::save(&mut opt, &store, Save { step: Some(step), keep, ..Save::default() }).unwrap();
         }
     });
     ranks.unwrap();
@@ -130,8 +130,8 @@ fn the_newest_are_kept() {
 /// Returns the error of saving bytes under this name.
 fn opt_error(opt: &mut Optimizer, store: &Store, name: &str) -> CheckpointError {
     let blobs = vec![("twice", &[1][..]), (name, &[2])];
-    match opt.save(store, Save { step: Some(77), blobs, ..Save::default() }) {
-        Err(meshstep_shard::Error::Checkpoint(failed)) => failed.error,
+    match checkpoint::save(opt, store, Save { step: Some(77), blobs, ..Save::default() }) {
+        Err(checkpoint::Error::Failed(failed)) => failed.error,
         other => panic!("{other:?}"),
     }
 }
@@ -165,11 +165,11 @@ fn skips_loss_scale_and_schedule_go_on_where_they_were() {
         let ends = loopback::spawn(2, |comm| {
             let mut opt = run.build(Arc::clone(&comm)).unwrap();
             steps(&mut opt, 1..before + 1);
-            opt.save(&store, Save { step: Some(before), ..Save::default() }).unwrap();
+            checkpoint::save(&mut opt, &store, Save { step: Some(before), ..Save::default() }).unwrap();
             let then = opt.loss_scale_state();
             steps(&mut opt, before + 1..before + 6);
             let mut again = run.build(comm).unwrap();
-            again.load(&store, Load { step: Some(before), ..Load::default() }).unwrap();
+            checkpoint::load(&mut again, &store, Load { step: Some(before), ..Load::default() }).unwrap();
             assert_eq!((again.loss_scale_state(), again.steps()), (then, before));
             steps(&mut again, before + 1..before + 6);
             (part(&opt), part(&again))
@@ -186,9 +186,9 @@ fn hashes_that_were_kept_are_those_of_what_was_loaded() {
         let mut opt = run.build(comm).unwrap();
         opt.verify_every(1).unwrap();
         train(&run, &mut opt, 1..3);
-        opt.save(&store, Save::default()).unwrap();
+        checkpoint::save(&mut opt, &store, Save::default()).unwrap();
         train(&run, &mut opt, 3..5);
-        opt.load(&store, Load::default()).unwrap();
+        checkpoint::load(&mut opt, &store, Load::default()).unwrap();
         assert_eq!(opt.verify().unwrap().unchecked, 0);
         train(&run, &mut opt, 3..5);
         opt.verify().unwrap().kept
@@ -218,7 +218,7 @@ fn saving_takes_little_memory_and_tells_how_far_it_is() {
             let mut told = Vec::new();
             let mut progress = |done, all| told.push((done, all));
             let save = Save { step: Some(step as u64), progress: Some(&mut progress), ..Save::default() };
-            opt.save(&store, save).unwrap();
+            checkpoint::save(&mut opt, &store, save).unwrap();
             let staged = meter.peak(Category::Staging) - before;
             assert!(staged < 17 << 20, "{staged} bytes");
             assert_eq!(fetch(opt.state("b").unwrap().values, &opt.options().queue).len() % 4, 0);
@@ -241,7 +241,7 @@ fn saving_takes_little_memory_and_tells_how_far_it_is() {
         let options = Options { meter: Meter::new(), ..Options::default() };
         let mut opt =
             Optimizer::new(comm, layout.build().unwrap(), AdamW::default(), |_, _| Ok(()), options).unwrap();
-        opt.load(&store, Load { step: Some(0), ..Load::default() }).unwrap();
+        checkpoint::load(&mut opt, &store, Load { step: Some(0), ..Load::default() }).unwrap();
         opt.param("w").unwrap().bytes().unwrap() == Slice::from(&all[..]).bytes().unwrap()
     });
     assert_eq!(loaded.unwrap(), [true; 3]);

@@ -4,15 +4,16 @@ use crate::checkpoint::layouts::{on, runs, seat, train};
 use crate::checkpoint::whole::part;
 use crate::common::{Run, WhichRule, cases, draws, long};
 use meshstep_comm::loopback::spawn;
-use meshstep_shard::{Error, Optimizer, Options, Stage};
+use meshstep_shard::checkpoint::{self, Error};
+use meshstep_shard::{Optimizer, Options, Stage};
 use proptest::prelude::*;
 
 fn serialized(run: &Run, steps: u64) -> Vec<Vec<u8>> {
     let ranks = spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
         train(run, &mut opt, 1..steps + 1);
-        let bytes = opt.serialize().unwrap();
-        assert_ne!(opt.serialize().unwrap(), bytes, "of another moment");
+        let bytes = checkpoint::serialize(&mut opt).unwrap();
+        assert_ne!(checkpoint::serialize(&mut opt).unwrap(), bytes, "of another moment");
         bytes
     });
     ranks.unwrap()
@@ -31,7 +32,7 @@ proptest! {
         let saved = spawn(run.ranks, |comm| {
             let mut opt = run.build(comm).unwrap();
             train(&run, &mut opt, 1..before + 1);
-            let (bytes, then) = (opt.serialize().unwrap(), part(&opt));
+            let (bytes, then) = (checkpoint::serialize(&mut opt).unwrap(), part(&opt));
             train(&run, &mut opt, before + 1..before + 4);
             (bytes, then, part(&opt))
         });
@@ -40,7 +41,7 @@ proptest! {
             let (bytes, then, end) = &saved[comm.rank()];
             let mut opt = run.build(comm).unwrap();
             train(&run, &mut opt, 1..strayed + 1);
-            opt.deserialize(bytes).unwrap();
+            checkpoint::deserialize(&mut opt, bytes).unwrap();
             assert!(part(&opt) == *then, "what was taken in is not what was made");
             train(&run, &mut opt, before + 1..before + 4);
             part(&opt) == *end
@@ -51,7 +52,7 @@ proptest! {
 
 /// Returns the error of all ranks when each gives `bytes` to an optimizer of `run`. The optimizer must not change.
 fn refused(run: &Run, bytes: &[Vec<u8>]) -> String {
-    told(run, |opt| opt.deserialize(&bytes[opt.comm().rank()]).map(drop))
+    told(run, |opt| checkpoint::deserialize(opt, &bytes[opt.comm().rank()]).map(drop))
 }
 
 /// Returns the error of all ranks of a call that changes nothing.

@@ -4,8 +4,8 @@ use crate::checkpoint::layouts::{on, runs, seat, train};
 use crate::checkpoint::whole::{Bytes, Whole, join, part};
 use crate::common::{Run, cases, draws};
 use meshstep_comm::loopback::spawn;
-use meshstep_shard::checkpoint::CheckpointError;
-use meshstep_shard::{Error, Master, Optimizer, Options, Stage};
+use meshstep_shard::checkpoint::{self, CheckpointError, Error};
+use meshstep_shard::{Master, Optimizer, Options, Stage};
 use meshstep_tensor::{Category, DType};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ pub(crate) type Vectors = BTreeMap<(String, String), Vec<u8>>;
 
 pub(crate) fn consolidated(opt: &mut Optimizer, to: usize) -> Result<Vectors, Error> {
     let mut all = Vectors::new();
-    opt.consolidate(to, &mut |window| {
+    checkpoint::consolidate(opt, to, &mut |window| {
         let bytes = all.entry((window.param.to_owned(), window.slot.to_owned())).or_default();
         assert_eq!(bytes.len() as u64, window.at * window.dtype.size(), "one behind the other");
         assert_eq!(Some(window.values.dtype()), window.dtype.dtype());
@@ -94,7 +94,7 @@ fn a_long_vector_comes_in_windows_of_bounded_memory() {
             let sent = opt.comm().stats().total().bytes;
             let (mut windows, mut all) = (Vec::new(), Vec::<u8>::with_capacity(4 * LEN));
             let mut at = 0;
-            opt.consolidate(1, &mut |window| {
+            checkpoint::consolidate(&mut opt, 1, &mut |window| {
                 if (window.param, window.slot) == ("p1", "param") {
                     assert_eq!(window.at, at, "one behind the other");
                     at += window.values.len() as u64;
@@ -128,13 +128,13 @@ fn a_sink_that_refuses_is_an_error_on_all_ranks_and_training_goes_on() {
         let mut errors = Vec::new();
         for calls in [0, 1, 7] {
             let mut left = calls;
-            let refused = opt.consolidate(2, &mut |_| {
+            let refused = checkpoint::consolidate(&mut opt, 2, &mut |_| {
                 left -= 1;
                 if left < 0 { Err(CheckpointError::Memory { message: "full".to_owned() }) } else { Ok(()) }
             });
             errors.push(refused.unwrap_err().to_string());
         }
-        errors.push(opt.consolidate(3, &mut |_| Ok(())).unwrap_err().to_string());
+        errors.push(checkpoint::consolidate(&mut opt, 3, &mut |_| Ok(())).unwrap_err().to_string());
         assert!(part(&opt) == before);
         train(&run, &mut opt, 3..4);
         (errors, consolidated(&mut opt, 0).unwrap())
@@ -159,7 +159,7 @@ fn ranks_that_call_apart_are_told_so() {
     let ends = spawn(2, |comm| {
         let mut opt = run.build(comm).unwrap();
         let to = opt.comm().rank();
-        let other = opt.consolidate(to, &mut |_| Ok(())).unwrap_err().to_string();
+        let other = checkpoint::consolidate(&mut opt, to, &mut |_| Ok(())).unwrap_err().to_string();
         train(&run, &mut opt, 1..2);
         other
     });

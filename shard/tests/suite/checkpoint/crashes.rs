@@ -8,7 +8,7 @@ use crate::checkpoint::whole::{Whole, join, part};
 use crate::common::{Gradients, Run, cases, tried};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_shard::Stage;
-use meshstep_shard::checkpoint::{CheckpointError, Disk as _, Load, Save, Store};
+use meshstep_shard::checkpoint::{self, CheckpointError, Disk as _, Load, Save, Saver, Store};
 use rand::prelude::*;
 use std::path::Path;
 use std::sync::Arc;
@@ -34,14 +34,14 @@ fn job() -> Job {
     let store = Store::on(Arc::new(sim.clone()), DIR);
     let ranks = loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(Arc::clone(&comm)).unwrap();
-        let (mut ends, mut parts) = (Vec::new(), Vec::new());
+        let (mut saver, mut ends, mut parts) = (Saver::default(), Vec::new(), Vec::new());
         for (t, (beside, keep)) in (1..).zip(SAVES) {
             train(&run, &mut opt, t..t + 1);
             parts.push(part(&opt));
             let save = Save { keep, ..Save::default() };
             let saved = match beside {
-                true => opt.save_async(&store, save).unwrap().join(),
-                false => opt.save(&store, save),
+                true => checkpoint::save_async(&mut opt, &mut saver, &store, save).unwrap().join(),
+                false => checkpoint::save(&mut opt, &store, save),
             };
             assert_eq!(saved.unwrap(), t);
             comm.barrier().unwrap();
@@ -61,7 +61,7 @@ fn job() -> Job {
 /// Loads the newest step on other ranks; `None` if no step was saved.
 fn newest(store: &Store, comm: Arc<dyn Communicator>, run: &Run) -> Option<(u64, Whole)> {
     let mut opt = run.build(comm).unwrap();
-    match opt.load(store, Load::default()) {
+    match checkpoint::load(&mut opt, store, Load::default()) {
         Ok(loaded) => Some((loaded.saved.manifest().step, part(&opt))),
         Err(error) => {
             let nothing =
@@ -83,10 +83,10 @@ impl Job {
             let step = found.as_ref().map_or(0, |(step, _)| *step);
             let mut opt = run.build(comm).unwrap();
             if step > 0 {
-                opt.load(&store, Load::default()).unwrap();
+                checkpoint::load(&mut opt, &store, Load::default()).unwrap();
             }
             train(run, &mut opt, step + 1..step + 2);
-            opt.save(&store, Save { keep: Some(1), ..Save::default() }).unwrap();
+            checkpoint::save(&mut opt, &store, Save { keep: Some(1), ..Save::default() }).unwrap();
             (step, found.map(|(_, part)| part), part(&opt))
         });
         let ranks = ranks.unwrap();

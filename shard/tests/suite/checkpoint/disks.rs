@@ -9,7 +9,7 @@ use crate::common::{Run, alone};
 use meshstep_cases::{Effort, effort};
 use meshstep_comm::loopback;
 use meshstep_shard::Stage;
-use meshstep_shard::checkpoint::{CheckpointError, Failed, Load, Save, Store};
+use meshstep_shard::checkpoint::{self, CheckpointError, Failed, Load, Save, Store};
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -36,20 +36,21 @@ fn next_step(dir: &Path, run: &Run, step: u64) -> Option<Failed> {
     let elsewhere = Store::on(Arc::new(Sim::new("/good")), "/good");
     let ranks = loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
-        let newest = opt.load(&store, Load::default()).unwrap().saved.manifest().step;
+        let newest = checkpoint::load(&mut opt, &store, Load::default()).unwrap().saved.manifest().step;
         let loaded = part(&opt);
         let t = opt.steps() + 1;
         train(run, &mut opt, t..t + 1);
         let before = part(&opt);
-        let told = opt.save(&store, Save { step: Some(step), keep: Some(1), ..Save::default() });
+        let told =
+            checkpoint::save(&mut opt, &store, Save { step: Some(step), keep: Some(1), ..Save::default() });
         assert!(part(&opt) == before, "nothing has changed");
         let told = told.err().map(failed)?;
         // Another store takes the step, and the old checkpoint is intact.
-        opt.save(&elsewhere, Save::default()).unwrap();
-        let again = opt.load(&store, Load::default()).unwrap();
+        checkpoint::save(&mut opt, &elsewhere, Save::default()).unwrap();
+        let again = checkpoint::load(&mut opt, &store, Load::default()).unwrap();
         assert_eq!(again.saved.verify().map(|_| again.saved.manifest().step), Ok(newest));
         assert!(part(&opt) == loaded, "what was saved before is as it was");
-        opt.load(&elsewhere, Load::default()).unwrap();
+        checkpoint::load(&mut opt, &elsewhere, Load::default()).unwrap();
         assert!(part(&opt) == before, "what was saved elsewhere is whole");
         Some(told)
     });
@@ -96,7 +97,7 @@ fn saved(run: &Run) -> tempfile::TempDir {
     let saved = loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
         train(run, &mut opt, 1..2);
-        opt.save(&store, Save::default()).unwrap();
+        checkpoint::save(&mut opt, &store, Save::default()).unwrap();
     });
     saved.unwrap();
     dir

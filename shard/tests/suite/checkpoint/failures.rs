@@ -7,8 +7,8 @@ use crate::checkpoint::whole::part;
 use crate::common::{Run, draws, long, turns};
 use meshstep_cases::{Effort, effort};
 use meshstep_comm::Communicator;
-use meshstep_shard::checkpoint::{CheckpointError, Disk, Failed, Load, Os, Save, Store};
-use meshstep_shard::{Error, Optimizer, Stage};
+use meshstep_shard::checkpoint::{self, CheckpointError, Disk, Error, Failed, Load, Os, Save, Saver, Store};
+use meshstep_shard::{Optimizer, Stage};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const RANKS: usize = 3;
 
 pub(crate) fn failed(error: Error) -> Failed {
     match error {
-        Error::Checkpoint(failed) => *failed,
+        Error::Failed(failed) => *failed,
         other => panic!("{other}"),
     }
 }
@@ -38,9 +38,9 @@ impl How {
         let blobs = vec![("loader", &[1, 2][..])];
         let save = Save { step: Some(step), keep: Some(1), blobs, ..Save::default() };
         match self {
-            How::Save => opt.save(store, save).map(drop),
-            How::Beside => opt.save_async(store, save)?.join().map(drop),
-            How::Load => opt.load(store, Load::default()).map(drop),
+            How::Save => checkpoint::save(opt, store, save).map(drop),
+            How::Beside => checkpoint::save_async(opt, &mut Saver::default(), store, save)?.join().map(drop),
+            How::Load => checkpoint::load(opt, store, Load::default()).map(drop),
         }
     }
 }
@@ -82,7 +82,7 @@ fn on_rank<D: Disk + Clone + 'static>(
     let sound = Store::on(Arc::new(disk.clone()), *dir);
     let mut opt = run.build(Arc::clone(comm)).unwrap();
     train(run, &mut opt, 1..3);
-    opt.save(&store, Save { step: Some(0), ..Save::default() }).unwrap();
+    checkpoint::save(&mut opt, &store, Save { step: Some(0), ..Save::default() }).unwrap();
     let before = part(&opt);
     let mut errors = Vec::new();
     for calls in (at % apart()..).step_by(apart()) {
@@ -96,7 +96,7 @@ fn on_rank<D: Disk + Clone + 'static>(
         }
         comm.barrier().unwrap();
         // The newest step is complete on every rank.
-        let latest = opt.load(&sound, Load::default()).unwrap();
+        let latest = checkpoint::load(&mut opt, &sound, Load::default()).unwrap();
         latest.saved.verify().unwrap();
         assert!(part(&opt) == before, "call {calls}: the newest is what was saved");
         match done {

@@ -27,6 +27,12 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    /// Waits until a thread waits.
+    pub(crate) fn wait_for_one(&self) {
+        let state = self.state.lock().unwrap();
+        drop(self.changed.wait_while(state, |(_, waiting)| *waiting == 0).unwrap());
+    }
+
     /// Lets every thread that comes to the gate panic.
     pub(crate) fn shatter(&self) {
         self.shattered.store(true, SeqCst);

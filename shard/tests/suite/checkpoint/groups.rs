@@ -5,7 +5,7 @@ use crate::checkpoint::sim::Sim;
 use crate::checkpoint::whole::{Whole, join, part};
 use meshstep_comm::{Communicator, loopback::spawn};
 use meshstep_optim::{AdamW, DynamicLossScale, LossScale};
-use meshstep_shard::checkpoint::{CheckpointError, Load, Save, Store};
+use meshstep_shard::checkpoint::{self, CheckpointError, Load, Save, Saver, Store};
 use meshstep_shard::{CrossShard, Error, Fault, MicroBatch, Optimizer, Options, Stage, Step, StepArgs};
 use meshstep_tensor::{DType, Layout, Param, Slice, SliceMut};
 use std::collections::BTreeMap;
@@ -100,13 +100,20 @@ fn groups_that_have_parted_go_on_each_from_its_own() {
             let (rank, group) = (world.rank(), of(&saved_on, world.rank()));
             let mut opt = build(world, &saved_on);
             part_ways(&mut opt, group);
-            assert!(matches!(opt.save(&store, Save::default()), Err(Error::Disagree { .. })), "other steps");
+            assert!(
+                matches!(
+                    checkpoint::save(&mut opt, &store, Save::default()),
+                    Err(checkpoint::Error::Shard(Error::Disagree { .. }))
+                ),
+                "other steps"
+            );
             let own = [rank as u8];
             let save = Save { step: Some(3), own_blobs: vec![("rank", &own)], ..Save::default() };
             let then = part(opt.optimizer());
+            let mut saver = Saver::default();
             let saving = match background {
-                true => Some(opt.save_async(&store, save).unwrap()),
-                false => opt.save(&store, save).map(|_| None).unwrap(),
+                true => Some(checkpoint::save_async(&mut opt, &mut saver, &store, save).unwrap()),
+                false => checkpoint::save(&mut opt, &store, save).map(|_| None).unwrap(),
             };
             let end = on_from(&mut opt, group);
             saving.map(|saving| saving.join().unwrap());
@@ -123,7 +130,7 @@ fn groups_that_have_parted_go_on_each_from_its_own() {
                 let (rank, group) = (world.rank(), of(groups, world.rank()));
                 let mut opt = build(world, groups);
                 step(&mut opt, 1, group, false);
-                let loaded = opt.load(&store, Load::default()).unwrap();
+                let loaded = checkpoint::load(&mut opt, &store, Load::default()).unwrap();
                 assert!(loaded.missing.is_empty() && loaded.unexpected.is_empty());
                 let own = loaded.own_blobs.get("rank").map(|bytes| bytes[0]);
                 assert_eq!(own, (rank < 4).then_some(rank as u8));
@@ -158,7 +165,7 @@ fn groups_that_are_alike_are_saved_once_and_go_onto_anything() {
     let ends = spawn(4, |world| {
         let mut opt = build(world, &groups);
         (1..4).for_each(|t| step(&mut opt, t, 0, false));
-        assert_eq!(opt.save(&store, Save::default()).unwrap(), 3);
+        assert_eq!(checkpoint::save(&mut opt, &store, Save::default()).unwrap(), 3);
         on_from(&mut opt, 0)
     });
     let end = join(ends.unwrap());
@@ -168,14 +175,14 @@ fn groups_that_are_alike_are_saved_once_and_go_onto_anything() {
     for groups in [&[vec![0], vec![1], vec![2]][..], &[vec![1, 0, 2]]] {
         let ends = spawn(3, |world| {
             let mut opt = build(world, groups);
-            opt.load(&store, Load::default()).unwrap();
+            checkpoint::load(&mut opt, &store, Load::default()).unwrap();
             on_from(&mut opt, 0)
         });
         assert!(join(ends.unwrap()) == end, "{groups:?}");
     }
     for stage in [Stage::Zero2, Stage::Replicated] {
         let on_from = alone(3, stage, |opt| {
-            opt.load(&store, Load::default()).unwrap();
+            checkpoint::load(opt, &store, Load::default()).unwrap();
             (11..14).for_each(|t| alone_step(opt, t));
         });
         assert!(on_from == end, "{stage:?}");
@@ -187,12 +194,12 @@ fn what_one_optimizer_saved_goes_into_every_group() {
     let (store, groups) = (store(), [vec![0], vec![1], vec![2]]);
     let end = alone(2, Stage::Zero1, |opt| {
         (1..3).for_each(|t| alone_step(opt, t));
-        opt.save(&store, Save::default()).unwrap();
+        checkpoint::save(opt, &store, Save::default()).unwrap();
         (11..14).for_each(|t| alone_step(opt, t));
     });
     let ends = spawn(3, |world| {
         let mut opt = build(world, &groups);
-        opt.load(&store, Load::default()).unwrap();
+        checkpoint::load(&mut opt, &store, Load::default()).unwrap();
         on_from(&mut opt, 0)
     });
     assert!(join(ends.unwrap()) == end);
@@ -206,9 +213,9 @@ fn groups_that_have_parted_go_into_no_other_number_until_they_are_one() {
         let ends = spawn(4, |world| {
             let (number, mut opt) = (of(&two, world.rank()), build(world, &two));
             part_ways(&mut opt, number);
-            opt.save(&store, Save { step: Some(1), ..Save::default() }).unwrap();
+            checkpoint::save(&mut opt, &store, Save { step: Some(1), ..Save::default() }).unwrap();
             opt.synchronize_state().unwrap();
-            opt.save(&store, Save { step: Some(2), ..Save::default() }).unwrap();
+            checkpoint::save(&mut opt, &store, Save { step: Some(2), ..Save::default() }).unwrap();
             (number, part(opt.optimizer()))
         });
         let saved = by_group(ends.unwrap());
@@ -217,10 +224,10 @@ fn groups_that_have_parted_go_into_no_other_number_until_they_are_one() {
             step(&mut opt, 1, group, false);
             let before = part(opt.optimizer());
             let load = |step| Load { step: Some(step), ..Load::default() };
-            let told = failed(opt.load(&store, load(1)).map(drop).unwrap_err());
+            let told = failed(checkpoint::load(&mut opt, &store, load(1)).map(drop).unwrap_err());
             assert!(part(opt.optimizer()) == before, "a refusal has changed something");
             step(&mut opt, 2, group, false);
-            opt.load(&store, load(2)).unwrap();
+            checkpoint::load(&mut opt, &store, load(2)).unwrap();
             // The first group's steps and loss scale.
             assert!(part(opt.optimizer()) == saved[&0]);
             told.error
@@ -230,7 +237,7 @@ fn groups_that_have_parted_go_into_no_other_number_until_they_are_one() {
         assert_ne!(saved[&0].loss_scale, saved[&1].loss_scale);
         let ends = spawn(2, |world| {
             let (group, mut opt) = (world.rank(), build(world, &[vec![0], vec![1]]));
-            opt.load(&store, Load::default()).unwrap();
+            checkpoint::load(&mut opt, &store, Load::default()).unwrap();
             (group, part(opt.optimizer()))
         });
         assert!(by_group(ends.unwrap()) == saved);
@@ -247,7 +254,10 @@ fn a_rank_that_is_not_ready_is_told_of_in_all_groups() {
         if rank == 2 {
             grads(&opt.accumulate(1).unwrap(), 1, group, false);
         }
-        let told = opt.save(&store, Save::default()).unwrap_err();
+        let checkpoint::Error::Shard(told) = checkpoint::save(&mut opt, &store, Save::default()).unwrap_err()
+        else {
+            panic!("no rank has begun to write")
+        };
         assert!(store.latest().is_err());
         matches!(told, Error::Disagree { .. } | Error::Fault { fault: Fault::Unfinished, .. }) || rank == 2
     });

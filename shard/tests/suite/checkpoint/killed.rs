@@ -2,8 +2,8 @@
 
 use crate::common::{adamw, cases};
 use meshstep_comm::{Communicator, loopback};
-use meshstep_shard::checkpoint::{CheckpointError, Load, Save, Store};
-use meshstep_shard::{Error, Optimizer, Options, Stage, StepArgs};
+use meshstep_shard::checkpoint::{self, CheckpointError, Error, Load, Save, Store};
+use meshstep_shard::{Optimizer, Options, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Meter};
 use rand::prelude::*;
 use std::io::{BufRead, BufReader};
@@ -54,14 +54,14 @@ fn child() {
     loopback::spawn(2, |comm| {
         let first = comm.rank() == 0;
         let mut opt = make(comm, LEN, Stage::Zero1);
-        if !nothing(opt.load(&store, Load::default()).map(drop)) {
+        if !nothing(checkpoint::load(&mut opt, &store, Load::default()).map(drop)) {
             step(&mut opt, LEN);
         }
         if first {
             println!("\nloaded");
         }
         loop {
-            opt.save(&store, Save { keep: Some(2), ..Save::default() }).unwrap();
+            checkpoint::save(&mut opt, &store, Save { keep: Some(2), ..Save::default() }).unwrap();
             step(&mut opt, LEN);
         }
     })
@@ -71,7 +71,7 @@ fn child() {
 /// Returns true if there is no checkpoint yet; any other failure is a finding.
 fn nothing(loaded: Result<(), Error>) -> bool {
     match loaded {
-        Err(Error::Checkpoint(failed)) if matches!(failed.error, CheckpointError::Nothing { .. }) => true,
+        Err(Error::Failed(failed)) if matches!(failed.error, CheckpointError::Nothing { .. }) => true,
         loaded => {
             loaded.unwrap();
             false
@@ -111,7 +111,8 @@ fn newest(dir: &Path, expected: &[Vec<u32>]) -> Option<u64> {
     let store = Store::new(dir);
     let loaded = loopback::spawn(3, |comm| {
         let mut opt = make(comm, LEN, Stage::Zero2);
-        (!nothing(opt.load(&store, Load::default()).map(drop))).then(|| (opt.steps(), alike(&opt)))
+        (!nothing(checkpoint::load(&mut opt, &store, Load::default()).map(drop)))
+            .then(|| (opt.steps(), alike(&opt)))
     });
     let ranks: Vec<_> = loaded.unwrap().into_iter().collect::<Option<_>>()?;
     let steps = ranks[0].0;
@@ -148,9 +149,10 @@ fn what_is_newest_is_complete_whenever_a_job_is_killed() {
     }
     let loaded = loopback::spawn(1, |comm| {
         let mut opt = make(comm, LEN, Stage::Zero1);
-        opt.load(&Store::new(dir.path()), Load::default()).unwrap();
+        checkpoint::load(&mut opt, &Store::new(dir.path()), Load::default()).unwrap();
         step(&mut opt, LEN);
-        opt.save(&Store::new(dir.path()), Save { keep: Some(1), ..Save::default() }).unwrap()
+        checkpoint::save(&mut opt, &Store::new(dir.path()), Save { keep: Some(1), ..Save::default() })
+            .unwrap()
     });
     println!("{stale} of {killed} kills amid a save, {last:?} the last step, {loaded:?} saved behind it");
     assert!(stale > 0, "no job was killed while it saved");

@@ -3,7 +3,7 @@
 use crate::checkpoint::sim::Sim;
 use crate::checkpoint::whole::{Whole, join, part};
 use crate::common::{Gradients, PRECISIONS, Run, STAGES, WITH_STATE, cases};
-use meshstep_shard::checkpoint::{Load, Save, Store};
+use meshstep_shard::checkpoint::{self, Load, Save, Store};
 use meshstep_shard::{Optimizer, Options};
 use meshstep_tensor::DType;
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ pub(crate) fn save(run: &Run, store: &Store, before: u64) -> (Whole, Whole) {
     let ends = meshstep_comm::loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
         train(run, &mut opt, 1..before + 1);
-        assert_eq!(opt.save(store, Save::default()).unwrap(), before);
+        assert_eq!(checkpoint::save(&mut opt, store, Save::default()).unwrap(), before);
         let then = part(&opt);
         train(run, &mut opt, before + 1..before + 4);
         (then, part(&opt))
@@ -38,7 +38,7 @@ pub(crate) fn load(run: &Run, store: &Store, (before, strayed): (u64, u64)) -> (
     let ends = meshstep_comm::loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
         train(run, &mut opt, 1..strayed + 1);
-        let loaded = opt.load(store, Load::default()).unwrap();
+        let loaded = checkpoint::load(&mut opt, store, Load::default()).unwrap();
         assert_eq!(loaded.saved.manifest().step, before);
         assert!(loaded.missing.is_empty() && loaded.unexpected.is_empty() && loaded.cast.is_empty());
         let then = part(&opt);

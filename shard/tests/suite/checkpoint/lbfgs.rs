@@ -5,7 +5,7 @@ use crate::checkpoint::sim::Sim;
 use crate::common::{STAGES, draws, turns};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{Lbfgs, LineSearch};
-use meshstep_shard::checkpoint::{CheckpointError, Load, Mismatch, Moved, Save, Store};
+use meshstep_shard::checkpoint::{self, CheckpointError, Load, Mismatch, Moved, Save, Saver, Store};
 use meshstep_shard::{Error, MicroBatch, Options, ShardedLbfgs, Stage};
 use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut};
 use std::ops::Range;
@@ -82,9 +82,10 @@ fn a_history_is_saved_and_gone_on_with_on_any_ranks() {
                 let mut opt = make(comm, &rule, stage, 3);
                 steps(&mut opt, 2);
                 let save = Save { step: Some(2), ..Save::default() };
+                let mut saver = Saver::default();
                 let saving = match s % 2 {
-                    0 => Some(opt.save_async(&store, save).unwrap()),
-                    _ => opt.save(&store, save).map(|_| None).unwrap(),
+                    0 => Some(checkpoint::save_async(&mut opt, &mut saver, &store, save).unwrap()),
+                    _ => checkpoint::save(&mut opt, &store, save).map(|_| None).unwrap(),
                 };
                 let told = steps(&mut opt, 3);
                 saving.map(|saving| saving.join().unwrap());
@@ -93,7 +94,7 @@ fn a_history_is_saved_and_gone_on_with_on_any_ranks() {
             let went_on = loopback::spawn(others, |comm| {
                 let mut opt = make(comm, &rule, STAGES[(s + 1) % STAGES.len()], 3);
                 steps(&mut opt, 1);
-                opt.load(&store, Load::default()).unwrap();
+                checkpoint::load(&mut opt, &store, Load::default()).unwrap();
                 let told = steps(&mut opt, 3);
                 end(&opt, told)
             });
@@ -111,14 +112,14 @@ fn another_history_or_none_is_refused() {
     let saved = loopback::spawn(2, |comm| {
         let mut opt = make(comm, &rule, Stage::Zero1, 3);
         steps(&mut opt, 2);
-        opt.save(&store, Save { step: Some(2), ..Save::default() }).unwrap();
+        checkpoint::save(&mut opt, &store, Save { step: Some(2), ..Save::default() }).unwrap();
     });
     saved.unwrap();
     let others = [Lbfgs { history_len: 5, ..rule.clone() }, Lbfgs { lr: 0.5, ..rule.clone() }];
     for (i, other) in others.into_iter().enumerate() {
         let told = loopback::spawn(2, |comm| {
             let mut opt = make(comm, &other, Stage::Zero1, 3);
-            let told = failed(opt.load(&store, Load::default()).map(drop).unwrap_err());
+            let told = failed(checkpoint::load(&mut opt, &store, Load::default()).map(drop).unwrap_err());
             steps(&mut opt, 1);
             told.error
         });
@@ -137,9 +138,9 @@ fn a_history_goes_into_bytes_and_back_and_to_one_rank() {
         let same = loopback::spawn(3, |comm| {
             let mut opt = make(comm, &rule, stage, 3);
             steps(&mut opt, 2);
-            let bytes = opt.serialize().unwrap();
+            let bytes = checkpoint::serialize(&mut opt).unwrap();
             let mut whole = std::collections::BTreeMap::new();
-            opt.consolidate(2, &mut |window| {
+            checkpoint::consolidate(&mut opt, 2, &mut |window| {
                 let values: &[f64] = window.values.typed().unwrap();
                 assert!(whole.insert(format!("{}:{}", window.param, window.slot), values.to_vec()).is_none());
                 Ok(())
@@ -158,7 +159,7 @@ fn a_history_goes_into_bytes_and_back_and_to_one_rank() {
             }
             let told = steps(&mut opt, 3);
             let went_on = end(&opt, told);
-            opt.deserialize(&bytes).unwrap();
+            checkpoint::deserialize(&mut opt, &bytes).unwrap();
             let told = steps(&mut opt, 3);
             end(&opt, told) == went_on
         });
@@ -197,7 +198,7 @@ fn a_history_moves_to_any_ranks() {
                 let ends = loopback::spawn(ranks.max(first + others), |via| {
                     let mut old = among(&via, 0..ranks, (&rule, stage), 2);
                     let mut new = among(&via, first..first + others, (&rule, to), 1);
-                    let moved = ShardedLbfgs::reshard(&via, old.as_mut(), new.as_mut()).unwrap();
+                    let moved = checkpoint::reshard(&via, old.as_mut(), new.as_mut()).unwrap();
                     (moved, old.map(on_from), new.map(on_from))
                 });
                 let ends = ends.unwrap();
@@ -223,7 +224,7 @@ fn a_history_of_another_rule_does_not_move() {
         let told = loopback::spawn(3, |via| {
             let mut old = among(&via, 0..2, (&rule, Stage::Zero1), 2);
             let mut new = among(&via, 1..3, (&other, Stage::Zero1), 1);
-            let told = failed(ShardedLbfgs::reshard(&via, old.as_mut(), new.as_mut()).unwrap_err());
+            let told = failed(checkpoint::reshard(&via, old.as_mut(), new.as_mut()).unwrap_err());
             // Compare with an optimizer that was never the target of a move.
             let untouched = among(&via, 1..3, (&other, Stage::Zero1), 1).map(on_from);
             assert!(new.map(on_from) == untouched, "a refusal has changed something");

@@ -5,7 +5,7 @@ use crate::common::{adamw, alone, long, turns};
 use meshstep_cases::{Effort, effort};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::Sgd;
-use meshstep_shard::checkpoint::{Save, Store};
+use meshstep_shard::checkpoint::{self, Save, Store};
 use meshstep_shard::{Groups, Optimizer, Options, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Meter};
 use std::process::Command;
@@ -90,7 +90,8 @@ fn child() {
                 std::process::exit(0);
             }
             comm.barrier().unwrap();
-            opt.save(&store, Save { step: Some(number), keep: Some(1), ..Save::default() }).unwrap();
+            checkpoint::save(&mut opt, &store, Save { step: Some(number), keep: Some(1), ..Save::default() })
+                .unwrap();
             comm.barrier().unwrap();
             let most = status("VmHWM:");
             comm.barrier().unwrap();

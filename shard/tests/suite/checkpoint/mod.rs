@@ -35,6 +35,7 @@ mod reshards;
 pub(crate) mod sim;
 mod texts;
 mod tied;
+mod unsupported;
 mod vectors;
 pub(crate) mod whole;
 mod windows;

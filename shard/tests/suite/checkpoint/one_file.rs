@@ -9,7 +9,8 @@ use crate::checkpoint::whole::{Whole, join, part};
 use crate::common::{Run, cases, draws, long, turns};
 use meshstep_comm::loopback::spawn;
 use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
-use meshstep_shard::{Error, Options, Stage};
+use meshstep_shard::checkpoint::{self, Error};
+use meshstep_shard::{Options, Stage};
 use rand::prelude::*;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -24,7 +25,7 @@ fn exported(run: &Run) -> Sim {
     let done = spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
         train(run, &mut opt, 1..3);
-        opt.export_pytorch(&on(&sim), 0).unwrap();
+        checkpoint::export_pytorch(&mut opt, &on(&sim), 0).unwrap();
     });
     done.unwrap();
     sim
@@ -36,7 +37,7 @@ fn imported(run: &Run, files: &[PyTorchFile]) -> Result<Whole, Error> {
         let rank = comm.rank();
         let mut opt = run.build(comm).unwrap();
         let before = part(&opt);
-        let imported = opt.import_pytorch(&files[rank], Import::default());
+        let imported = checkpoint::import_pytorch(&mut opt, &files[rank], Import::default());
         let after = part(&opt);
         assert!(imported.is_ok() || after == before, "nothing has changed");
         imported.map(|_| after)

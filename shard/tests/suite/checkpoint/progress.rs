@@ -6,7 +6,7 @@ use crate::checkpoint::whole::{Whole, join, part};
 use meshstep_comm::{Communicator, loopback::spawn};
 use meshstep_optim::schedule::{Cosine, Schedule};
 use meshstep_optim::{AdamW, DynamicLossScale, LossScale, Rounding};
-use meshstep_shard::checkpoint::{Load, Save, Store, reshard};
+use meshstep_shard::checkpoint::{self, Load, Save, Saver, Store, reshard};
 use meshstep_shard::{Optimizer, Options, Outcome, Precision, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut};
 use std::ops::Range;
@@ -86,13 +86,15 @@ fn both(way: Way, loss_scale: LossScale, to: Range<usize>) -> [(Vec<String>, Who
         let mut bytes = [via.rank() as u8; 3];
         let save =
             Save { blobs: vec![("job", b"of all")], own_blobs: vec![("rng", &bytes)], ..Save::default() };
-        let mut saving = None;
+        let (mut saver, mut saving) = (Saver::default(), None);
         match (way, &mut old) {
-            (Way::Saved, Some(opt)) => _ = opt.save(&store, save).unwrap(),
-            (Way::Background, Some(opt)) => saving = Some(opt.save_async(&store, save).unwrap()),
+            (Way::Saved, Some(opt)) => _ = checkpoint::save(opt, &store, save).unwrap(),
+            (Way::Background, Some(opt)) => {
+                saving = Some(checkpoint::save_async(opt, &mut saver, &store, save).unwrap())
+            }
             (Way::Bytes, Some(opt)) => {
-                let bytes = opt.serialize().unwrap();
-                new.as_mut().unwrap().deserialize(&bytes).unwrap();
+                let bytes = checkpoint::serialize(opt).unwrap();
+                checkpoint::deserialize(new.as_mut().unwrap(), &bytes).unwrap();
             }
             (Way::Moved, _) => _ = reshard(&via, old.as_mut(), new.as_mut()).unwrap(),
             _ => {}
@@ -104,7 +106,7 @@ fn both(way: Way, loss_scale: LossScale, to: Range<usize>) -> [(Vec<String>, Who
         saving.map(|saving| saving.join().unwrap());
         via.barrier().unwrap();
         if let (Way::Saved | Way::Background, Some(opt)) = (way, &mut new) {
-            let loaded = opt.load(&store, Load::default()).unwrap();
+            let loaded = checkpoint::load(opt, &store, Load::default()).unwrap();
             assert_eq!(loaded.blobs["job"], b"of all");
             assert_eq!(loaded.saved.blob_of("rng", 1), Ok(Some(vec![1; 3])));
         }
@@ -151,9 +153,9 @@ fn skips_before_and_after_are_in_a_row() {
         let mut opt = make();
         // Steps 4 and 5, twice.
         assert_eq!(trace(&mut opt, 4..6).len(), 2);
-        opt.save(&store, Save::default()).unwrap();
+        checkpoint::save(&mut opt, &store, Save::default()).unwrap();
         let mut again = make();
-        again.load(&store, Load::default()).unwrap();
+        checkpoint::load(&mut again, &store, Load::default()).unwrap();
         [trace(&mut opt, 7..12), trace(&mut again, 7..12), trace(&mut make(), 7..12)].map(|told| told.len())
     });
     let [went_on, again, anew] = told.unwrap()[0];

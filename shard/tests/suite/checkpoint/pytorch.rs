@@ -6,8 +6,8 @@ use crate::checkpoint::whole::{Whole, join, part};
 use crate::common::{Gradients, PRECISIONS, Run, STAGES, WhichRule, cases};
 use meshstep_comm::loopback::spawn;
 use meshstep_optim::AdamW;
-use meshstep_shard::checkpoint::Disk;
 use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
+use meshstep_shard::checkpoint::{self, Disk};
 use meshstep_shard::{Optimizer, Options, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Slice, SliceMut};
 use proptest::prelude::*;
@@ -74,7 +74,7 @@ proptest! {
             let last = saves.ranks - 1;
             let mut opt = saves.build(comm).unwrap();
             train(&saves, &mut opt, 1..before + 1);
-            opt.export_pytorch(&on(&sim), last).unwrap();
+            checkpoint::export_pytorch(&mut opt, &on(&sim), last).unwrap();
             let then = part(&opt);
             train(&saves, &mut opt, before + 1..before + 4);
             (then, part(&opt))
@@ -85,7 +85,7 @@ proptest! {
             let mut opt = loads.build(comm).unwrap();
             train(&loads, &mut opt, 1..strayed + 1);
             let import = Import { fresh: before == 0, steps: Some(before) };
-            let imported = opt.import_pytorch(&on(&sim), import).unwrap();
+            let imported = checkpoint::import_pytorch(&mut opt, &on(&sim), import).unwrap();
             assert_eq!(imported.steps, before);
             assert_eq!(imported.fresh.len(), if before == 0 { loads.lens.len() } else { 0 });
             let then = part(&opt);
@@ -134,7 +134,7 @@ fn keys_types_and_values_are_pytorch_s() {
         let parts = spawn(2, |comm| {
             let mut opt = run.build(comm).unwrap();
             train(&run, &mut opt, 1..3);
-            opt.export_pytorch(&on(&sim), 0).unwrap();
+            checkpoint::export_pytorch(&mut opt, &on(&sim), 0).unwrap();
             part(&opt)
         });
         let (whole, file) = (join(parts.unwrap()), read(&sim));
@@ -178,7 +178,7 @@ fn a_parameter_is_in_the_widest_of_its_types() {
         let written = spawn(2, |comm| {
             let mut opt = run.build(comm).unwrap();
             train(&run, &mut opt, 1..2);
-            opt.export_pytorch(&on(&sim), 0).map_err(|error| error.to_string())
+            checkpoint::export_pytorch(&mut opt, &on(&sim), 0).map_err(|error| error.to_string())
         });
         for written in written.unwrap() {
             match dtype {
@@ -219,7 +219,7 @@ fn frozen_parameters_and_scalars_travel_too() {
     let saved = spawn(3, |comm| {
         let mut opt = make(comm, Stage::Zero2, 1.0);
         step(&mut opt);
-        opt.export_pytorch(&on(&sim), 2).unwrap();
+        checkpoint::export_pytorch(&mut opt, &on(&sim), 2).unwrap();
         part(&opt)
     });
     let file = read(&sim);
@@ -240,7 +240,7 @@ fn frozen_parameters_and_scalars_travel_too() {
     assert_eq!(described, expected);
     let loaded = spawn(2, |comm| {
         let mut opt = make(comm, Stage::Zero1, 9.0);
-        assert_eq!(opt.import_pytorch(&on(&sim), Import::default()).unwrap().steps, 1);
+        assert_eq!(checkpoint::import_pytorch(&mut opt, &on(&sim), Import::default()).unwrap().steps, 1);
         part(&opt)
     });
     assert!(join(loaded.unwrap()) == join(saved.unwrap()));

@@ -10,8 +10,8 @@ use crate::common::{Run, WhichRule, name};
 use meshstep_cases::stride;
 use meshstep_comm::loopback::spawn;
 use meshstep_shard::Stage;
-use meshstep_shard::checkpoint::Disk;
 use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
+use meshstep_shard::checkpoint::{self, Disk};
 use rand::prelude::*;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn exported(run: &Run) -> Sim {
     let done = spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
         train(run, &mut opt, 1..4);
-        opt.export_pytorch(&on(&sim), 0).unwrap();
+        checkpoint::export_pytorch(&mut opt, &on(&sim), 0).unwrap();
     });
     done.unwrap();
     sim
@@ -35,7 +35,7 @@ fn exported(run: &Run) -> Sim {
 
 /// Returns the error of all ranks that import the file. Nothing must change.
 fn refused(run: &Run, sim: &Sim, import: Import) -> String {
-    bytes::told(run, |opt| opt.import_pytorch(&on(sim), import).map(drop))
+    bytes::told(run, |opt| checkpoint::import_pytorch(opt, &on(sim), import).map(drop))
 }
 
 fn write(sim: &Sim, entries: &[Entry]) {
@@ -120,7 +120,8 @@ fn what_a_file_says_otherwise_is_told_by_name() {
     let fresh = spawn(2, |comm| {
         let mut opt = run.build(comm).unwrap();
         train(&run, &mut opt, 1..2);
-        let imported = opt.import_pytorch(&on(&sim), Import { fresh: true, steps: None }).unwrap();
+        let imported =
+            checkpoint::import_pytorch(&mut opt, &on(&sim), Import { fresh: true, steps: None }).unwrap();
         (imported.fresh, imported.steps, opt.state("p0").unwrap().t, opt.state("p1").unwrap().t, part(&opt))
     });
     let fresh = fresh.unwrap();
@@ -189,7 +190,7 @@ fn rules_that_pytorch_has_not_are_refused_on_all_ranks() {
         assert!(refused.contains(text), "{refused}");
         let errors = spawn(2, |comm| {
             let mut opt = run.build(comm).unwrap();
-            let error = opt.export_pytorch(&on(&sim), 1).unwrap_err().to_string();
+            let error = checkpoint::export_pytorch(&mut opt, &on(&sim), 1).unwrap_err().to_string();
             train(&run, &mut opt, 1..2);
             error
         });
@@ -210,7 +211,7 @@ fn every_refusal_of_a_disk_leaves_the_file_of_before() {
         train(&run, &mut opt, 1..2);
         for calls in 0.. {
             disk.after(if opt.comm().rank() == 1 { calls } else { usize::MAX });
-            let done = opt.export_pytorch(&PyTorchFile::on(disk.disk(), FILE), 1);
+            let done = checkpoint::export_pytorch(&mut opt, &PyTorchFile::on(disk.disk(), FILE), 1);
             let Err(error) = done else { return calls };
             assert!(
                 error.to_string().starts_with("on rank 1: ")
@@ -239,7 +240,7 @@ fn every_refusal_of_a_disk_leaves_the_file_of_before() {
     sim.create(&Path::new(FILE).with_extension("safetensors.tmp")).unwrap();
     let again = spawn(1, |comm| {
         let run = Run { ranks: 1, ..run.clone() };
-        run.build(comm).unwrap().export_pytorch(&on(&sim), 0).unwrap();
+        checkpoint::export_pytorch(&mut run.build(comm).unwrap(), &on(&sim), 0).unwrap();
     });
     again.unwrap();
     assert_eq!(sim.files(), [Path::new(FILE)]);

@@ -7,8 +7,8 @@ use crate::checkpoint::whole::part;
 use crate::common::{F32_MASTER, Run, WhichRule, name};
 use meshstep_comm::loopback;
 use meshstep_optim::Rounding;
-use meshstep_shard::checkpoint::{CheckpointError, Failed, Load, Mismatch, Save, Store};
-use meshstep_shard::{Error, Master, Optimizer, Options, Precision};
+use meshstep_shard::checkpoint::{self, CheckpointError, Error, Failed, Load, Mismatch, Save, Store};
+use meshstep_shard::{Master, Optimizer, Options, Precision};
 use meshstep_tensor::DType;
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ fn saved(run: &Run, store: &Store) {
         let mut opt = run.build(comm).unwrap();
         train(run, &mut opt, 1..4);
         let own_blobs = vec![("rng", &[7; 20][..])];
-        opt.save(store, Save { own_blobs, ..Save::default() }).unwrap();
+        checkpoint::save(&mut opt, store, Save { own_blobs, ..Save::default() }).unwrap();
     });
     saved.unwrap();
 }
@@ -61,14 +61,14 @@ fn ranks_that_look_at_other_folders_are_told() {
     let [one, other] = [in_memory().1, in_memory().1];
     let Failed { rank, error } = refused(&two(), |opt| {
         let store = if opt.comm().rank() == 0 { &one } else { &other };
-        opt.save(store, Save::default()).unwrap_err()
+        checkpoint::save(opt, store, Save::default()).unwrap_err()
     });
     assert!(rank == 1 && matches!(error, CheckpointError::Elsewhere { .. }), "{error}");
     // A folder with the proof of another job is refused too.
     other.begin(1).unwrap().folder().show(7).unwrap();
     let Failed { error, .. } = refused(&two(), |opt| {
         let store = if opt.comm().rank() == 0 { &one } else { &other };
-        opt.save(store, Save::default()).unwrap_err()
+        checkpoint::save(opt, store, Save::default()).unwrap_err()
     });
     assert!(matches!(error, CheckpointError::Elsewhere { .. }), "{error}");
 }
@@ -77,12 +77,14 @@ fn ranks_that_look_at_other_folders_are_told() {
 fn a_second_job_and_a_second_save_of_a_step_are_refused() {
     let (_, store) = in_memory();
     let held = store.begin(9).unwrap();
-    let Failed { rank, error } = refused(&two(), |opt| opt.save(&store, Save::default()).unwrap_err());
+    let Failed { rank, error } =
+        refused(&two(), |opt| checkpoint::save(opt, &store, Save::default()).unwrap_err());
     assert!(rank == 0 && matches!(error, CheckpointError::Locked { .. }), "{error}");
     drop(held);
     saved(&two(), &store);
-    let again =
-        |opt: &mut Optimizer| opt.save(&store, Save { step: Some(3), ..Save::default() }).unwrap_err();
+    let again = |opt: &mut Optimizer| {
+        checkpoint::save(opt, &store, Save { step: Some(3), ..Save::default() }).unwrap_err()
+    };
     assert!(matches!(refused(&two(), again).error, CheckpointError::Exists { .. }));
 }
 
@@ -95,13 +97,13 @@ fn nothing_is_saved_or_loaded_within_a_step() {
         let error = told(&run, |opt| {
             run.hand_over(opt, 2, 0).unwrap();
             let error = match loads {
-                true => opt.load(&store, Load::default()).map(drop).unwrap_err(),
-                false => opt.save(&store, Save::default()).map(drop).unwrap_err(),
+                true => checkpoint::load(opt, &store, Load::default()).map(drop).unwrap_err(),
+                false => checkpoint::save(opt, &store, Save::default()).map(drop).unwrap_err(),
             };
             opt.discard_gradients().unwrap();
             error
         });
-        assert!(matches!(error, Error::StepDue), "{error}");
+        assert!(matches!(error, Error::Shard(meshstep_shard::Error::StepDue)), "{error}");
     }
 }
 
@@ -111,11 +113,13 @@ fn ranks_that_ask_for_different_things_are_told() {
     saved(&two(), &store);
     let error = told(&two(), |opt| {
         let step = Some(20 + opt.comm().rank() as u64);
-        opt.save(&store, Save { step, ..Save::default() }).unwrap_err()
+        checkpoint::save(opt, &store, Save { step, ..Save::default() }).unwrap_err()
     });
     assert_eq!(error.to_string(), "ranks disagree on step to save: rank 0 has 20, rank 1 has 21");
     let error = told(&two(), |opt| {
-        opt.load(&store, Load { partial: opt.comm().rank() == 1, ..Load::default() }).map(drop).unwrap_err()
+        checkpoint::load(opt, &store, Load { partial: opt.comm().rank() == 1, ..Load::default() })
+            .map(drop)
+            .unwrap_err()
     });
     assert!(error.to_string().starts_with("ranks disagree on what to load: "), "{error}");
     // Two stores with different newest checkpoints, as if another job had saved meanwhile.
@@ -123,7 +127,7 @@ fn ranks_that_ask_for_different_things_are_told() {
     saved(&Run { seed: 2, ..two() }, &other);
     let error = told(&two(), |opt| {
         let store = if opt.comm().rank() == 0 { &store } else { &other };
-        opt.load(store, Load::default()).map(drop).unwrap_err()
+        checkpoint::load(opt, store, Load::default()).map(drop).unwrap_err()
     });
     assert!(error.to_string().starts_with("ranks disagree on checkpoint to load: "), "{error}");
 }
@@ -134,8 +138,12 @@ fn a_folder_that_vanishes_is_an_error_and_the_next_save_goes() {
     let gone = dir.path().join("gone");
     let store = Store::new(&gone);
     for call in [
-        |opt: &mut Optimizer, store: &Store| opt.save(store, Save::default()).map(drop).unwrap_err(),
-        |opt: &mut Optimizer, store: &Store| opt.load(store, Load::default()).map(drop).unwrap_err(),
+        |opt: &mut Optimizer, store: &Store| {
+            checkpoint::save(opt, store, Save::default()).map(drop).unwrap_err()
+        },
+        |opt: &mut Optimizer, store: &Store| {
+            checkpoint::load(opt, store, Load::default()).map(drop).unwrap_err()
+        },
     ] {
         let Failed { rank, error } = refused(&two(), |opt| call(opt, &store));
         assert!(rank == 0 && error.to_string().contains("gone"), "{error}");
@@ -152,12 +160,12 @@ fn both(
     other_settings: bool,
 ) -> (CheckpointError, Vec<String>, Vec<String>, usize) {
     let Failed { error, .. } = refused(run, |opt| {
-        opt.load(store, Load { other_settings, ..Load::default() }).map(drop).unwrap_err()
+        checkpoint::load(opt, store, Load { other_settings, ..Load::default() }).map(drop).unwrap_err()
     });
     let ranks = loopback::spawn(run.ranks, |comm| {
         let mut opt = run.build(comm).unwrap();
         let load = Load { partial: true, other_settings: true, ..Load::default() };
-        let loaded = opt.load(store, load).unwrap();
+        let loaded = checkpoint::load(&mut opt, store, load).unwrap();
         assert_eq!(opt.steps(), 3);
         train(run, &mut opt, 4..6);
         (loaded.missing, loaded.unexpected, loaded.cast.len())
@@ -179,7 +187,7 @@ fn another_model_is_refused_or_loaded_in_part() {
     assert_eq!((missing, unexpected), (vec![], vec![name(4), name(5)]));
     for partial in [false, true] {
         let Failed { error, .. } = refused(&run(&[70, 1, 0, 13, 64, 3]), |opt| {
-            opt.load(&store, Load { partial, ..Load::default() }).map(drop).unwrap_err()
+            checkpoint::load(opt, &store, Load { partial, ..Load::default() }).map(drop).unwrap_err()
         });
         assert_eq!(error, Mismatch::Shape { tensor: name(3), saved: vec![130], here: vec![13] }.into());
     }
@@ -198,7 +206,7 @@ fn other_rules_and_recipes_are_refused_unless_they_are_asked_for() {
     assert_eq!((missing.len(), unexpected.len()), (6, 12));
     // Equal vectors, other hyperparameters.
     let Failed { error, .. } = refused(&Run { rule: WhichRule::QhAdamW, ..two() }, |opt| {
-        opt.load(&store, Load::default()).map(drop).unwrap_err()
+        checkpoint::load(opt, &store, Load::default()).map(drop).unwrap_err()
     });
     let CheckpointError::Mismatch(Mismatch::Setting { what, saved: theirs, here }) = &error else {
         panic!("{error}")
@@ -230,7 +238,7 @@ fn other_rules_and_recipes_are_refused_unless_they_are_asked_for() {
     let masters = |run: &Run, load: Load| {
         let ranks = loopback::spawn(run.ranks, |comm| {
             let mut opt = run.build(comm).unwrap();
-            opt.load(&store, load).unwrap();
+            checkpoint::load(&mut opt, &store, load).unwrap();
             let all = |p: &meshstep_tensor::Param| {
                 let state = opt.state(p.name()).unwrap();
                 state.master.unwrap_or(state.values).bytes().unwrap().to_vec()
@@ -260,7 +268,7 @@ fn remainders_of_other_values_do_not_stay() {
         let mut opt = run.build(comm).unwrap();
         train(&run, &mut opt, 1..4);
         assert!(remainders(&opt).iter().any(|&bits| bits != 0));
-        let loaded = opt.load(&store, partial).unwrap();
+        let loaded = checkpoint::load(&mut opt, &store, partial).unwrap();
         assert!(loaded.missing.iter().any(|vector| vector.ends_with(":remainder")), "{:?}", loaded.missing);
         assert!(remainders(&opt).iter().all(|&bits| bits == 0));
     })

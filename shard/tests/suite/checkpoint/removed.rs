@@ -7,8 +7,8 @@ use crate::checkpoint::sim::Sim;
 use crate::checkpoint::whole::{Whole, join, part};
 use crate::common::{Run, draws};
 use meshstep_comm::loopback::spawn;
-use meshstep_shard::checkpoint::{CheckpointError, Load, Save, Saved, Store};
-use meshstep_shard::{Error, Stage};
+use meshstep_shard::Stage;
+use meshstep_shard::checkpoint::{self, CheckpointError, Load, Save, Saved, Store};
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Once};
@@ -48,7 +48,7 @@ fn two_steps(sim: &Sim) -> [Whole; 2] {
         let mut opt = run.build(comm).unwrap();
         [1, 2].map(|step| {
             train(&run, &mut opt, step..step + 1);
-            opt.save(&store, Save::default()).unwrap();
+            checkpoint::save(&mut opt, &store, Save::default()).unwrap();
             part(&opt)
         })
     });
@@ -77,7 +77,7 @@ fn a_step_that_is_removed_while_it_is_read_is_said_to_be_gone() {
             let ends = spawn(run.ranks, |comm| {
                 let mut opt = run.build(comm).unwrap();
                 let before = part(&opt);
-                let loaded = opt.load(&store, Load { step, ..Load::default() }).map(drop);
+                let loaded = checkpoint::load(&mut opt, &store, Load { step, ..Load::default() }).map(drop);
                 let after = part(&opt);
                 assert!(loaded.is_ok() || after == before, "nothing has changed");
                 (loaded, after)
@@ -92,7 +92,7 @@ fn a_step_that_is_removed_while_it_is_read_is_said_to_be_gone() {
                     assert!(end == saved[0] || step.is_none() && end == saved[1], "{reads}: of no step");
                     whole += 1;
                 }
-                Err(Error::Checkpoint(failed)) => {
+                Err(checkpoint::Error::Failed(failed)) => {
                     let text = failed.to_string();
                     assert!(matches!(failed.error, CheckpointError::Gone { .. }), "{reads}: {text}");
                     assert!(text.contains("step-000000000001") && text.contains("load the newest"), "{text}");

@@ -6,8 +6,10 @@ use crate::checkpoint::whole::{Whole, join, part};
 use crate::common::{F32_MASTER, Run, STAGES, WhichRule, cases, draws};
 use meshstep_comm::loopback::{Config, spawn, world};
 use meshstep_comm::{Communicator, Faults, Kind};
-use meshstep_shard::checkpoint::{CheckpointError, Mismatch, Moved, Save, Store, reshard};
-use meshstep_shard::{Error, Optimizer, Options, Outcome, Stage};
+use meshstep_shard::checkpoint::{
+    self, CheckpointError, Error, Mismatch, Moved, Save, Saver, Store, reshard,
+};
+use meshstep_shard::{Optimizer, Options, Outcome, Stage};
 use meshstep_tensor::{Category, DType};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -174,7 +176,7 @@ fn interrupted(stage: Stage, dropped: u64) -> bool {
         }
         match moved {
             Ok(_) => true,
-            Err(Error::Comm(_)) => false,
+            Err(Error::Shard(meshstep_shard::Error::Comm(_))) => false,
             Err(error) => panic!("{error}"),
         }
     });
@@ -202,7 +204,7 @@ fn refused(from: &Run, to: &Run) -> CheckpointError {
         assert!(unchanged, "a refusal has changed something");
         via.barrier().unwrap();
         match error.unwrap_err() {
-            Error::Checkpoint(failed) => (failed.rank, failed.error),
+            Error::Failed(failed) => (failed.rank, failed.error),
             other => panic!("{other}"),
         }
     });
@@ -239,7 +241,7 @@ fn ranks_that_are_not_ready_or_have_nothing_are_told() {
         let mut old = among(&via, 0..2, false, &run, 1);
         let mut new = among(&via, 1..3, false, &run, 0);
         let checkpoint = |moved: Result<Moved, Error>| match moved.unwrap_err() {
-            Error::Checkpoint(failed) => failed.error,
+            Error::Failed(failed) => failed.error,
             other => panic!("{other}"),
         };
         let none = checkpoint(reshard(&via, None, new.as_mut().map(|(opt, _)| opt)));
@@ -256,8 +258,11 @@ fn ranks_that_are_not_ready_or_have_nothing_are_told() {
         }
         let moved = reshard(&via, old.as_mut().map(|(opt, _)| opt), new.as_mut().map(|(opt, _)| opt));
         match via.rank() {
-            0 | 1 => assert!(matches!(moved, Err(Error::StepDue)), "{moved:?}"),
-            _ => assert!(matches!(moved, Err(Error::Disagree { .. })), "{moved:?}"),
+            0 | 1 => assert!(matches!(moved, Err(Error::Shard(meshstep_shard::Error::StepDue))), "{moved:?}"),
+            _ => assert!(
+                matches!(moved, Err(Error::Shard(meshstep_shard::Error::Disagree { .. }))),
+                "{moved:?}"
+            ),
         }
         if let Some((opt, _)) = &mut old {
             opt.step(run.at(2)).unwrap().outcome().unwrap();
@@ -285,7 +290,10 @@ fn what_has_moved_is_no_step_s() {
         let comm = via.split(Some(0), -(via.rank() as i64)).unwrap().unwrap();
         let mut turned = run.build(comm).unwrap();
         reshard(&via, Some(&mut opt), Some(&mut turned)).unwrap();
-        opt.save_async(&store, Save::default()).unwrap().join().unwrap();
+        checkpoint::save_async(&mut opt, &mut Saver::default(), &store, Save::default())
+            .unwrap()
+            .join()
+            .unwrap();
         assert_eq!(sent(&mut opt, 2), first);
     })
     .unwrap();

@@ -1,9 +1,8 @@
 //! Texts of errors: a chain of sources says each fact once.
 
 use meshstep_comm::loopback::spawn;
-use meshstep_shard::Error as ShardError;
 use meshstep_shard::checkpoint::pytorch::PyTorchError;
-use meshstep_shard::checkpoint::{CheckpointError, CoverError, Failed, Load, Mismatch, Store};
+use meshstep_shard::checkpoint::{self, CheckpointError, CoverError, Failed, Load, Mismatch, Store};
 use std::error::Error;
 
 /// Returns all texts of a chain of sources, as programs print them.
@@ -29,7 +28,7 @@ fn no_text_is_repeated_by_a_source() {
         let text = error.to_string();
         let failed = Failed { rank: 3, error: error.clone() };
         assert_eq!(failed.to_string(), format!("on rank 3: {text}"), "one line has all of it");
-        let outer = ShardError::from(Box::new(failed.clone()));
+        let outer = checkpoint::Error::from(failed.clone());
         for error in [&error as &(dyn Error + 'static), &failed, &outer] {
             let said = said_by(error);
             let chain = said.join(": ");
@@ -44,7 +43,9 @@ fn a_load_that_fails_says_why_once() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::new(dir.path());
     let run = crate::common::Run { ranks: 2, ..crate::common::Run::default() };
-    let told = spawn(2, |comm| run.build(comm).unwrap().load(&store, Load::default()).map(drop).unwrap_err());
+    let told = spawn(2, |comm| {
+        checkpoint::load(&mut run.build(comm).unwrap(), &store, Load::default()).map(drop).unwrap_err()
+    });
     for error in told.unwrap() {
         let chain = said_by(&error).join(": ");
         assert_eq!(chain.matches("holds no checkpoint").count(), 1, "{chain}");

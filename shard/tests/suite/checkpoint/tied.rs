@@ -5,9 +5,9 @@ use crate::checkpoint::sim::Sim;
 use meshstep_comm::{Communicator, loopback::spawn};
 use meshstep_optim::AdamW;
 use meshstep_shard::checkpoint::{
-    CheckpointError, Load, Mismatch, ModelPlacement, Save, Store, reshard_placed,
+    self, CheckpointError, Contents, Error, Load, Mismatch, ModelPlacement, Save, Saveable, Store,
 };
-use meshstep_shard::{Error, Optimizer, Options, Stage};
+use meshstep_shard::{Optimizer, Options, Stage};
 use meshstep_tensor::{DType, Layout};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,6 +22,15 @@ impl ModelPlacement for Tied {
 
     fn tied(&self) -> BTreeMap<String, String> {
         self.0.iter().map(|&(name, to)| (name.to_owned(), to.to_owned())).collect()
+    }
+}
+
+/// Optimizer of such a model.
+struct OfTied<'a>(&'a mut Optimizer, &'a Tied);
+
+impl Saveable for OfTied<'_> {
+    fn contents(&mut self) -> Contents<'_> {
+        self.0.contents().placed(self.1)
     }
 }
 
@@ -41,10 +50,12 @@ fn told((saved, by): (&str, &Tied), (name, here): (&str, &Tied), beta2: f64) -> 
     let store = Store::on(Arc::new(Sim::new("/run")), "/run");
     let ranks = spawn(2, |comm| {
         let mut old = make(comm.clone(), saved, 0.999);
-        old.save_placed(&store, Save::default(), by).unwrap();
+        let mut old = OfTied(&mut old, by);
+        checkpoint::save(&mut old, &store, Save::default()).unwrap();
         let mut new = make(comm.clone(), name, beta2);
-        let loaded = new.load_placed(&store, Load::default(), here).map(drop);
-        let moved = reshard_placed(&comm, Some((&mut old, by)), Some((&mut new, here)));
+        let mut new = OfTied(&mut new, here);
+        let loaded = checkpoint::load(&mut new, &store, Load::default()).map(drop);
+        let moved = checkpoint::reshard(&comm, Some(&mut old), Some(&mut new));
         [loaded, moved.map(drop)]
     });
     ranks.unwrap().remove(0)

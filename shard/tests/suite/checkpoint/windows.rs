@@ -6,7 +6,9 @@ use crate::checkpoint::sim::Sim;
 use crate::common::{cases, draws, long};
 use meshstep_comm::{Communicator, loopback::spawn};
 use meshstep_optim::{AdamW, Rule, Sgd};
-use meshstep_shard::checkpoint::{Load, LocalPieces, ModelPlacement, Region, Save, Store};
+use meshstep_shard::checkpoint::{
+    self, Contents, Load, LocalPieces, ModelPlacement, Region, Save, Saveable, Store,
+};
 use meshstep_shard::{Optimizer, Options, Stage};
 use meshstep_tensor::{DType, Layout, Param, SliceMut};
 use std::sync::Arc;
@@ -98,9 +100,20 @@ fn read(
 
 /// Same as [`read`] for the vector.
 fn read_vector(savers: usize, ranks: usize) -> (u64, u64) {
-    let save = |comm, store: &Store| _ = optimizer(comm).save(store, Save::default()).unwrap();
-    let load = |comm, store: &Store| _ = optimizer(comm).load(store, Load::default()).unwrap();
+    let save =
+        |comm, store: &Store| _ = checkpoint::save(&mut optimizer(comm), store, Save::default()).unwrap();
+    let load =
+        |comm, store: &Store| _ = checkpoint::load(&mut optimizer(comm), store, Load::default()).unwrap();
     read((savers, save), (ranks, load))
+}
+
+/// Optimizer of columns of a matrix.
+struct OfColumns(Optimizer, Columns);
+
+impl Saveable for OfColumns {
+    fn contents(&mut self) -> Contents<'_> {
+        self.0.contents().placed(&self.1)
+    }
 }
 
 #[test]
@@ -110,16 +123,10 @@ fn columns_that_lie_side_by_side_are_read_about_once() {
     let make = |comm: Arc<dyn Communicator>| {
         let placing = Columns::of(rows, &*comm);
         let shape = [rows, placing.columns];
-        (build(comm, &shape, Sgd::default(), Stage::Replicated), placing)
+        OfColumns(build(comm, &shape, Sgd::default(), Stage::Replicated), placing)
     };
-    let save = |comm, store: &Store| {
-        let (mut opt, placing) = make(comm);
-        opt.save_placed(store, Save::default(), &placing).unwrap();
-    };
-    let load = |comm, store: &Store| {
-        let (mut opt, placing) = make(comm);
-        opt.load_placed(store, Load::default(), &placing).unwrap();
-    };
+    let save = |comm, store: &Store| _ = checkpoint::save(&mut make(comm), store, Save::default()).unwrap();
+    let load = |comm, store: &Store| _ = checkpoint::load(&mut make(comm), store, Load::default()).unwrap();
     let mut drawn = draws(1);
     for savers in [2, 8].into_iter().filter(|_| drawn()) {
         let (read, saved) = read((savers, save), (1, load));

@@ -2,6 +2,7 @@
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Sgd};
+use meshstep_shard::checkpoint;
 use meshstep_shard::{CrossShard, Error, Options, Outcome, Stage, Step, StepArgs, Until};
 use meshstep_tensor::{DType::F32, Layout, Param, Slice, SliceMut};
 use std::sync::Arc;
@@ -98,9 +99,9 @@ fn a_group_is_compared_brought_together_and_serialized() {
         let rank = world.rank();
         let mut opt = replicas(world);
         step(&mut opt, &[("w", if rank % 2 == 0 { 1.0 } else { -1.0 })]);
-        let (bytes, then) = (opt.serialize().unwrap(), values(&opt, "w"));
+        let (bytes, then) = (checkpoint::serialize(&mut opt).unwrap(), values(&opt, "w"));
         let mut brought = Vec::new();
-        opt.consolidate(1, &mut |part| {
+        checkpoint::consolidate(&mut opt, 1, &mut |part| {
             brought.push(format!("{} {}", part.param, part.slot));
             Ok(())
         })
@@ -109,7 +110,7 @@ fn a_group_is_compared_brought_together_and_serialized() {
         assert_eq!(brought, if rank < 2 { &[][..] } else { &all[..] });
         step(&mut opt, &[("w", 0.5)]);
         assert_ne!(values(&opt, "w"), then);
-        opt.deserialize(&bytes).unwrap();
+        checkpoint::deserialize(&mut opt, &bytes).unwrap();
         assert_eq!((values(&opt, "w"), opt.optimizer().steps()), (then, 1));
         opt.verify().unwrap();
         opt.verify_every(1).unwrap();

@@ -6,7 +6,7 @@ use crate::cuda::ranks::on;
 use crate::cuda::{alone, room_for, seed, some, stand_in};
 use meshstep_comm::Communicator;
 use meshstep_optim::{DynamicLossScale, LossScale};
-use meshstep_shard::checkpoint::{Load, Save, Store, reshard};
+use meshstep_shard::checkpoint::{self, Load, Save, Saver, Store, reshard};
 use meshstep_shard::{Optimizer, Options};
 use meshstep_tensor::DType;
 use std::ops::Range;
@@ -30,9 +30,11 @@ pub(super) fn train_and_save(
 ) -> (Whole, Whole) {
     let mut opt = run.build(comm).unwrap();
     train(run, &mut opt, 1..4);
-    let saving = background.then(|| opt.save_async(store, Save::default()).unwrap());
+    let mut saver = Saver::default();
+    let saving =
+        background.then(|| checkpoint::save_async(&mut opt, &mut saver, store, Save::default()).unwrap());
     if !background {
-        opt.save(store, Save::default()).unwrap();
+        checkpoint::save(&mut opt, store, Save::default()).unwrap();
     }
     let then = part(&opt);
     train(run, &mut opt, 4..7);
@@ -51,7 +53,7 @@ pub(super) fn load_and_train(comm: Arc<dyn Communicator>, run: &Run, store: &Sto
     let mut opt = run.build(comm).unwrap();
     // The device counts steps already.
     train(run, &mut opt, 1..2);
-    opt.load(store, Load::default()).unwrap();
+    checkpoint::load(&mut opt, store, Load::default()).unwrap();
     let then = part(&opt);
     train(run, &mut opt, 4..7);
     (then, part(&opt))

@@ -3,6 +3,7 @@
 use crate::common::{Gradients, PRECISIONS, Run, state};
 use crate::cuda::{alone, devices, room_for};
 use meshstep_comm::{Communicator, loopback, nccl};
+use meshstep_shard::checkpoint;
 use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
 use meshstep_shard::{Master, Optimizer, Options, Stage};
 use meshstep_tensor::Queue;
@@ -21,7 +22,7 @@ fn take(run: &Run, opt: &mut Optimizer, t: u64) {
 
 fn whole(opt: &mut Optimizer) -> Vectors {
     let mut all = Vectors::new();
-    opt.consolidate(1, &mut |window| {
+    checkpoint::consolidate(opt, 1, &mut |window| {
         let key = (window.param.to_owned(), window.slot.to_owned());
         all.entry(key).or_default().extend(window.values.bytes().unwrap());
         Ok(())
@@ -39,17 +40,17 @@ fn stops(comm: Arc<dyn Communicator>, run: &Run, path: &Path) -> Vec<Vectors> {
     (1..3).for_each(|t| take(run, &mut opt, t));
     let mut stops = vec![whole(&mut opt)];
     if exports {
-        opt.export_pytorch(&file, 0).unwrap();
+        checkpoint::export_pytorch(&mut opt, &file, 0).unwrap();
     }
-    let (bytes, then) = (opt.serialize().unwrap(), state(&opt));
+    let (bytes, then) = (checkpoint::serialize(&mut opt).unwrap(), state(&opt));
     take(run, &mut opt, 3);
     stops.push(whole(&mut opt));
-    opt.deserialize(&bytes).unwrap();
+    checkpoint::deserialize(&mut opt, &bytes).unwrap();
     assert!(state(&opt) == then, "as it was");
     (3..5).for_each(|t| take(run, &mut opt, t));
     stops.push(whole(&mut opt));
     if exports {
-        assert_eq!(opt.import_pytorch(&file, Import::default()).unwrap().steps, 2);
+        assert_eq!(checkpoint::import_pytorch(&mut opt, &file, Import::default()).unwrap().steps, 2);
         stops.push(whole(&mut opt));
         take(run, &mut opt, 3);
         stops.push(whole(&mut opt));

@@ -5,7 +5,7 @@ use crate::common::{self, Gradients, Run};
 use crate::cuda::local::{begin, step};
 use crate::cuda::ranks::on;
 use crate::cuda::{alone, room_for};
-use meshstep_shard::checkpoint::{Load, Save, Store};
+use meshstep_shard::checkpoint::{self, Load, Save, Store};
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, OnFailure, Workers};
 use meshstep_shard::{Optimizer, Stage, Step};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn saved(gpus: bool, run: &Run, plan: &LocalPlan, store: &Store) -> Vec<Has> {
         let at = (world.rank(), world.rank() / 2);
         let mut local = begin(run, plan, run.ranks / 2, world);
         (0..5).for_each(|_| drop(step(run, &mut local, at)));
-        local.save(store, Save::default()).unwrap();
+        checkpoint::save(&mut local, store, Save::default()).unwrap();
         (5..9).for_each(|_| drop(step(run, &mut local, at)));
         has(local.optimizer())
     })
@@ -39,7 +39,7 @@ fn loaded(gpus: bool, run: &Run, inside: usize, plan: &LocalPlan, store: &Store)
         let at = (world.rank(), world.rank() / inside);
         let mut local = begin(run, plan, run.ranks / inside, world);
         drop(step(run, &mut local, at));
-        local.load(store, Load::default()).unwrap();
+        checkpoint::load(&mut local, store, Load::default()).unwrap();
         (5..9).for_each(|_| drop(step(run, &mut local, at)));
         has(local.optimizer())
     })

@@ -2,8 +2,8 @@
 
 use crate::common::{self, Gradients, Run};
 use meshstep_comm::{Communicator, Error, InFlight, Op, Reduction, Stats, loopback};
-use meshstep_shard::Step;
 use meshstep_shard::Options;
+use meshstep_shard::Step;
 use meshstep_shard::local::{
     Fragment, LocalOptimizer, LocalPlan, LocalStep, OnFailure, Slots, Timing, Veto, Weights, What, Workers,
 };

@@ -1,10 +1,13 @@
 //! Consolidation with a sender that cannot read its vectors.
 
 use super::*;
+use crate::checkpoint::collective::compatibility::Fitting;
+use crate::checkpoint::collective::load::Read;
 use crate::checkpoint::format::settings::Settings;
-use crate::checkpoint::saveable::{Saveable, Vectors};
+use crate::checkpoint::saveable::Contents;
+use crate::checkpoint::store::reader::Saved;
 use crate::update::values::VectorKind as Slot;
-use crate::{Options, Stage};
+use crate::{Optimizer, Options, Stage};
 use meshstep_cases::tried;
 use meshstep_comm::loopback::spawn;
 use meshstep_optim::AdamW;
@@ -17,36 +20,52 @@ struct Failing {
     left: usize,
 }
 
-impl Vectors for Failing {
-    fn queue(&self) -> Queue {
-        self.opt.queue()
-    }
-
-    fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), Error> {
-        self.left = self.left.checked_sub(1).ok_or(Error::NothingTrains)?;
-        self.opt.vector(param, slot)
+impl Saveable for Failing {
+    fn contents(&mut self) -> Contents<'_> {
+        Contents::of(self)
     }
 }
 
-impl Saveable for Failing {
+impl SavedParts for Failing {
     fn optimizer(&mut self) -> &mut Optimizer {
         &mut self.opt
     }
 
-    fn contents(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
-        self.opt.contents(placing)
+    fn inside(&mut self) -> &mut dyn SavedParts {
+        self
     }
 
-    fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, Error> {
+    fn tensors(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
+        self.opt.tensors(placing)
+    }
+
+    fn queue(&self) -> Queue {
+        self.opt.queue()
+    }
+
+    fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), crate::Error> {
+        self.left = self.left.checked_sub(1).ok_or(crate::Error::NothingTrains)?;
+        self.opt.vector(param, slot)
+    }
+
+    fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, crate::Error> {
         self.opt.vector_mut(param, slot)
     }
 
-    fn settings(&self, tied: BTreeMap<String, String>) -> Settings {
-        self.opt.settings(tied)
+    fn read(&mut self, _: &Saved, _: &[SavedTensor], _: &Fitting<'_>) -> Result<Vec<Read>, CheckpointError> {
+        Ok(Vec::new())
     }
 
-    fn take_in(&mut self, settings: &Settings) -> Result<(), Error> {
-        self.opt.take_in(settings)
+    fn settings(&self) -> Settings {
+        self.opt.settings()
+    }
+
+    fn check(&self, settings: &Settings) -> Result<(), CheckpointError> {
+        self.opt.check(settings)
+    }
+
+    fn resume(&mut self, settings: &Settings) -> Result<(), Error> {
+        self.opt.resume(settings)
     }
 }
 
@@ -74,20 +93,15 @@ fn consolidated(at: usize, left: usize) -> (Vec<Seen>, Option<String>) {
         let opt = Optimizer::new(comm, layout, AdamW::default(), values, options).unwrap();
         let mut saveable = Failing { opt, left: if own { left } else { usize::MAX } };
         let mut seen = Vec::new();
-        let told = consolidate_all(
-            &mut saveable,
-            0,
-            &mut |window| {
-                let values = window.values.bytes().map_err(CheckpointError::memory)?;
-                seen.push((format!("{}:{}", window.param, window.slot), window.at, values.to_vec()));
-                Ok(())
-            },
-            &Unsharded { ranks: 3 },
-        );
+        let told = consolidate(&mut saveable, 0, &mut |window| {
+            let values = window.values.bytes().map_err(CheckpointError::memory)?;
+            seen.push((format!("{}:{}", window.param, window.slot), window.at, values.to_vec()));
+            Ok(())
+        });
         let told = told.err().map(|error| error.to_string());
         // The ranks have not lost each other.
         saveable.left = usize::MAX;
-        consolidate_all(&mut saveable, 1, &mut |_| Ok(()), &Unsharded { ranks: 3 }).unwrap();
+        consolidate(&mut saveable, 1, &mut |_| Ok(())).unwrap();
         (seen, told)
     });
     let ranks = ranks.unwrap();

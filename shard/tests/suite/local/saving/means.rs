@@ -8,6 +8,7 @@ use crate::common::{self, Run, STAGES, WhichRule, cases, long, turns};
 use crate::local::equal::{assert_equal, end, plans};
 use crate::local::naive::Naive;
 use meshstep_comm::loopback;
+use meshstep_shard::checkpoint;
 use meshstep_shard::local::{Fragment, LocalOptimizer, LocalPlan, Select, Timing, Weights, What};
 use meshstep_shard::{Optimizer, Options, Stage, Step};
 use meshstep_tensor::{Category, DType, bf16};
@@ -59,7 +60,7 @@ fn workers_begin_from_what_one_optimizer_has_saved() {
             mb.finish().unwrap();
             let _ = opt.step(run.at(t)).unwrap().outcome().unwrap();
         }
-        opt.save(&store, named(4)).unwrap();
+        checkpoint::save(&mut opt, &store, named(4)).unwrap();
     });
     alone.unwrap();
     let one = Run { ranks: 1, ..run.clone() };
@@ -82,14 +83,14 @@ fn who_has_only_just_come_does_not_count_in_the_mean() {
         if worker == 0 {
             local.enter();
         }
-        local.save(&store, named(2)).unwrap();
+        checkpoint::save(&mut local, &store, named(2)).unwrap();
         step(&run, &mut local, worker);
         step(&run, &mut local, worker);
         end(&run, &local)
     });
     // The same number of workers: the new one still does not count.
     let again = spawn(&run, &plan, [3, 2], |mut local, worker| {
-        local.load(&store, of_step(2)).unwrap();
+        checkpoint::load(&mut local, &store, of_step(2)).unwrap();
         steps_until(&run, &mut local, worker, 4);
         end(&run, &local)
     });
@@ -103,7 +104,7 @@ fn who_has_only_just_come_does_not_count_in_the_mean() {
     let four = Run { ranks: 4, ..run.clone() };
     let merged = naive.merged(&four, 4);
     let ends = spawn(&run, &plan, [4, 1], |mut local, _| {
-        local.load(&store, of_step(2)).unwrap();
+        checkpoint::load(&mut local, &store, of_step(2)).unwrap();
         end(&run, &local)
     });
     for (rank, end) in ends.iter().enumerate() {
@@ -127,11 +128,11 @@ fn parameters_that_follow_masters_follow_their_mean() {
     let saved = spawn(&run(Stage::Replicated), &plan, [4, 1], |mut local, worker| {
         let run = run(Stage::Replicated);
         steps_until(&run, &mut local, worker, 3);
-        local.save(&store, named(3)).unwrap();
+        checkpoint::save(&mut local, &store, named(3)).unwrap();
         (0..run.lens.len()).map(|i| master(&run, &local, i)).collect::<Vec<_>>()
     });
     spawn(&run(Stage::Zero2), &plan, [3, 2], |mut local, _| {
-        local.load(&store, of_step(3)).unwrap();
+        checkpoint::load(&mut local, &store, of_step(3)).unwrap();
         for (i, &len) in run(Stage::Zero2).lens.iter().enumerate() {
             let mean = |j: usize| saved.iter().map(|own| f64::from(own[i][j])).sum::<f64>() / 4.0;
             let masters: Vec<f32> = (0..len).map(|j| mean(j) as f32).collect();
@@ -157,7 +158,7 @@ fn a_mean_takes_memory_for_parts_of_what_workers_have() {
     let (store, workers) = (store(), 6);
     spawn(&whole, &plan, [workers, 1], |mut local, worker| {
         step(&whole, &mut local, worker);
-        local.save(&store, named(1)).unwrap();
+        checkpoint::save(&mut local, &store, named(1)).unwrap();
     });
     let (saved_by, one) = (Run { ranks: workers, ..whole.clone() }, Run { ranks: 1, ..whole.clone() });
     let mut naive = Naive::new(&saved_by, &plan, workers);
@@ -166,7 +167,7 @@ fn a_mean_takes_memory_for_parts_of_what_workers_have() {
     let ends = spawn(&whole, &plan, [1, 1], |mut local, _| {
         let meter = local.optimizer().options().meter.clone();
         meter.reset_peaks();
-        local.load(&store, of_step(1)).unwrap();
+        checkpoint::load(&mut local, &store, of_step(1)).unwrap();
         (end(&whole, &local), meter.peak(Category::Staging))
     });
     assert_equal(&ends[0].0, &naive.workers[0], "the only worker");

@@ -9,7 +9,7 @@ use crate::local::equal::{End, assert_equal, end, plans};
 use crate::local::naive::{Naive, tokens};
 use meshstep_cases::{Effort, effort};
 use meshstep_comm::loopback;
-use meshstep_shard::checkpoint::{Load, Save, Store};
+use meshstep_shard::checkpoint::{self, Load, Save, Saver, Store};
 use meshstep_shard::local::{LocalOptimizer, LocalPlan, OnFailure, Placement, Weights, Workers};
 use meshstep_shard::{Stage, Step};
 use std::sync::Arc;
@@ -78,7 +78,7 @@ fn steps_until(run: &Run, local: &mut LocalOptimizer, worker: usize, until: u64)
     (local.steps()..until).for_each(|_| step(run, local, worker));
 }
 
-fn named(step: u64) -> Save<'static> {
+fn named<'a>(step: u64) -> Save<'a> {
     Save { step: Some(step), ..Save::default() }
 }
 
@@ -89,13 +89,15 @@ fn of_step(step: u64) -> Load {
 /// Trains four workers, and saves at the given steps.
 fn train_and_save(run: &Run, plan: &LocalPlan, inside: usize, store: &Store, saved: &[u64]) -> Vec<End> {
     spawn(run, plan, [4, inside], |mut local, worker| {
+        let mut saver = Saver::default();
         for &at in saved {
             steps_until(run, &mut local, worker, at);
             if at % 2 == 0 {
-                local.save(store, named(at)).unwrap();
+                let save = Save { after: Some(&mut saver), ..named(at) };
+                checkpoint::save(&mut local, store, save).unwrap();
             } else {
-                let saving = local.save_async(store, named(at)).unwrap();
-                // Another save waits for this one, and so does the drop of the optimizer.
+                let saving = checkpoint::save_async(&mut local, &mut saver, store, named(at)).unwrap();
+                // Another save waits for this one, and so does the drop of the saver.
                 drop(saving);
             }
         }
@@ -109,7 +111,7 @@ fn load_and_train(run: &Run, plan: &LocalPlan, mesh: [usize; 2], store: &Store, 
     spawn(run, plan, mesh, |mut local, worker| {
         // State that the load must discard: other values, and exchanges in flight.
         steps_until(run, &mut local, worker + 1, 3);
-        let loaded = local.load(store, load).unwrap();
+        let loaded = checkpoint::load(&mut local, store, load).unwrap();
         assert_eq!((loaded.missing, loaded.unexpected), (vec![], vec![]));
         assert_eq!(local.steps(), load.step.unwrap());
         steps_until(run, &mut local, worker, STEPS);
@@ -202,12 +204,12 @@ fn what_is_to_be_sent_again_is_so_after_a_checkpoint() {
         // One worker cannot take its step, so nothing is exchanged; then save before the retry.
         let told = merged_in_step(&run, &mut local, worker, worker != 1);
         assert_eq!(told, (worker != 1).then(Vec::new));
-        local.save(&store, named(4)).unwrap();
+        checkpoint::save(&mut local, &store, named(4)).unwrap();
         go_on(&mut local, worker)
     });
     for mesh in [[4, 2], [4, 1], [2, 2], [6, 1]] {
         let loaded = spawn(&run, &plan, mesh, |mut local, worker| {
-            local.load(&store, of_step(4)).unwrap();
+            checkpoint::load(&mut local, &store, of_step(4)).unwrap();
             go_on(&mut local, worker)
         });
         for (rank, end) in loaded.iter().enumerate().filter(|_| mesh[0] == 4) {
@@ -219,7 +221,7 @@ fn what_is_to_be_sent_again_is_so_after_a_checkpoint() {
     // Workers that begin another plan have nothing to send again.
     let other = LocalPlan::local_adam(3).with(|f| f.on_failure = OnFailure::Retry);
     spawn(&run, &other, [4, 2], |mut local, worker| {
-        local.load(&store, Load { other_settings: true, ..of_step(4) }).unwrap();
+        checkpoint::load(&mut local, &store, Load { other_settings: true, ..of_step(4) }).unwrap();
         assert_eq!(merged_in_step(&run, &mut local, worker, true), Some(vec![]));
     });
 }
@@ -237,7 +239,7 @@ fn a_worker_that_is_loaded_in_part_goes_on_to_what_is_on_its_way() {
     let path = std::path::Path::new("/run/step-000000000005/manifest.json");
     sim.damage(path, |bytes| *bytes = manifest.to_text().into_bytes());
     let ends = spawn(&run, &plan, [4, 1], |mut local, worker| {
-        let loaded = local.load(&store, Load { partial: true, ..of_step(5) }).unwrap();
+        let loaded = checkpoint::load(&mut local, &store, Load { partial: true, ..of_step(5) }).unwrap();
         assert_eq!(loaded.missing, ["worker.0/p0:m"]);
         steps_until(&run, &mut local, worker, STEPS);
         end(&run, &local)

@@ -7,14 +7,14 @@ use crate::checkpoint::sim::Sim;
 use crate::common::{Run, draws};
 use crate::local::equal::{assert_equal, end};
 use crate::local::naive::Naive;
-use meshstep_shard::checkpoint::{CheckpointError, Load, Mismatch, Store};
-use meshstep_shard::local::{LocalError, LocalPlan};
-use meshstep_shard::{Error, Stage, Step};
+use meshstep_shard::checkpoint::{self, CheckpointError, Load, Mismatch, Store};
+use meshstep_shard::local::LocalPlan;
+use meshstep_shard::{Stage, Step};
 use std::sync::Arc;
 
-fn refused(error: LocalError) -> CheckpointError {
+fn refused(error: checkpoint::Error) -> CheckpointError {
     match error {
-        LocalError::Shard(Error::Checkpoint(failed)) => failed.error.clone(),
+        checkpoint::Error::Failed(failed) => failed.error,
         other => panic!("{other}"),
     }
 }
@@ -28,7 +28,7 @@ fn another_plan_is_refused_or_begins_from_the_mean() {
         let told = spawn(&run, &other, [workers, 2], |mut local, worker| {
             steps_until(&run, &mut local, worker, 2);
             let before = end(&run, &local);
-            let told = refused(local.load(&store, of_step(5)).unwrap_err());
+            let told = refused(checkpoint::load(&mut local, &store, of_step(5)).unwrap_err());
             assert_eq!((local.steps(), end(&run, &local).params), (2, before.params));
             told
         });
@@ -109,7 +109,7 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
         let told = spawn(&run, &plan, [4, 1], |mut local, worker| {
             step(&run, &mut local, worker);
             let before = end(&run, &local);
-            let told = refused(local.load(&store, load).unwrap_err()).to_string();
+            let told = refused(checkpoint::load(&mut local, &store, load).unwrap_err()).to_string();
             assert_eq!((local.steps(), end(&run, &local).params), (1, before.params));
             // All workers can go on.
             step(&run, &mut local, worker);
@@ -123,7 +123,7 @@ fn what_somebody_has_edited_is_refused_and_changes_nothing() {
         manifest.settings.insert("local".to_owned(), with(place, ragged));
         sim.damage(path, |bytes| *bytes = manifest.to_text().into_bytes());
         spawn(&run, &LocalPlan::diloco(3), [4, 1], |mut local, worker| {
-            local.load(&store, Load { other_settings: true, ..of_step(5) }).unwrap();
+            checkpoint::load(&mut local, &store, Load { other_settings: true, ..of_step(5) }).unwrap();
             step(&run, &mut local, worker);
         });
     }
@@ -142,18 +142,18 @@ fn a_failed_save_is_the_same_error_everywhere_and_steps_go_on() {
         sim.fail_at(fails_at);
         let ends = spawn(&run, &plan, [4, 2], |mut local, worker| {
             steps_until(&run, &mut local, worker, 5);
-            let told = refused(local.save(&store, named(5)).unwrap_err());
+            let told = refused(checkpoint::save(&mut local, &store, named(5)).unwrap_err());
             let busy = (worker == 1).then(|| local.micro_batch(1).map(drop));
             // One worker is in the middle of a step: the save fails on all workers.
-            let refused = local.save(&store, named(6)).unwrap_err();
-            assert!(matches!(refused, LocalError::Shard(_)), "{refused}");
+            let refused = checkpoint::save(&mut local, &store, named(6)).unwrap_err();
+            assert!(matches!(refused, checkpoint::Error::Shard(_)), "{refused}");
             drop(busy);
             told
         });
         assert!(ends.iter().all(|told| *told == ends[0]), "{ends:?}");
         let ends = spawn(&run, &plan, [4, 2], |mut local, worker| {
             steps_until(&run, &mut local, worker, 5);
-            local.save(&store, named(5)).unwrap_err();
+            checkpoint::save(&mut local, &store, named(5)).unwrap_err();
             steps_until(&run, &mut local, worker, STEPS);
             end(&run, &local)
         });

@@ -1,0 +1,236 @@
+//! Interface between saved state and the calls of checkpoints: every parameter's vectors, and the elements of them on this rank.
+
+use super::collective::compatibility::Fitting;
+use super::collective::load::{Load, Read};
+use super::error::CheckpointError;
+use super::failure::Error;
+use super::format::local_pieces::{LocalPieces, Part};
+use super::format::manifest::{Manifest, Type};
+use super::format::piece::{Piece, Region};
+use super::format::placement::ModelPlacement;
+use super::format::rules::SavedRules;
+use super::format::settings::Settings;
+use super::store::reader::Saved;
+use crate::Optimizer;
+use crate::update::values::VectorKind as Slot;
+use meshstep_comm::Communicator;
+use meshstep_tensor::{Queue, Slice, SliceMut};
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Parameter and its state.
+#[derive(Clone, Debug)]
+pub(crate) struct SavedTensor {
+    pub(crate) name: String,
+    /// Number of updates of the parameter.
+    pub(crate) t: u64,
+    /// Local part of the parameter on this rank.
+    pub(crate) holding: LocalPieces,
+    /// Elements of the local part of which this rank has all vectors.
+    pub(crate) owned: Range<usize>,
+    /// True if other ranks have all vectors of the same elements.
+    pub(crate) shared: bool,
+    /// Its vectors.
+    pub(crate) vectors: Vec<Named>,
+}
+
+/// Vector of a parameter.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    pub(crate) slot: Slot,
+    /// `param`, `master`, `remainder`, or the name of the rule's state.
+    pub(crate) name: String,
+    pub(crate) dtype: Type,
+}
+
+pub(crate) const PARAM: &str = "param";
+pub(crate) const MASTER: &str = "master";
+pub(crate) const REMAINDER: &str = "remainder";
+
+/// Part of a vector.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) param: usize,
+    pub(crate) slot: Slot,
+    /// Index among the parts that this rank writes.
+    pub(crate) index: usize,
+    pub(crate) part: &'a Part,
+    /// Whole local part of the parameter.
+    pub(crate) held: &'a Piece,
+}
+
+/// Receiver of values.
+pub(crate) type Take<'a> = &'a mut dyn FnMut(Slice<'_>) -> Result<(), CheckpointError>;
+
+/// Source of values to save: live vectors, or a copy of them.
+pub(crate) trait Source {
+    /// Returns the queue of the memory with the values.
+    fn place(&self) -> Queue;
+
+    /// Passes the values of a part to `take` in order, one call for each contiguous run.
+    fn values(&mut self, wanted: &Wanted<'_>, take: Take<'_>) -> Result<(), CheckpointError>;
+}
+
+/// Source of live vectors.
+pub(crate) struct Live<'a>(pub(crate) &'a mut dyn SavedParts);
+
+/// Calls that some types do not support.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Serialize,
+    Deserialize,
+    Export,
+    Import,
+    Reshard,
+}
+
+/// State on this rank, of an optimizer or of a wrapper with state of its own. It is made anew for each call, and has the state of that call.
+///
+/// Calls of all ranks use the communicator of [`ranks`](Self::ranks), which several groups or workers may share. Calls of one group or
+/// worker use [`inside`](Self::inside).
+pub(crate) trait SavedParts {
+    /// Returns the optimizer of this rank's group.
+    fn optimizer(&mut self) -> &mut Optimizer;
+
+    /// Returns the state of this rank's group alone.
+    fn inside(&mut self) -> &mut dyn SavedParts;
+
+    /// Returns the placement of all ranks, given that of this rank's group.
+    fn placement<'p>(&self, inside: Box<dyn ModelPlacement + 'p>) -> Box<dyn ModelPlacement + 'p> {
+        inside
+    }
+
+    /// Returns an error for a call that this type does not support.
+    fn supports(&self, _: Call) -> Result<(), CheckpointError> {
+        Ok(())
+    }
+
+    /// Prepares a save. Collective.
+    fn begin_save(&mut self) -> Result<(), crate::Error> {
+        Ok(())
+    }
+
+    /// Prepares a load. Collective.
+    fn begin_load(&mut self) -> Result<(), crate::Error> {
+        Ok(())
+    }
+
+    /// Returns the communicator of the ranks that save and load together.
+    fn ranks(&mut self) -> Arc<dyn Communicator> {
+        Arc::clone(self.optimizer().comm())
+    }
+
+    /// Returns the default name of a checkpoint: the number of steps so far.
+    fn name_by_steps(&mut self) -> u64 {
+        self.optimizer().steps()
+    }
+
+    /// [`Optimizer::call_together`] on all ranks of [`ranks`](Self::ranks).
+    fn call_all(&mut self, what: &str, ready: Result<(), crate::Error>) -> Result<(), crate::Error> {
+        self.optimizer().reducer.call_together(what, ready).map(drop)
+    }
+
+    /// Checks that ranks with copies of the same state agree on it. Collective.
+    fn compare_all(&mut self) -> Result<(), Error> {
+        Ok(self.optimizer().compare_counters()?)
+    }
+
+    /// Ends the run if this rank alone cannot continue after `error`.
+    fn end_all(&mut self, error: &crate::Error) {
+        let _ = self.optimizer().reducer.end_if_alone::<()>(Err(error.clone()));
+    }
+
+    /// Selects the part of a saved step to load; [`tensors`](Self::tensors) describes that part from then on.
+    fn choose<'m>(&mut self, manifest: &'m Manifest, _: &Load) -> Result<Cow<'m, Manifest>, CheckpointError> {
+        Ok(Cow::Borrowed(manifest))
+    }
+
+    /// Returns every parameter, in the same order on all ranks.
+    fn tensors(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError>;
+
+    /// Returns the queue of the memory with the vectors.
+    fn queue(&self) -> Queue;
+
+    /// Returns the local elements of a vector of parameter `param`, and the index of the first of them in the rank's local part.
+    fn vector(&mut self, param: usize, slot: Slot) -> Result<(usize, Slice<'_>), crate::Error>;
+
+    /// Returns the memory of [`vector`](Self::vector) for writing.
+    fn vector_mut(&mut self, param: usize, slot: Slot) -> Result<SliceMut<'_>, crate::Error>;
+
+    /// Reads everything that this rank needs of a saved step.
+    fn read(
+        &mut self,
+        saved: &Saved,
+        tensors: &[SavedTensor],
+        fitting: &Fitting<'_>,
+    ) -> Result<Vec<Read>, CheckpointError>;
+
+    /// Sets the number of updates of each parameter; `None` leaves it as it is.
+    fn set_updates(&mut self, t: &[Option<u64>]) {
+        self.optimizer().set_updates(t);
+    }
+
+    /// Returns the sections of settings of this type.
+    fn settings(&self) -> Settings;
+
+    /// Returns an error for the first setting that steps depend on and that differs.
+    fn compare_settings(&self, saved: &Settings, here: &Settings) -> Result<(), CheckpointError> {
+        SavedRules::compare(saved, here)
+    }
+
+    /// Checks that [`resume`](Self::resume) accepts these settings.
+    fn check(&self, settings: &Settings) -> Result<(), CheckpointError>;
+
+    /// Resumes from `settings`, after the vectors have been written.
+    fn resume(&mut self, settings: &Settings) -> Result<(), Error>;
+}
+
+impl Source for Live<'_> {
+    fn place(&self) -> Queue {
+        self.0.queue()
+    }
+
+    fn values(&mut self, wanted: &Wanted<'_>, take: Take<'_>) -> Result<(), CheckpointError> {
+        let (first, values) = self.0.vector(wanted.param, wanted.slot).map_err(CheckpointError::memory)?;
+        for run in wanted.part.local.runs(wanted.held) {
+            let start = (run.to as usize) - first;
+            take(values.slice(start..start + run.len as usize).map_err(CheckpointError::memory)?)?;
+        }
+        Ok(())
+    }
+}
+
+impl SavedTensor {
+    /// Returns the local part as one piece.
+    pub(crate) fn held(&self) -> Piece {
+        let region = Region::whole(&self.holding.local);
+        Piece { range: 0..region.elements().unwrap_or(0), region }
+    }
+
+    /// Returns the number of elements of the whole parameter.
+    pub(crate) fn len(&self) -> u64 {
+        self.holding.shape.iter().product()
+    }
+}
+
+impl Call {
+    /// Returns the error of a call that is not supported; `works` is one that is.
+    pub(crate) fn unsupported(self, of: &str, works: &str) -> CheckpointError {
+        let [call, of, works] = [self.to_string(), of.to_owned(), works.to_owned()];
+        CheckpointError::Unsupported { call, of, works }
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Call::Serialize => "serialize",
+            Call::Deserialize => "deserialize",
+            Call::Export => "export_pytorch",
+            Call::Import => "import_pytorch",
+            Call::Reshard => "reshard",
+        })
+    }
+}
