@@ -1,6 +1,6 @@
 //! Errors of checkpoints, and of writing one.
 
-use super::collective::in_memory::BytesError;
+use super::bytes_error::BytesError;
 use super::format::coverage::CoverError;
 use super::format::mismatch::Mismatch;
 use super::pytorch::PyTorchError;

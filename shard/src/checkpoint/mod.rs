@@ -15,10 +15,11 @@
 //! |---|---|
 //! | format | pieces of tensors, `manifest.json`, one rank's file, safetensors headers, sections of settings; knows no ranks |
 //! | store | folder of checkpoints: how a step becomes the newest one; readers, and checks of every byte |
-//! | saveable.rs, parts.rs | the saved parts of an optimizer, and the interface to those of other types |
+//! | saveable.rs, parts.rs, tensors.rs | the saved parts of an optimizer, the interface to those of other types, their vectors |
 //! | collective | saves, loads, resharding and background saves of all ranks; checkpoints in memory |
 //! | pytorch | export to and import from one file with PyTorch's names |
 
+mod bytes_error;
 mod collective;
 mod error;
 mod failure;
@@ -27,15 +28,17 @@ mod parts;
 pub mod pytorch;
 mod saveable;
 mod store;
+mod tensors;
 
+pub use bytes_error::BytesError;
 pub use collective::background::{Saver, Saving, Stall, save_async};
 pub use collective::compatibility::Cast;
 pub(crate) use collective::compatibility::Fitting;
 pub use collective::consolidate::{Sink, Window, consolidate};
-pub use collective::in_memory::{BytesError, deserialize, serialize};
-pub use collective::load::{Load, Loaded, load};
-pub(crate) use collective::load::{Read, read_own, read_same};
-pub(crate) use collective::ranks::Ranks;
+pub use collective::in_memory::{deserialize, serialize};
+pub use collective::load::{Loaded, load};
+pub(crate) use collective::load::{read_own, read_same};
+pub use collective::load_options::Load;
 pub use collective::reshard::{Moved, reshard};
 pub use collective::save::{Save, save};
 pub(crate) use collective::write::STAGING;
@@ -53,7 +56,7 @@ pub use format::placement::{ModelPlacement, Unsharded};
 pub(crate) use format::progress::{MOST_STEPS, SavedProgress};
 pub(crate) use format::settings::Settings;
 pub use format::shard_file::{ShardWriter, Vector};
-pub(crate) use parts::{Call, MASTER, Named, PARAM, SavedParts, SavedTensor};
+pub(crate) use parts::{Call, SavedParts};
 pub use pytorch::{export_pytorch, import_pytorch};
 pub use saveable::{Contents, Saveable};
 pub use store::disk::{Disk, Os, Reader, Writer};
@@ -61,3 +64,4 @@ pub use store::reader::{Saved, SavedFile};
 pub use store::tensor_reader::SavedVectors;
 pub use store::verify::Checked;
 pub use store::{Draft, Folder, Store};
+pub(crate) use tensors::{MASTER, Named, PARAM, Read, SavedTensor};

@@ -1,77 +1,23 @@
 //! Interface between saved state and the calls of checkpoints: every parameter's vectors, and the elements of them on this rank.
 
 use super::collective::compatibility::Fitting;
-use super::collective::load::{Load, Read};
+use super::collective::load_options::Load;
+use super::collective::ranks::Ranks;
 use super::error::CheckpointError;
 use super::failure::Error;
-use super::format::local_pieces::{LocalPieces, Part};
-use super::format::manifest::{Manifest, Type};
-use super::format::piece::{Piece, Region};
+use super::format::manifest::Manifest;
 use super::format::placement::ModelPlacement;
 use super::format::rules::SavedRules;
-use super::format::settings::Settings;
+use super::format::settings::{Settings, TiedNames};
 use super::store::reader::Saved;
+use super::tensors::{Read, SavedTensor, Source, Take, Wanted};
 use crate::Optimizer;
 use crate::update::values::VectorKind as Slot;
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Queue, Slice, SliceMut};
 use std::borrow::Cow;
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
-
-/// Parameter and its state.
-#[derive(Clone, Debug)]
-pub(crate) struct SavedTensor {
-    pub(crate) name: String,
-    /// Number of updates of the parameter.
-    pub(crate) t: u64,
-    /// Local part of the parameter on this rank.
-    pub(crate) holding: LocalPieces,
-    /// Elements of the local part of which this rank has all vectors.
-    pub(crate) owned: Range<usize>,
-    /// True if other ranks have all vectors of the same elements.
-    pub(crate) shared: bool,
-    /// Its vectors.
-    pub(crate) vectors: Vec<Named>,
-}
-
-/// Vector of a parameter.
-#[derive(Clone, Debug)]
-pub(crate) struct Named {
-    pub(crate) slot: Slot,
-    /// `param`, `master`, `remainder`, or the name of the rule's state.
-    pub(crate) name: String,
-    pub(crate) dtype: Type,
-}
-
-pub(crate) const PARAM: &str = "param";
-pub(crate) const MASTER: &str = "master";
-pub(crate) const REMAINDER: &str = "remainder";
-
-/// Part of a vector.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<'a> {
-    pub(crate) param: usize,
-    pub(crate) slot: Slot,
-    /// Index among the parts that this rank writes.
-    pub(crate) index: usize,
-    pub(crate) part: &'a Part,
-    /// Whole local part of the parameter.
-    pub(crate) held: &'a Piece,
-}
-
-/// Receiver of values.
-pub(crate) type Take<'a> = &'a mut dyn FnMut(Slice<'_>) -> Result<(), CheckpointError>;
-
-/// Source of values to save: live vectors, or a copy of them.
-pub(crate) trait Source {
-    /// Returns the queue of the memory with the values.
-    fn place(&self) -> Queue;
-
-    /// Passes the values of a part to `take` in order, one call for each contiguous run.
-    fn values(&mut self, wanted: &Wanted<'_>, take: Take<'_>) -> Result<(), CheckpointError>;
-}
 
 /// Source of live vectors.
 pub(crate) struct Live<'a>(pub(crate) &'a mut dyn SavedParts);
@@ -120,6 +66,11 @@ pub(crate) trait SavedParts {
     /// Returns the communicator of the ranks that save and load together.
     fn ranks(&mut self) -> Arc<dyn Communicator> {
         Arc::clone(self.optimizer().comm())
+    }
+
+    /// Returns the ranks that save and load together, with their exchanges.
+    fn group(&mut self) -> Ranks {
+        Ranks::new(&self.ranks(), self.optimizer().options())
     }
 
     /// Returns the default name of a checkpoint: the number of steps so far.
@@ -175,6 +126,11 @@ pub(crate) trait SavedParts {
     /// Returns the sections of settings of this type.
     fn settings(&self) -> Settings;
 
+    /// Returns all sections of settings.
+    fn all_settings(&self, placing: &dyn ModelPlacement) -> Settings {
+        self.settings().with(&TiedNames { tied: placing.tied() })
+    }
+
     /// Returns an error for the first setting that steps depend on and that differs.
     fn compare_settings(&self, saved: &Settings, here: &Settings) -> Result<(), CheckpointError> {
         SavedRules::compare(saved, here)
@@ -185,6 +141,20 @@ pub(crate) trait SavedParts {
 
     /// Resumes from `settings`, after the vectors have been written.
     fn resume(&mut self, settings: &Settings) -> Result<(), Error>;
+}
+
+impl dyn SavedParts + '_ {
+    /// Runs `call` between two steps, which do not count the bytes it sends. An error of this rank alone ends the run.
+    pub(crate) fn apart<T>(&mut self, call: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+        let before = self.optimizer().bytes_sent();
+        let called = call(self);
+        self.optimizer().exclude_sent_since(before);
+        called.inspect_err(|error| {
+            if let Error::Shard(error) = error {
+                self.end_all(error);
+            }
+        })
+    }
 }
 
 impl Source for Live<'_> {
@@ -199,19 +169,6 @@ impl Source for Live<'_> {
             take(values.slice(start..start + run.len as usize).map_err(CheckpointError::memory)?)?;
         }
         Ok(())
-    }
-}
-
-impl SavedTensor {
-    /// Returns the local part as one piece.
-    pub(crate) fn held(&self) -> Piece {
-        let region = Region::whole(&self.holding.local);
-        Piece { range: 0..region.elements().unwrap_or(0), region }
-    }
-
-    /// Returns the number of elements of the whole parameter.
-    pub(crate) fn len(&self) -> u64 {
-        self.holding.shape.iter().product()
     }
 }
 

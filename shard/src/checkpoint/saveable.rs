@@ -1,7 +1,7 @@
 //! State that checkpoints save and load, by the type that it belongs to.
 
 use super::collective::compatibility::Fitting;
-use super::collective::load::{Read, read_own};
+use super::collective::load::read_own;
 use super::error::CheckpointError;
 use super::failure::{self, Failed};
 use super::format::manifest::Type;
@@ -9,8 +9,10 @@ use super::format::placement::{ModelPlacement, Unsharded, shape};
 use super::format::progress::SavedProgress;
 use super::format::rules::SavedRules;
 use super::format::settings::Settings;
-use super::parts::{Call, MASTER, Named, PARAM, REMAINDER, SavedParts, SavedTensor};
+use super::parts::{Call, SavedParts};
 use super::store::reader::Saved;
+use super::tensors::Read;
+use super::tensors::{MASTER, Named, PARAM, REMAINDER, SavedTensor};
 use crate::config::schedule;
 use crate::update::params::ParamPlace;
 use crate::update::values::VectorKind as Slot;

@@ -2,8 +2,8 @@
 
 use super::CrossShard;
 use crate::checkpoint::{
-    self, Call, CheckpointError, Contents, Copies, Fitting, Load, Manifest, ModelPlacement, Ranks, Read,
-    Saveable, Saved, SavedParts, SavedProgress, SavedTensor, Settings, read_own,
+    self, Call, CheckpointError, Contents, Copies, Fitting, Load, Manifest, ModelPlacement, Read, Saveable,
+    Saved, SavedParts, SavedProgress, SavedTensor, Settings, read_own,
 };
 use crate::ranks::{agree, host_words};
 use crate::reduce::together::objection;
@@ -167,7 +167,7 @@ impl SavedParts for AllGroups<'_> {
 
     fn compare_all(&mut self) -> Result<(), checkpoint::Error> {
         let own = self.told()?;
-        let ranks = Ranks::of(self);
+        let ranks = self.group();
         let all = ranks.gather(&serde_json::to_vec(&own).unwrap_or_default())?;
         let all: Result<Vec<Told>, _> = all.iter().map(|text| serde_json::from_slice(text)).collect();
         let all = ranks.agree(all.map_err(CheckpointError::memory))?;

@@ -1,7 +1,7 @@
 //! Saving while training goes on: a thread writes a copy of one moment, over a communicator of its own.
 
 use super::ranks::Ranks;
-use super::save::{Agreed, Save, agree_to_save, apart};
+use super::save::{Agreed, Save, agree_to_save};
 use super::snapshot::Snapshot;
 use super::write::Written;
 use crate::Options;
@@ -174,7 +174,7 @@ pub fn save_async<T: Saveable + ?Sized>(
     let mut savers: Vec<&mut Saver> = after.into_iter().chain([&mut *saver]).collect();
     let agreed = agree_to_save(parts, "save in the background", &save, (&*placing, &mut savers))?;
     let hook = if save.progress.is_some() { Err(CheckpointError::Progress) } else { Ok(()) };
-    let (flight, bytes, copying) = apart(parts, |parts| saver.begin(parts, store, agreed, hook))?;
+    let (flight, bytes, copying) = parts.apart(|parts| saver.begin(parts, store, agreed, hook))?;
     Ok(Saving { flight, stall: Stall { bytes, copying, whole: begun.elapsed() } })
 }
 
@@ -225,7 +225,7 @@ impl Saver {
         agreed: Agreed,
         hook: Result<(), CheckpointError>,
     ) -> Result<(Arc<Flight>, u64, Duration), Error> {
-        let (world, from) = (Ranks::of(parts), parts.ranks());
+        let (world, from) = (parts.group(), parts.ranks());
         if self.comm.is_none() {
             let comm = from.split(Some(0), world.rank() as i64)?;
             // Every rank passes a colour, so every rank gets a communicator.

@@ -1,10 +1,10 @@
 //! Compatibility of a saved step with the vectors to load, and the source of each vector. Arithmetic only.
 
-use super::load::Load;
+use super::load_options::Load;
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::format::manifest::{Manifest, SlotEntry, TensorEntry, Type};
 use crate::checkpoint::format::mismatch::Mismatch;
-use crate::checkpoint::parts::{MASTER, Named, PARAM, SavedTensor};
+use crate::checkpoint::tensors::{MASTER, Named, PARAM, SavedTensor};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Conversion of a vector that was saved as another type, or as another vector.

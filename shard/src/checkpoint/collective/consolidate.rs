@@ -2,7 +2,6 @@
 
 use super::ranks::Ranks;
 use super::read::join;
-use super::save::apart;
 use super::writer_election;
 use super::writer_election::{claims, parts};
 use crate::checkpoint::error::CheckpointError;
@@ -12,8 +11,9 @@ use crate::checkpoint::format::local_pieces::Part;
 use crate::checkpoint::format::manifest::Type;
 use crate::checkpoint::format::piece::{Piece, Region, Run};
 use crate::checkpoint::format::placement::ModelPlacement;
-use crate::checkpoint::parts::{Named, SavedParts, SavedTensor};
+use crate::checkpoint::parts::SavedParts;
 use crate::checkpoint::saveable::Saveable;
+use crate::checkpoint::tensors::{Named, SavedTensor};
 use crate::ranks::host_words;
 use meshstep_comm::Op;
 use meshstep_tensor::{Buffer, Category, DType, Slice};
@@ -78,7 +78,7 @@ pub fn consolidate<T: Saveable + ?Sized>(thing: &mut T, to: usize, sink: Sink<'_
     let mut contents = thing.contents();
     let (parts, placing) = contents.of_group();
     let mut sources = Sources::of(parts, &format!("consolidate to rank {to}"), to, &*placing)?;
-    apart(parts, |parts| {
+    parts.apart(|parts| {
         for param in 0..sources.contents.len() {
             for vector in sources.contents[param].vectors.clone() {
                 sources.hand_over(parts, param, &vector, sink)?;
@@ -121,9 +121,9 @@ impl Sources {
             let error = meshstep_comm::Error::InvalidRank { rank: to, world_size };
             return Err(error.into());
         }
-        apart(parts, |parts| {
+        parts.apart(|parts| {
             parts.optimizer().compare_counters()?;
-            Sources::new(Ranks::of(parts), parts.tensors(placing), to)
+            Sources::new(parts.group(), parts.tensors(placing), to)
         })
     }
 
@@ -350,7 +350,7 @@ fn elect(
     let whole = |(content, pieces): (&SavedTensor, BTreeMap<_, (Piece, usize)>)| {
         let pieces: Vec<(Piece, usize)> = pieces.into_values().collect();
         let covered = coverage::check(&content.holding.shape, pieces.iter().map(|(piece, _)| piece));
-        let (tensor, slot) = (content.name.clone(), crate::checkpoint::parts::PARAM.to_owned());
+        let (tensor, slot) = (content.name.clone(), crate::checkpoint::tensors::PARAM.to_owned());
         covered.map_err(|source| CheckpointError::Cover { tensor, slot, source })?;
         Ok(pieces)
     };

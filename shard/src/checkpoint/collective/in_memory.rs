@@ -6,9 +6,9 @@
 
 use super::compatibility::MOST_UPDATES;
 use super::load::take_in;
-use super::ranks::Ranks;
-use super::save::{apart, random, settings as settings_of};
+use super::save::random;
 use crate::Options;
+use crate::checkpoint::bytes_error::BytesError;
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::failure::Error;
 use crate::checkpoint::format::manifest::Type;
@@ -16,36 +16,15 @@ use crate::checkpoint::format::mismatch::Mismatch;
 use crate::checkpoint::format::piece::Region;
 use crate::checkpoint::format::placement::ModelPlacement;
 use crate::checkpoint::format::settings::Settings;
-use crate::checkpoint::parts::{Call, Named, SavedParts, SavedTensor};
+use crate::checkpoint::parts::{Call, SavedParts};
 use crate::checkpoint::saveable::Saveable;
+use crate::checkpoint::tensors::{Named, SavedTensor};
 use crate::ranks::host_words;
 use crate::update::values::VectorKind as Slot;
 use meshstep_tensor::{Buffer, Category, Slice};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
-
-/// Reason why bytes are refused. Nothing was changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[non_exhaustive]
-pub enum BytesError {
-    /// The bytes are not those that `serialize` made.
-    #[error("the bytes are not what `serialize` made: {reason}")]
-    Damaged {
-        /// Reason.
-        reason: String,
-    },
-    /// The bytes are of another rank, layout or rule.
-    #[error("{what} was {there} when the bytes were made, and is {here}; another layout needs a checkpoint")]
-    Other {
-        /// Name of the property that differs.
-        what: String,
-        /// Its value when the bytes were made.
-        there: String,
-        /// Its value here.
-        here: String,
-    },
-}
 
 const MAGIC: &[u8; 8] = b"MESHSTEP";
 const FORMAT: u32 = 1;
@@ -94,8 +73,8 @@ pub fn serialize<T: Saveable + ?Sized>(thing: &mut T) -> Result<Vec<u8>, Error> 
     opt.healthy()?;
     let ready = opt.between_two_steps();
     opt.reducer.call_together("serialize", ready)?;
-    let ranks = Ranks::of(parts);
-    apart(parts, |parts| {
+    let ranks = parts.group();
+    parts.apart(|parts| {
         parts.optimizer().compare_counters()?;
         let moment = ranks.first_word(random())?;
         ranks.agree(to_bytes(parts, moment, &*placing))
@@ -112,8 +91,8 @@ pub fn deserialize<T: Saveable + ?Sized>(thing: &mut T, bytes: &[u8]) -> Result<
     opt.healthy()?;
     let ready = opt.between_two_steps();
     opt.reducer.call_together("deserialize", ready)?;
-    let ranks = Ranks::of(parts);
-    apart(parts, |parts| {
+    let ranks = parts.group();
+    parts.apart(|parts| {
         let Staged { moment, vectors, t, settings } = ranks.agree(stage(parts, bytes, &*placing))?;
         let (text, opt) = (format!("moment of the bytes = {moment:016x}\n"), parts.optimizer());
         crate::same_everywhere(&**opt.comm(), opt.options(), &text)?;
@@ -127,7 +106,7 @@ fn to_bytes(
     placing: &dyn ModelPlacement,
 ) -> Result<Vec<u8>, CheckpointError> {
     let contents = parts.tensors(placing)?;
-    let settings = settings_of(parts, placing).members().clone();
+    let settings = parts.all_settings(placing).members().clone();
     let header = Header::new(parts, moment, placing, &contents, settings)?;
     let text = serde_json::to_vec(&header).map_err(CheckpointError::memory)?;
     let data = header.vectors.iter().map(HeldVector::bytes).sum::<usize>();
@@ -183,7 +162,7 @@ fn stage(
     let here = Header::new(parts, header.moment, placing, &contents, BTreeMap::new())?;
     header.check(&here, data.len())?;
     let settings = Settings::new(header.settings);
-    parts.compare_settings(&settings, &settings_of(parts, placing)).map_err(other_setting)?;
+    parts.compare_settings(&settings, &parts.all_settings(placing)).map_err(other_setting)?;
     parts.check(&settings)?;
     let meter = parts.optimizer().options().meter.clone();
     let mut vectors = Vec::new();

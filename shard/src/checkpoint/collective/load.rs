@@ -1,36 +1,24 @@
 //! Loading: every rank reads its own elements; then all ranks take them in, or none does.
 
 use super::compatibility::{Cast, Fitting};
-use super::ranks::Ranks;
+use super::load_options::Load;
 use super::read::{Want, read_all};
-use super::save::{apart, settings as settings_of};
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::failure::Error;
 use crate::checkpoint::format::manifest::{SlotEntry, WINDOW, Whose};
 use crate::checkpoint::format::placement::ModelPlacement;
 use crate::checkpoint::format::progress::SavedProgress;
 use crate::checkpoint::format::settings::{Settings, TiedNames};
-use crate::checkpoint::parts::{PARAM, REMAINDER, SavedParts, SavedTensor};
+use crate::checkpoint::parts::SavedParts;
 use crate::checkpoint::saveable::Saveable;
 use crate::checkpoint::store::Store;
 use crate::checkpoint::store::reader::Saved;
+use crate::checkpoint::tensors::{PARAM, REMAINDER, Read, SavedTensor};
 use crate::update::values::VectorKind as Slot;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Slice, SliceMut};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Range;
-
-/// Options of a load, the same on every rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Load {
-    /// Checkpoint to load; `None` loads the newest complete one.
-    pub step: Option<u64>,
-    /// Loads the vectors that fit, and reports those that were missing, unexpected or of another type; without it these are errors. Missing
-    /// vectors stay as they are; shapes must be the same.
-    pub partial: bool,
-    /// Allows other hyperparameters, another schedule or loss scale, and other random bits; without it these are errors.
-    pub other_settings: bool,
-}
 
 /// Result of a load.
 #[derive(Debug)]
@@ -50,9 +38,6 @@ pub struct Loaded {
     /// Caller's bytes that the rank of this number saved as its own; empty if there was no such rank.
     pub own_blobs: BTreeMap<String, Vec<u8>>,
 }
-
-/// Vector that was read: parameter, slot, and this rank's values.
-pub(crate) type Read = (usize, Slot, Buffer);
 
 /// Everything that is taken in once all ranks have read.
 #[derive(Default)]
@@ -93,8 +78,8 @@ pub fn load<T: Saveable + ?Sized>(thing: &mut T, store: &Store, load: Load) -> R
     opt.healthy()?;
     let ready = opt.between_two_steps();
     parts.call_all(&format!("load\nwhat to load = {load:?}"), ready)?;
-    let ranks = Ranks::of(parts);
-    apart(parts, |parts| {
+    let ranks = parts.group();
+    parts.apart(|parts| {
         let opened = load.step.map_or_else(|| store.latest(), |step| store.open(step));
         let saved = ranks.agree(opened)?;
         let text = format!("checkpoint to load = {} of step {}\n", saved.hash(), saved.manifest().step);
@@ -151,7 +136,7 @@ fn stage(
     tied.extend(placing.tied());
     let fitting = Fitting::new(&contents, &manifest, &tied, load)?;
     if !load.other_settings {
-        parts.compare_settings(&settings, &settings_of(parts, placing))?;
+        parts.compare_settings(&settings, &parts.all_settings(placing))?;
     }
     parts.check(&settings)?;
     let vectors = parts.read(saved, &contents, &fitting)?;

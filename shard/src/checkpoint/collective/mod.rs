@@ -5,6 +5,7 @@ pub(crate) mod compatibility;
 pub(crate) mod consolidate;
 pub(crate) mod in_memory;
 pub(crate) mod load;
+pub(crate) mod load_options;
 pub(crate) mod ranks;
 pub(crate) mod read;
 pub(crate) mod reshard;

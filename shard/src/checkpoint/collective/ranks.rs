@@ -2,7 +2,6 @@
 
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::failure::{Error, Failed};
-use crate::checkpoint::parts::SavedParts;
 use crate::ranks::host_words;
 use crate::{Options, gather_words};
 use meshstep_comm::{Communicator, Op, Reduction};
@@ -33,11 +32,6 @@ pub(crate) struct Ranks {
 impl Ranks {
     pub(crate) fn new(comm: &Arc<dyn Communicator>, options: &Options) -> Self {
         Ranks { comm: Arc::clone(comm), options: options.clone() }
-    }
-
-    /// Returns the ranks that save together with `parts`.
-    pub(crate) fn of(parts: &mut dyn SavedParts) -> Self {
-        Self::new(&parts.ranks(), parts.optimizer().options())
     }
 
     pub(crate) fn rank(&self) -> usize {

@@ -1,9 +1,9 @@
 //! Resharding without files: every rank describes its present and its future state, and sends elements to the ranks that lack them.
 
 use super::compatibility::Fitting;
-use super::load::{Load, Staged, take_in};
+use super::load::{Staged, take_in};
+use super::load_options::Load;
 use super::ranks::Ranks;
-use super::save::{apart, settings as settings_of};
 use super::transfer_plan::{Move, Moves, Side, Tensor};
 use super::windowed_transfer::{Window, partners};
 use super::write::STAGING;
@@ -14,8 +14,9 @@ use crate::checkpoint::format::local_pieces::Part;
 use crate::checkpoint::format::piece::Piece;
 use crate::checkpoint::format::placement::ModelPlacement;
 use crate::checkpoint::format::settings::{Settings, TiedNames};
-use crate::checkpoint::parts::{Call, SavedParts, SavedTensor};
+use crate::checkpoint::parts::{Call, SavedParts};
 use crate::checkpoint::saveable::{Contents, Saveable};
+use crate::checkpoint::tensors::SavedTensor;
 use crate::reduce::together::objection;
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Buffer, Category, Queue, SliceMut};
@@ -179,7 +180,7 @@ impl Reshard<'_> {
         self.ranks.agree(Ok(()))?;
         if let (Some(held), Some(room)) = (to, room) {
             let Staged { vectors, t, settings, .. } = &room.staged;
-            apart(held.parts, |parts| take_in(parts, vectors, t, settings))?;
+            held.parts.apart(|parts| take_in(parts, vectors, t, settings))?;
         }
         Ok(moved)
     }
@@ -247,7 +248,7 @@ fn describe(ReshardSide { parts, placing }: &mut ReshardSide<'_>) -> Result<Resh
         let (name, shape) = (content.name.clone(), content.holding.shape.clone());
         tensors.push(Tensor { name, t: content.t, shape, slots, owned: pieces(content.owned.clone()) });
     }
-    let settings = settings_of(*parts, &**placing).members().clone();
+    let settings = parts.all_settings(&**placing).members().clone();
     Ok((contents, Side { tensors, settings }))
 }
 
@@ -261,7 +262,7 @@ fn room(
     let TiedNames { mut tied } = settings.section()?;
     tied.extend(placing.tied());
     let Fitting { t, .. } = Fitting::new(&contents, &manifest, &tied, &Load::default())?;
-    parts.compare_settings(&settings, &settings_of(*parts, &**placing))?;
+    parts.compare_settings(&settings, &parts.all_settings(&**placing))?;
     parts.check(&settings)?;
     let meter = parts.optimizer().options().meter.clone();
     let (mut vectors, mut firsts, mut begins) = (Vec::new(), Vec::new(), Vec::new());

@@ -9,11 +9,12 @@ use crate::checkpoint::failure::Error;
 use crate::checkpoint::format::local_pieces::Part;
 use crate::checkpoint::format::manifest::{FORMAT, Manifest, SlotEntry, TensorEntry};
 use crate::checkpoint::format::placement::ModelPlacement;
-use crate::checkpoint::format::settings::{Settings, TiedNames};
-use crate::checkpoint::parts::{Live, Named, SavedParts, SavedTensor, Source};
+use crate::checkpoint::format::settings::Settings;
+use crate::checkpoint::parts::{Live, SavedParts};
 use crate::checkpoint::saveable::Saveable;
 use crate::checkpoint::store::reader::of_rank;
 use crate::checkpoint::store::{Draft, Folder, Store};
+use crate::checkpoint::tensors::{Named, SavedTensor, Source};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
@@ -80,9 +81,9 @@ pub fn save<T: Saveable + ?Sized>(thing: &mut T, store: &Store, mut save: Save<'
     let agreed =
         agree_to_save(parts, "save", &save, (&*placing, &mut after.into_iter().collect::<Vec<_>>()))?;
     let step = agreed.step;
-    let ranks = Ranks::of(parts);
+    let ranks = parts.group();
     let progress = progress.unwrap_or(&mut nobody);
-    apart(parts, |parts| agreed.carry_out(store, &ranks, &mut Live(parts), progress))?;
+    parts.apart(|parts| agreed.carry_out(store, &ranks, &mut Live(parts), progress))?;
     Ok(step)
 }
 
@@ -100,22 +101,17 @@ pub(crate) fn agree_to_save(
     let ready = opt.between_two_steps();
     let (step, keep) = (save.step.unwrap_or_else(|| parts.name_by_steps()), save.keep);
     parts.call_all(&format!("{how}\nstep to save = {step}\ncheckpoints to keep = {keep:?}"), ready)?;
-    let ranks = Ranks::of(parts);
-    apart(parts, |parts| {
+    let ranks = parts.group();
+    parts.apart(|parts| {
         Saver::report(savers, &ranks, &parts.ranks())?;
         parts.compare_all()?;
         let blobs = blobs(save, ranks.rank());
         let contents = parts.tensors(placing).and_then(|contents| Ok((contents, blobs?)));
         let (contents, blobs) = ranks.agree(contents)?;
         let written = divide(&ranks, &contents)?;
-        let (mesh, settings) = (placing.mesh(), settings(parts, placing));
+        let (mesh, settings) = (placing.mesh(), parts.all_settings(placing));
         Ok(Agreed { contents, parts: written, step, keep, mesh, settings, blobs })
     })
-}
-
-/// Returns all sections of settings.
-pub(crate) fn settings(parts: &dyn SavedParts, placing: &dyn ModelPlacement) -> Settings {
-    parts.settings().with(&TiedNames { tied: placing.tied() })
 }
 
 /// Returns the parts that this rank writes. Collective.
@@ -125,21 +121,6 @@ fn divide(ranks: &Ranks, contents: &[SavedTensor]) -> Result<Vec<(usize, Part)>,
     let claims: Result<Vec<_>, _> = claims.iter().map(|text| serde_json::from_slice(text)).collect();
     let claims = ranks.agree(claims.map_err(CheckpointError::memory))?;
     Ok(elected(claims, ranks.rank(), &parts))
-}
-
-/// Runs `call` between two steps, which do not count the bytes it sends. An error of this rank alone ends the run.
-pub(crate) fn apart<T>(
-    parts: &mut dyn SavedParts,
-    call: impl FnOnce(&mut dyn SavedParts) -> Result<T, Error>,
-) -> Result<T, Error> {
-    let before = parts.optimizer().bytes_sent();
-    let called = call(parts);
-    parts.optimizer().exclude_sent_since(before);
-    called.inspect_err(|error| {
-        if let Error::Shard(error) = error {
-            parts.end_all(error);
-        }
-    })
 }
 
 impl Agreed {

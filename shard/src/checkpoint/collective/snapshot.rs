@@ -2,7 +2,7 @@
 
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::format::local_pieces::Part;
-use crate::checkpoint::parts::{SavedTensor, Source, Take, Wanted};
+use crate::checkpoint::tensors::{SavedTensor, Source, Take, Wanted};
 use crate::update::values::VectorKind as Slot;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice};
 use std::collections::{BTreeMap, HashMap};

@@ -3,7 +3,7 @@
 use super::write::STAGING;
 use crate::checkpoint::format::local_pieces::{Part, writers};
 use crate::checkpoint::format::piece::Piece;
-use crate::checkpoint::parts::SavedTensor;
+use crate::checkpoint::tensors::SavedTensor;
 use std::collections::BTreeMap;
 use std::ops::Range;
 

@@ -5,13 +5,13 @@ use super::file::PyTorchFile;
 use super::keys::Keys;
 use crate::Optimizer;
 use crate::checkpoint::collective::consolidate::{Sources, Window};
-use crate::checkpoint::collective::save::apart;
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::failure::Error;
 use crate::checkpoint::format::manifest::Type;
 use crate::checkpoint::format::shard_file::{ShardWriter, Vector};
-use crate::checkpoint::parts::{Call, Named, SavedParts, SavedTensor};
+use crate::checkpoint::parts::{Call, SavedParts};
 use crate::checkpoint::saveable::Saveable;
+use crate::checkpoint::tensors::{Named, SavedTensor};
 use meshstep_tensor::{Buffer, Category, Meter, cast};
 use std::collections::BTreeSet;
 
@@ -39,7 +39,7 @@ pub fn export_pytorch<T: Saveable + ?Sized>(
     let (parts, placing) = contents.for_group(Call::Export)?;
     let mut sources = Sources::of(parts, &format!("export for PyTorch on rank {to}"), to, &*placing)?;
     let writes = sources.ranks.rank() == to;
-    apart(parts, |parts| {
+    parts.apart(|parts| {
         let plan = sources.ranks.agree(ExportPlan::new(parts.optimizer(), &sources.contents))?;
         let written = plan.carry_out(file, writes, parts, &mut sources);
         if written.is_err() && writes {

@@ -6,17 +6,16 @@ use super::keys::Keys;
 use super::plain::Plain;
 use crate::Optimizer;
 use crate::checkpoint::collective::load::take_in;
-use crate::checkpoint::collective::ranks::Ranks;
 use crate::checkpoint::collective::read::Target;
-use crate::checkpoint::collective::save::apart;
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::failure::Error;
 use crate::checkpoint::format::header::Entry;
 use crate::checkpoint::format::manifest::Type;
 use crate::checkpoint::format::placement::ModelPlacement;
 use crate::checkpoint::format::settings::Settings;
-use crate::checkpoint::parts::{Call, MASTER, Named, PARAM, SavedParts, SavedTensor};
+use crate::checkpoint::parts::{Call, SavedParts};
 use crate::checkpoint::saveable::Saveable;
+use crate::checkpoint::tensors::{MASTER, Named, PARAM, SavedTensor};
 use crate::update::values::VectorKind as Slot;
 use meshstep_tensor::{Buffer, Category};
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,8 +80,8 @@ pub fn import_pytorch<T: Saveable + ?Sized>(
     opt.healthy()?;
     let ready = opt.between_two_steps();
     opt.reducer.call_together(&format!("import from PyTorch\nwhat to import = {import:?}"), ready)?;
-    let ranks = Ranks::of(parts);
-    apart(parts, |parts| {
+    let ranks = parts.group();
+    parts.apart(|parts| {
         let mut plain = ranks.agree(Plain::open(file))?;
         let opt = parts.optimizer();
         crate::same_everywhere(

@@ -2,7 +2,7 @@
 
 use super::error::PyTorchError;
 use crate::checkpoint::Type;
-use crate::checkpoint::parts::{MASTER, Named, PARAM, REMAINDER, SavedTensor};
+use crate::checkpoint::tensors::{MASTER, Named, PARAM, REMAINDER, SavedTensor};
 use meshstep_optim::Rule;
 
 /// Vectors of a parameter by their keys in the file.

@@ -9,7 +9,7 @@ use crate::checkpoint::format::header::{self, Entry, Header};
 use crate::checkpoint::format::local_pieces::Part;
 use crate::checkpoint::format::manifest::{Type, WINDOW};
 use crate::checkpoint::format::piece::{Piece, Region, Run, product};
-use crate::checkpoint::parts::SavedTensor;
+use crate::checkpoint::tensors::SavedTensor;
 use std::collections::BTreeMap;
 use std::ops::Range;
 

@@ -5,7 +5,7 @@ use super::record::WorkerRecord;
 use super::rows::Row;
 use super::{AllWorkers, Mode};
 use crate::Error;
-use crate::checkpoint::{self, CheckpointError, Ranks, Settings};
+use crate::checkpoint::{self, CheckpointError, SavedParts, Settings};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::xxh3_64;
@@ -30,7 +30,7 @@ impl AllWorkers<'_> {
     /// Exchanges the ranks' counts, and checks that state which is saved once is the same on all ranks. Collective.
     pub(super) fn tell(&mut self) -> Result<(), checkpoint::Error> {
         let own = self.told()?;
-        let ranks = Ranks::of(self);
+        let ranks = self.group();
         let all = ranks.gather(&serde_json::to_vec(&own).unwrap_or_default())?;
         let all: Result<Vec<Told>, _> = all.iter().map(|text| serde_json::from_slice(text)).collect();
         let all = ranks.agree(all.map_err(CheckpointError::memory))?;

@@ -1,0 +1,78 @@
+//! Parameters and vectors of saved state on this rank, and sources of their values.
+
+use super::error::CheckpointError;
+use super::format::local_pieces::{LocalPieces, Part};
+use super::format::manifest::Type;
+use super::format::piece::{Piece, Region};
+use crate::update::values::VectorKind as Slot;
+use meshstep_tensor::{Buffer, Queue, Slice};
+use std::ops::Range;
+
+/// Parameter and its state.
+#[derive(Clone, Debug)]
+pub(crate) struct SavedTensor {
+    pub(crate) name: String,
+    /// Number of updates of the parameter.
+    pub(crate) t: u64,
+    /// Local part of the parameter on this rank.
+    pub(crate) holding: LocalPieces,
+    /// Elements of the local part of which this rank has all vectors.
+    pub(crate) owned: Range<usize>,
+    /// True if other ranks have all vectors of the same elements.
+    pub(crate) shared: bool,
+    /// Its vectors.
+    pub(crate) vectors: Vec<Named>,
+}
+
+/// Vector of a parameter.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    pub(crate) slot: Slot,
+    /// `param`, `master`, `remainder`, or the name of the rule's state.
+    pub(crate) name: String,
+    pub(crate) dtype: Type,
+}
+
+pub(crate) const PARAM: &str = "param";
+pub(crate) const MASTER: &str = "master";
+pub(crate) const REMAINDER: &str = "remainder";
+
+/// Part of a vector.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) param: usize,
+    pub(crate) slot: Slot,
+    /// Index among the parts that this rank writes.
+    pub(crate) index: usize,
+    pub(crate) part: &'a Part,
+    /// Whole local part of the parameter.
+    pub(crate) held: &'a Piece,
+}
+
+/// Receiver of values.
+pub(crate) type Take<'a> = &'a mut dyn FnMut(Slice<'_>) -> Result<(), CheckpointError>;
+
+/// Source of values to save: live vectors, or a copy of them.
+pub(crate) trait Source {
+    /// Returns the queue of the memory with the values.
+    fn place(&self) -> Queue;
+
+    /// Passes the values of a part to `take` in order, one call for each contiguous run.
+    fn values(&mut self, wanted: &Wanted<'_>, take: Take<'_>) -> Result<(), CheckpointError>;
+}
+
+/// Vector that was read: parameter, slot, and this rank's values.
+pub(crate) type Read = (usize, Slot, Buffer);
+
+impl SavedTensor {
+    /// Returns the local part as one piece.
+    pub(crate) fn held(&self) -> Piece {
+        let region = Region::whole(&self.holding.local);
+        Piece { range: 0..region.elements().unwrap_or(0), region }
+    }
+
+    /// Returns the number of elements of the whole parameter.
+    pub(crate) fn len(&self) -> u64 {
+        self.holding.shape.iter().product()
+    }
+}
