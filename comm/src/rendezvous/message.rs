@@ -1,11 +1,7 @@
 //! Messages between ranks and the store, and their encoding: little-endian; trailing or missing bytes are an error.
 
-use super::proof::{NONCE, Nonce, Proof, SEAL};
 use super::{Broken, Refusal, Why};
 use std::time::Duration;
-
-/// Protocol version; a peer of another version gets [`Why::NotUnderstood`].
-const VERSION: u8 = 1;
 
 /// Identity that a rank claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,26 +14,7 @@ pub(super) struct Claim {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    // Handshake, not sealed.
-    Hello {
-        nonce: Nonce,
-        claim: Claim,
-    },
-    Challenge {
-        nonce: Nonce,
-        proof: Proof,
-    },
-    Answer {
-        proof: Proof,
-    },
-    /// Sent by a rank to a store that does not know its token.
-    Stranger,
-    /// Sent instead of a hello, to a service other than the store.
-    Call {
-        nonce: Nonce,
-        purpose: String,
-    },
-    // The store's decision, sealed like all later messages.
+    // The listener's verdict.
     Welcome,
     Refused(Refusal),
     // In both directions: the store forwards the message to all ranks.
@@ -57,6 +34,16 @@ pub(super) enum Message {
         after: Duration,
     },
     Bye,
+    Gather {
+        generation: u64,
+        name: String,
+        value: Vec<u8>,
+    },
+    /// Asks for the ranks that the sender's oldest gather of this name awaits.
+    Ask {
+        generation: u64,
+        name: String,
+    },
     // From the store to all.
     Joined {
         rank: usize,
@@ -69,19 +56,34 @@ pub(super) enum Message {
         why: Why,
     },
     Broken(Broken),
+    /// The values of all ranks, in their order.
+    Gathered {
+        generation: u64,
+        name: String,
+        values: Vec<Vec<u8>>,
+    },
+    /// Generations below this one are dropped.
+    Retired {
+        below: u64,
+    },
+    // From the store to the ranks of an incomplete gather.
+    Absent {
+        generation: u64,
+        name: String,
+        ranks: Vec<usize>,
+    },
+    /// The gather cannot complete: a rank left before it.
+    Hopeless {
+        generation: u64,
+        name: String,
+        rank: usize,
+    },
 }
 
 impl Message {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Writer(Vec::new());
         match self {
-            Message::Hello { nonce, claim } => {
-                out.bytes(&[1, VERSION]).bytes(nonce).text(&claim.run_id);
-                out.number(claim.restart).number(claim.rank as u64).number(claim.world_size as u64)
-            }
-            Message::Challenge { nonce, proof } => out.bytes(&[2]).bytes(nonce).bytes(proof),
-            Message::Answer { proof } => out.bytes(&[3]).bytes(proof),
-            Message::Stranger => out.bytes(&[4]),
             Message::Welcome => out.bytes(&[5]),
             Message::Refused(refusal) => out.bytes(&[6]).refusal(refusal),
             Message::Set { generation, key, value } => {
@@ -97,7 +99,24 @@ impl Message {
             Message::Left { rank } => out.bytes(&[13]).number(*rank as u64),
             Message::Lost { rank, why } => out.bytes(&[14]).number(*rank as u64).why(why),
             Message::Broken(broken) => out.bytes(&[15]).broken(broken),
-            Message::Call { nonce, purpose } => out.bytes(&[16, VERSION]).bytes(nonce).text(purpose),
+            Message::Gather { generation, name, value } => {
+                out.bytes(&[16]).number(*generation).text(name).counted(value)
+            }
+            Message::Ask { generation, name } => out.bytes(&[17]).number(*generation).text(name),
+            Message::Gathered { generation, name, values } => {
+                out.bytes(&[18]).number(*generation).text(name).list(values, |out, value| {
+                    out.counted(value);
+                })
+            }
+            Message::Retired { below } => out.bytes(&[19]).number(*below),
+            Message::Absent { generation, name, ranks } => {
+                out.bytes(&[20]).number(*generation).text(name).list(ranks, |out, rank| {
+                    out.number(*rank as u64);
+                })
+            }
+            Message::Hopeless { generation, name, rank } => {
+                out.bytes(&[21]).number(*generation).text(name).number(*rank as u64)
+            }
         };
         out.0
     }
@@ -106,14 +125,6 @@ impl Message {
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut input = Reader(bytes);
         let message = match input.byte()? {
-            1 if input.byte()? == VERSION => {
-                let (nonce, run_id, restart) = (input.array::<NONCE>()?, input.text()?, input.number()?);
-                let claim = Claim { run_id, restart, rank: input.size()?, world_size: input.size()? };
-                Message::Hello { nonce, claim }
-            }
-            2 => Message::Challenge { nonce: input.array::<NONCE>()?, proof: input.array::<SEAL>()? },
-            3 => Message::Answer { proof: input.array::<SEAL>()? },
-            4 => Message::Stranger,
             5 => Message::Welcome,
             6 => Message::Refused(input.refusal()?),
             7 => Message::Set { generation: input.number()?, key: input.counted()?, value: input.counted()? },
@@ -125,12 +136,56 @@ impl Message {
             13 => Message::Left { rank: input.size()? },
             14 => Message::Lost { rank: input.size()?, why: input.why()? },
             15 => Message::Broken(input.broken()?),
-            16 if input.byte()? == VERSION => {
-                Message::Call { nonce: input.array::<NONCE>()?, purpose: input.text()? }
+            16 => {
+                Message::Gather { generation: input.number()?, name: input.text()?, value: input.counted()? }
+            }
+            17 => Message::Ask { generation: input.number()?, name: input.text()? },
+            18 => {
+                let (generation, name) = (input.number()?, input.text()?);
+                Message::Gathered { generation, name, values: input.list(Reader::counted)? }
+            }
+            19 => Message::Retired { below: input.number()? },
+            20 => {
+                let (generation, name) = (input.number()?, input.text()?);
+                Message::Absent { generation, name, ranks: input.list(Reader::size)? }
+            }
+            21 => {
+                let (generation, name) = (input.number()?, input.text()?);
+                Message::Hopeless { generation, name, rank: input.size()? }
             }
             _ => return None,
         };
         input.0.is_empty().then_some(message)
+    }
+
+    /// Appends the message to a batch, which travels as one message of the connection.
+    pub(super) fn batch(encoded: &[u8], batch: &mut Vec<u8>) {
+        batch.extend_from_slice(&(encoded.len() as u32).to_le_bytes());
+        batch.extend_from_slice(encoded);
+    }
+
+    /// Decodes a batch; `None` if one of its messages is invalid.
+    pub(super) fn decode_batch(bytes: &[u8]) -> Option<Vec<Self>> {
+        let (mut input, mut messages) = (Reader(bytes), Vec::new());
+        while !input.0.is_empty() {
+            messages.push(Message::decode(input.slice()?)?);
+        }
+        Some(messages)
+    }
+}
+
+impl Claim {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Writer(Vec::new());
+        out.text(&self.run_id).number(self.restart).number(self.rank as u64).number(self.world_size as u64);
+        out.0
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut input = Reader(bytes);
+        let (run_id, restart) = (input.text()?, input.number()?);
+        let claim = Claim { run_id, restart, rank: input.size()?, world_size: input.size()? };
+        input.0.is_empty().then_some(claim)
     }
 }
 
@@ -154,6 +209,12 @@ impl Writer {
         self.counted(text.as_bytes())
     }
 
+    fn list<T>(&mut self, items: &[T], mut write: impl FnMut(&mut Self, &T)) -> &mut Self {
+        self.bytes(&(items.len() as u32).to_le_bytes());
+        items.iter().for_each(|item| write(self, item));
+        self
+    }
+
     /// Encodes a duration in microseconds, capped at half a million years.
     fn duration(&mut self, duration: Duration) -> &mut Self {
         self.number(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
@@ -166,6 +227,8 @@ impl Writer {
             Refusal::OtherWorldSize { store } => self.bytes(&[3]).number(*store as u64),
             Refusal::RankTaken => self.bytes(&[4]),
             Refusal::RankGone => self.bytes(&[5]),
+            Refusal::OtherPurpose { listener } => self.bytes(&[6]).text(listener),
+            Refusal::OtherEndpoint { listener } => self.bytes(&[7]).text(listener),
         }
     }
 
@@ -178,6 +241,9 @@ impl Writer {
             Why::NotUnderstood => self.bytes(&[5]),
             Why::WrongToken => self.bytes(&[6]),
             Why::System { message } => self.bytes(&[7]).text(message),
+            Why::OtherVersion { theirs } => self.bytes(&[8, *theirs]),
+            Why::OtherPurpose => self.bytes(&[9]),
+            Why::OtherEndpoint => self.bytes(&[10]),
         }
     }
 
@@ -195,7 +261,14 @@ impl Writer {
 
 struct Reader<'a>(&'a [u8]);
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    fn slice(&mut self) -> Option<&'a [u8]> {
+        let len = u32::from_le_bytes(self.array()?) as usize;
+        let (bytes, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
     fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (array, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
@@ -215,10 +288,17 @@ impl Reader<'_> {
     }
 
     fn counted(&mut self) -> Option<Vec<u8>> {
-        let len = u32::from_le_bytes(self.array()?) as usize;
-        let (bytes, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(bytes.to_vec())
+        self.slice().map(<[u8]>::to_vec)
+    }
+
+    /// Reads items until their announced number; a false number ends with the input.
+    fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let len = u32::from_le_bytes(self.array()?);
+        let mut items = Vec::new();
+        for _ in 0..len {
+            items.push(read(self)?);
+        }
+        Some(items)
     }
 
     fn text(&mut self) -> Option<String> {
@@ -236,6 +316,8 @@ impl Reader<'_> {
             3 => Refusal::OtherWorldSize { store: self.size()? },
             4 => Refusal::RankTaken,
             5 => Refusal::RankGone,
+            6 => Refusal::OtherPurpose { listener: self.text()? },
+            7 => Refusal::OtherEndpoint { listener: self.text()? },
             _ => return None,
         })
     }
@@ -249,6 +331,9 @@ impl Reader<'_> {
             5 => Why::NotUnderstood,
             6 => Why::WrongToken,
             7 => Why::System { message: self.text()? },
+            8 => Why::OtherVersion { theirs: self.byte()? },
+            9 => Why::OtherPurpose,
+            10 => Why::OtherEndpoint,
             _ => return None,
         })
     }
@@ -272,7 +357,6 @@ mod tests {
 
     /// Returns one message of each kind.
     fn all() -> Vec<Message> {
-        let claim = Claim { run_id: "run ü".to_owned(), restart: 3, rank: 1, world_size: 4 };
         let after = Duration::from_millis(1500);
         let refusals = [
             Refusal::OtherRun { store: "other".to_owned() },
@@ -280,6 +364,8 @@ mod tests {
             Refusal::OtherWorldSize { store: 8 },
             Refusal::RankTaken,
             Refusal::RankGone,
+            Refusal::OtherPurpose { listener: "store".to_owned() },
+            Refusal::OtherEndpoint { listener: "host:1".to_owned() },
         ];
         let whys = [
             Why::Closed,
@@ -289,6 +375,9 @@ mod tests {
             Why::NotUnderstood,
             Why::WrongToken,
             Why::System { message: "no".to_owned() },
+            Why::OtherVersion { theirs: 9 },
+            Why::OtherPurpose,
+            Why::OtherEndpoint,
         ];
         let broken = [
             Broken::SameRank { rank: 1 },
@@ -297,11 +386,6 @@ mod tests {
             Broken::Full { max: 7 },
         ];
         let mut all = vec![
-            Message::Hello { nonce: [5; NONCE], claim },
-            Message::Challenge { nonce: [6; NONCE], proof: [7; SEAL] },
-            Message::Answer { proof: [8; SEAL] },
-            Message::Stranger,
-            Message::Call { nonce: [9; NONCE], purpose: "other".to_owned() },
             Message::Welcome,
             Message::Set { generation: 1, key: b"k".to_vec(), value: vec![0; 128] },
             Message::Fail { rank: 3, generation: u64::MAX, text: "out of memory".to_owned() },
@@ -310,6 +394,12 @@ mod tests {
             Message::Bye,
             Message::Joined { rank: 3 },
             Message::Left { rank: 3 },
+            Message::Gather { generation: 1, name: "ü".to_owned(), value: vec![1, 2] },
+            Message::Ask { generation: 1, name: "n".to_owned() },
+            Message::Gathered { generation: 1, name: "n".to_owned(), values: vec![vec![], vec![1; 9]] },
+            Message::Retired { below: 5 },
+            Message::Absent { generation: 1, name: "n".to_owned(), ranks: vec![0, 7] },
+            Message::Hopeless { generation: 1, name: "n".to_owned(), rank: 2 },
         ];
         all.extend(refusals.map(Message::Refused));
         all.extend(whys.map(|why| Message::Lost { rank: 1, why }));
@@ -331,16 +421,23 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_not_understood() {
-        let mut hello = all()[0].encode();
-        hello[1] += 1;
-        assert_eq!(Message::decode(&hello), None);
+    fn a_claim_and_a_batch_are_read_as_written_and_no_longer() {
+        let claim = Claim { run_id: "run ü".to_owned(), restart: 3, rank: 1, world_size: 4 };
+        let mut bytes = claim.encode();
+        assert_eq!(Claim::decode(&bytes), Some(claim));
+        bytes.push(0);
+        assert_eq!(Claim::decode(&bytes), None);
+        let mut batch = Vec::new();
+        all().iter().for_each(|message| Message::batch(&message.encode(), &mut batch));
+        assert_eq!(Message::decode_batch(&batch), Some(all()));
+        batch.push(0);
+        assert_eq!(Message::decode_batch(&batch), None);
     }
 
     proptest! {
         /// Arbitrary bytes give a message that encodes to the same bytes, or `None`, and never a panic.
         #[test]
-        fn any_bytes_are_a_message_or_nothing(kind in 0..18u8, rest in vec(prop_oneof![Just(0), 0..9u8, any::<u8>()], 0..120)) {
+        fn any_bytes_are_a_message_or_nothing(kind in 0..23u8, rest in vec(prop_oneof![Just(0), 0..9u8, any::<u8>()], 0..120)) {
             let bytes = [vec![kind], rest].concat();
             if let Some(message) = Message::decode(&bytes) {
                 prop_assert_eq!(message.encode(), bytes);

@@ -46,25 +46,23 @@
 //! - The store keeps all messages, up to 64 MiB, and has two threads for each rank.
 //! - Deadlines are measured by the machine's clock: they are socket timeouts.
 
-mod admission;
 mod channel;
 mod connect;
+mod door;
 mod environment;
 mod environment_error;
 mod error;
-mod frame;
 mod generation;
-mod ledger;
 mod link;
 mod message;
+mod noise;
 mod options;
-mod proof;
 mod server;
 mod store;
 mod token;
 mod view;
 
-pub use channel::{Incoming, Listener, Outgoing, call};
+pub use channel::{Accepted, Incoming, Listener, Outgoing, call, connect};
 pub use environment::Environment;
 pub use environment_error::EnvironmentError;
 pub use error::{Error, Failure, TurnedAway, Why};

@@ -106,6 +106,10 @@ fn who_may_not_be_a_worker_is_told_why() {
     let contact = "c".repeat(65);
     assert_eq!(join(Caller { contact, ..mine.clone() }), Refusal::Contact { len: 65, max: 64 }.into());
     let deadline = Duration::from_millis(300);
+    let relay = Relay::to(addr);
+    let error = join(Caller { addr: relay.addr, ..mine.clone() });
+    let listener = addr.to_string();
+    assert_eq!(error, Error::Connection(ConnectionError::OtherEndpoint { addr: relay.addr, listener }));
     let nobody = Caller { addr: free_addr(), deadline, ..mine };
     assert_eq!(join(nobody), Error::Unanswered { what: "joining", after: deadline });
 }
@@ -224,6 +228,8 @@ fn a_cut_connection_is_made_again_and_nothing_is_lost() {
     let (_dir, log) = place();
     let service = serve(free_addr(), patient(2, 2), &log);
     let relay = Relay::to(service.addr());
+    // Without this name the workers' calls belong to another listener.
+    service.add_name(relay.addr).unwrap();
     each(relay.addr, &[0, 1], |id, worker| {
         for i in 1..=u64::from(cases(10, 10)) {
             if id == 0 {
