@@ -1,9 +1,9 @@
 //! Authenticated and encrypted connection between two processes that know the job's token, for services beside the store.
 
-use super::connect::{CallFailed, allowed, introduce, permanent, psk, refused};
+use super::connect::{CallFailed, allowed, dial_within, introduce, permanent, psk, refused};
 use super::door::{Admitted, Departures, Door, Names};
 use super::link::{self, Receiver, Sender, after};
-use super::noise::{Header, MAX_MESSAGE, Psk};
+use super::noise::{CallHeader, MAX_MESSAGE, Psk};
 use super::{Error, Refusal, Token, TurnedAway, Why};
 use crate::sync::real::Mutex;
 use mio::net::TcpListener;
@@ -21,6 +21,8 @@ const SERVICE: &str = "service/";
 const NAME: usize = 16;
 /// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Connections that are accepted, and guests that are read, in one turn.
+const BATCH: usize = 64;
 /// Rejected connections that a listener remembers.
 const REMEMBERED: usize = 64;
 
@@ -87,11 +89,11 @@ pub struct Listener {
     name: String,
     names: Arc<Names>,
     turned_away: Mutex<VecDeque<TurnedAway>>,
-    inside: Mutex<Inside>,
+    polled: Mutex<Polled>,
 }
 
 #[derive(Debug)]
-struct Inside {
+struct Polled {
     poll: Poll,
     events: Events,
     door: Door,
@@ -117,14 +119,14 @@ impl Listener {
         let listener = TcpListener::bind(addr).map_err(|error| refused(addr, &error))?;
         let system = |error: std::io::Error| Error::System { what: "listening", message: error.to_string() };
         let (addr, poll) = (listener.local_addr().map_err(system)?, Poll::new().map_err(system)?);
-        let header = Header { purpose, endpoint: addr.to_string() };
+        let header = CallHeader { purpose, endpoint: addr.to_string() };
         let door = Door::new(listener, psk(token)?, header, handshake, poll.registry());
         let (door, name) = (door.map_err(system)?, random_name()?);
         let names = Arc::clone(door.names());
         names.add(name.clone());
         let (departures, events) = (Departures::default(), Events::with_capacity(256));
-        let inside = Mutex::new(Inside { poll, events, door, departures, admitted: VecDeque::new() });
-        Ok(Listener { addr, name, names, turned_away: Mutex::default(), inside })
+        let polled = Mutex::new(Polled { poll, events, door, departures, admitted: VecDeque::new() });
+        Ok(Listener { addr, name, names, turned_away: Mutex::default(), polled })
     }
 
     /// Address of the listener, and the name by which [`call`] calls it.
@@ -151,15 +153,15 @@ impl Listener {
     /// Returns the next connection whose caller knows the token, and wants this purpose and this listener; `None` if there was none
     /// until `until`. Writes to it may take `patience`. One thread at a time accepts; another one waits for it.
     pub fn accept(&self, until: Instant, patience: Duration) -> Option<Accepted> {
-        let mut inside = self.inside.lock();
+        let mut polled = self.polled.lock();
         loop {
-            while let Some(admitted) = inside.admitted.pop_front() {
+            while let Some(admitted) = polled.admitted.pop_front() {
                 if let Ok(accepted) = establish(admitted, patience) {
                     return Some(accepted);
                 }
             }
-            let goes_on = inside.turn(until);
-            self.remember(inside.departures.turned_away.drain(..));
+            let goes_on = polled.turn(until);
+            self.remember(polled.departures.turned_away.drain(..));
             if !goes_on {
                 return None;
             }
@@ -179,7 +181,7 @@ impl Listener {
     }
 }
 
-impl Inside {
+impl Polled {
     /// Waits for events and handles them; returns false if the time is over and nobody was admitted.
     fn turn(&mut self, until: Instant) -> bool {
         let now = Instant::now();
@@ -188,11 +190,11 @@ impl Inside {
         // A failure to poll is a turn without events.
         if self.poll.poll(&mut self.events, Some(patience)).is_ok() {
             for event in &self.events {
-                self.door.ready(event.token(), &mut self.departures);
+                self.door.ready(event.token());
             }
         }
         let now = Instant::now();
-        self.door.work(self.poll.registry(), now, &mut self.departures);
+        self.door.work(self.poll.registry(), BATCH, now, &mut self.departures);
         self.admitted.extend(self.departures.admitted.drain(..));
         now < until || !self.admitted.is_empty()
     }
@@ -246,7 +248,7 @@ pub fn connect(
 struct Call {
     addr: SocketAddr,
     psk: Psk,
-    header: Header,
+    header: CallHeader,
 }
 
 impl Call {
@@ -254,7 +256,7 @@ impl Call {
         let purpose = service(purpose)?;
         limit("name", name)?;
         allowed(&addr.ip().to_string(), token, addr)?;
-        Ok(Call { addr, psk: psk(token)?, header: Header { purpose, endpoint: name.to_owned() } })
+        Ok(Call { addr, psk: psk(token)?, header: CallHeader { purpose, endpoint: name.to_owned() } })
     }
 
     fn once(&self, until: Instant, patience: Duration) -> Result<(Incoming, Outgoing), Error> {
@@ -266,7 +268,7 @@ impl Call {
     fn converse(&self, until: Instant, patience: Duration) -> Result<(Receiver, Sender), CallFailed> {
         let system = |error: std::io::Error| Why::System { message: error.to_string() };
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let stream = TcpStream::connect_timeout(&self.addr, left).map_err(system)?;
+        let stream = dial_within(self.addr, left).map_err(system)?;
         if stream.local_addr().is_ok_and(|local| local == self.addr) {
             // Without a listener, the system may give the socket the very port that it calls.
             return Err(Why::Closed.into());

@@ -2,7 +2,7 @@
 
 use super::link::{self, Receiver, Sender};
 use super::message::{Claim, Message};
-use super::noise::{Header, MAX_NAME, Psk, VERSION, greet};
+use super::noise::{CallHeader, MAX_NAME, Psk, VERSION, greet};
 use super::{Environment, Error, Options, Refusal, Token, Why, server};
 use mio::net::TcpListener;
 use std::io::ErrorKind;
@@ -13,11 +13,26 @@ use std::time::{Duration, Instant};
 /// Pause between attempts, and the limit for the system to answer one.
 const PAUSE: Duration = Duration::from_millis(50);
 const DIAL: Duration = Duration::from_secs(3);
+/// Limit for the system to answer the first request of an attempt; later ones have twice as long each.
+const FIRST_DIAL: Duration = Duration::from_millis(100);
 
 /// Derives the key of the token.
 pub(super) fn psk(token: Option<&Token>) -> Result<Psk, Error> {
     Psk::new(token)
         .map_err(|why| Error::System { what: "deriving the key of the token", message: why.to_string() })
+}
+
+/// Opens a connection within `within`. The system repeats a lost request after a second, and a flooded listener loses some: so
+/// requests are given up early and made again.
+pub(super) fn dial_within(addr: SocketAddr, within: Duration) -> std::io::Result<TcpStream> {
+    let (until, mut limit) = (link::after(within), FIRST_DIAL);
+    loop {
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        match TcpStream::connect_timeout(&addr, left.min(limit)) {
+            Err(error) if error.kind() == ErrorKind::TimedOut && left > limit => limit *= 2,
+            result => return result,
+        }
+    }
 }
 
 /// Failure of a handshake.
@@ -36,7 +51,7 @@ impl From<Why> for CallFailed {
 pub(super) fn introduce(
     stream: &Arc<TcpStream>,
     psk: &Psk,
-    header: &Header,
+    header: &CallHeader,
     hello: &[u8],
     until: Instant,
     patience: Duration,
@@ -162,7 +177,7 @@ fn dial(
     until: Instant,
 ) -> Result<Result<StorePlace, Why>, Error> {
     let left = until.saturating_duration_since(Instant::now()).clamp(Duration::from_millis(1), DIAL);
-    let stream = match TcpStream::connect_timeout(&addr, left) {
+    let stream = match dial_within(addr, left) {
         Ok(stream) => Arc::new(stream),
         Err(error) => return Ok(Err(Why::System { message: error.to_string() })),
     };
@@ -187,7 +202,7 @@ fn join(
     options: &Options,
     until: Instant,
 ) -> Result<(Receiver, Sender), CallFailed> {
-    let header = Header { purpose: server::PURPOSE.to_owned(), endpoint: environment.endpoint() };
+    let header = CallHeader { purpose: server::PURPOSE.to_owned(), endpoint: environment.endpoint() };
     let hello = claim.encode();
     let (mut receiver, sender) = introduce(stream, psk, &header, &hello, until, options.silence)?;
     let first = receiver.payload(until)?;

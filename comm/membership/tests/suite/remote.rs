@@ -244,3 +244,27 @@ fn a_cut_connection_is_made_again_and_nothing_is_lost() {
         }
     });
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_worker_joins_and_exchanges_go_on_during_a_flood_of_a_thousand() {
+    use meshstep_cases::flood::{Flood, Way};
+    let (_dir, log) = place();
+    let service = serve(free_addr(), patient(1, 1), &log);
+    let first = Remote::join(caller(service.addr(), 0)).unwrap();
+    for (way, id) in Way::ALL.into_iter().zip(1..) {
+        let flood = Flood::start(service.addr(), way);
+        // The strangers' time ends in it.
+        thread::sleep(Duration::from_millis(300));
+        let begin = Instant::now();
+        let second = Remote::join(caller(service.addr(), id)).unwrap();
+        let joined = begin.elapsed();
+        second.leave().unwrap();
+        let begin = Instant::now();
+        assert!(exchange(&first, 4 * id).unwrap().1);
+        let (exchanged, opened) = (begin.elapsed(), flood.stop());
+        println!("{way:?}: joined after {joined:?}, exchange in {exchanged:?}, {opened} connections");
+        assert!(joined < Duration::from_secs(1), "{way:?}: {joined:?}");
+        assert!(exchanged < Duration::from_secs(1), "{way:?}: {exchanged:?}");
+    }
+}

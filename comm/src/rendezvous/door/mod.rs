@@ -6,13 +6,13 @@ mod room;
 use super::Why;
 use super::link::why;
 use super::message::Message;
-use super::noise::{Alert, Answer, Cipher, FrameError, Frames, Header, Psk, answer, write};
+use super::noise::{Alert, CallHeader, Cipher, FrameError, Frames, Psk, ReadGreeting, answer, write};
 use super::{Refusal, TurnedAway};
 use crate::sync::real::Mutex;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Interest, Registry, Token};
-use room::Room;
-use std::collections::HashMap;
+use room::StrangerRoom;
+use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,8 +21,6 @@ use std::time::{Duration, Instant};
 /// Token of the listener, and first token of a connection.
 const LISTENER: Token = Token(0);
 const FIRST: usize = 16;
-/// Connections that are accepted before other work has its turn.
-const BATCH: usize = 64;
 /// Pause after the system has refused to accept a connection, for lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -33,9 +31,11 @@ pub(super) struct Door {
     psk: Psk,
     purpose: String,
     names: Arc<Names>,
-    room: Room,
+    room: StrangerRoom,
     guests: HashMap<usize, Guest>,
     next_id: usize,
+    /// Guests that may be read.
+    woken: VecDeque<usize>,
     /// True if connections may be waiting.
     pending: bool,
     /// Time of the next attempt, after a refusal of the system.
@@ -62,6 +62,8 @@ struct Guest {
     from: SocketAddr,
     frames: Frames,
     greeted: Option<Greeted>,
+    /// True if it is in the list of guests to be read.
+    woken: bool,
 }
 
 /// State after the greeting.
@@ -94,22 +96,24 @@ impl Door {
     pub(super) fn new(
         listener: TcpListener,
         psk: Psk,
-        header: Header,
+        header: CallHeader,
         handshake: Duration,
         registry: &Registry,
     ) -> std::io::Result<Self> {
-        let Header { purpose, endpoint } = header;
+        let CallHeader { purpose, endpoint } = header;
         let mut door = Door {
             listener,
             psk,
             purpose,
             names: Arc::new(Names(Mutex::new(vec![endpoint]))),
-            room: Room::new(handshake),
+            room: StrangerRoom::new(handshake),
             guests: HashMap::new(),
             next_id: FIRST,
+            woken: VecDeque::new(),
             pending: true,
             retry: None,
         };
+        widen(&door.listener)?;
         registry.register(&mut door.listener, LISTENER, Interest::READABLE)?;
         Ok(door)
     }
@@ -122,20 +126,47 @@ impl Door {
         self.listener.local_addr()
     }
 
-    /// Handles an event of the registry; events of other connections have no effect.
-    pub(super) fn ready(&mut self, token: Token, departures: &mut Departures) {
+    /// Records an event of the registry for [`work`](Self::work); events of other connections have no effect.
+    pub(super) fn ready(&mut self, token: Token) {
         match token {
             LISTENER => self.pending = true,
-            Token(id) => self.advance(id, departures),
+            Token(id) => {
+                if let Some(guest) = self.guests.get_mut(&id)
+                    && !std::mem::replace(&mut guest.woken, true)
+                {
+                    self.woken.push_back(id);
+                }
+            }
         }
     }
 
-    /// Accepts connections and cuts those whose time is over.
-    pub(super) fn work(&mut self, registry: &Registry, now: Instant, departures: &mut Departures) {
+    /// Returns the next guest to be read; those that have left are skipped.
+    fn next_woken(&mut self) -> Option<usize> {
+        loop {
+            let id = self.woken.pop_front()?;
+            if let Some(guest) = self.guests.get_mut(&id) {
+                guest.woken = false;
+                return Some(id);
+            }
+        }
+    }
+
+    /// Reads guests and accepts connections, at most `batch` of each, and cuts those whose time is over.
+    pub(super) fn work(
+        &mut self,
+        registry: &Registry,
+        batch: usize,
+        now: Instant,
+        departures: &mut Departures,
+    ) {
         if self.retry.is_some_and(|at| at <= now) {
             (self.retry, self.pending) = (None, true);
         }
-        for _ in 0..BATCH {
+        for _ in 0..batch {
+            let Some(id) = self.next_woken() else { break };
+            self.advance(id, departures);
+        }
+        for _ in 0..batch {
             if !self.pending || !self.accept(registry, now, departures) {
                 break;
             }
@@ -147,7 +178,7 @@ impl Door {
 
     /// Returns the time until [`work`](Self::work) has something to do, if any.
     pub(super) fn patience(&self, now: Instant) -> Option<Duration> {
-        if self.pending {
+        if self.pending || !self.woken.is_empty() {
             return Some(Duration::ZERO);
         }
         let ends = [self.room.next_end(), self.retry];
@@ -189,7 +220,8 @@ impl Door {
         if let Some(evicted) = self.room.arrive(id, from.ip(), now) {
             self.turn_away(evicted, Why::Silent { after: Duration::ZERO }, departures);
         }
-        self.guests.insert(id, Guest { stream, from, frames: Frames::default(), greeted: None });
+        self.guests
+            .insert(id, Guest { stream, from, frames: Frames::default(), greeted: None, woken: false });
         // A greeting that has arrived is read before the next connection could take the place.
         self.advance(id, departures);
     }
@@ -230,7 +262,7 @@ impl Door {
     }
 
     /// Answers a greeting whose sender knew the token.
-    fn reply(&self, mut answer: Answer, guest: &mut Guest) -> Result<(), Why> {
+    fn reply(&self, mut answer: ReadGreeting, guest: &mut Guest) -> Result<(), Why> {
         let (verdict, refused) = match self.refusal(&answer.header) {
             None => (Message::Welcome, None),
             Some((refusal, why)) => (Message::Refused(refusal), Some(why)),
@@ -244,7 +276,7 @@ impl Door {
     }
 
     /// Returns the refusal of a caller that wants another listener.
-    fn refusal(&self, header: &Header) -> Option<(Refusal, Why)> {
+    fn refusal(&self, header: &CallHeader) -> Option<(Refusal, Why)> {
         if header.purpose != self.purpose {
             return Some((Refusal::OtherPurpose { listener: self.purpose.clone() }, Why::OtherPurpose));
         }
@@ -264,6 +296,18 @@ impl Door {
             departures.turned_away.push(TurnedAway { from: guest.from, why });
         }
     }
+}
+
+/// Lets a burst of connections wait in the system: it drops the requests of those beyond its queue, which come again a second later.
+#[cfg(unix)]
+fn widen(listener: &TcpListener) -> std::io::Result<()> {
+    // The system cuts the number to its own limit.
+    Ok(rustix::net::listen(listener, 4096)?)
+}
+
+#[cfg(not(unix))]
+fn widen(_: &TcpListener) -> std::io::Result<()> {
+    Ok(())
 }
 
 impl Guest {

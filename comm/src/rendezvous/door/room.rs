@@ -13,7 +13,7 @@ pub(super) const GREETING: Duration = Duration::from_millis(250);
 
 /// Strangers in the order of their arrival, by ascending ids.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct StrangerRoom {
     strangers: BTreeMap<usize, Stranger>,
     /// Time for a whole handshake.
     handshake: Duration,
@@ -27,9 +27,9 @@ struct Stranger {
     greeted: bool,
 }
 
-impl Room {
+impl StrangerRoom {
     pub(super) fn new(handshake: Duration) -> Self {
-        Room { strangers: BTreeMap::new(), handshake }
+        StrangerRoom { strangers: BTreeMap::new(), handshake }
     }
 
     /// Admits a stranger. Returns the one that makes room: the oldest without a greeting, of the same source if that has too many.
@@ -86,8 +86,8 @@ mod tests {
         IpAddr::from([10, 0, (number / 256) as u8, (number % 256) as u8])
     }
 
-    fn room() -> (Room, Instant) {
-        (Room::new(Duration::from_secs(5)), Instant::now())
+    fn room() -> (StrangerRoom, Instant) {
+        (StrangerRoom::new(Duration::from_secs(5)), Instant::now())
     }
 
     #[test]

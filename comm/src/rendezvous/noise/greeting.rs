@@ -14,14 +14,14 @@ const ALERT: u8 = 2;
 
 /// The listener that a caller wants: any other one refuses the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::rendezvous) struct Header {
+pub(in crate::rendezvous) struct CallHeader {
     /// Service of the listener.
     pub(in crate::rendezvous) purpose: String,
     /// Name of the listener: an address as the caller has it, or a random name that was published with the address.
     pub(in crate::rendezvous) endpoint: String,
 }
 
-impl Header {
+impl CallHeader {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.push(VERSION);
@@ -42,7 +42,7 @@ impl Header {
         let (purpose, rest) = name(rest).ok_or(Why::NotUnderstood)?;
         let (endpoint, message) = name(rest).ok_or(Why::NotUnderstood)?;
         let header = &greeting[..greeting.len() - message.len()];
-        Ok((Header { purpose, endpoint }, header, message))
+        Ok((CallHeader { purpose, endpoint }, header, message))
     }
 }
 
@@ -101,17 +101,17 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    fn header() -> Header {
-        Header { purpose: "store".to_owned(), endpoint: "[::1]:29501".to_owned() }
+    fn header() -> CallHeader {
+        CallHeader { purpose: "store".to_owned(), endpoint: "[::1]:29501".to_owned() }
     }
 
     #[test]
     fn a_header_is_read_as_written_and_no_shorter() {
         let bytes = header().encode();
         let greeting = [&bytes[..], b"noise"].concat();
-        assert_eq!(Header::split(&greeting), Ok((header(), &bytes[..], &b"noise"[..])));
+        assert_eq!(CallHeader::split(&greeting), Ok((header(), &bytes[..], &b"noise"[..])));
         for len in 0..bytes.len() {
-            assert_eq!(Header::split(&bytes[..len]), Err(Why::NotUnderstood), "{len}");
+            assert_eq!(CallHeader::split(&bytes[..len]), Err(Why::NotUnderstood), "{len}");
         }
     }
 
@@ -119,7 +119,7 @@ mod tests {
     fn a_peer_of_another_version_is_named() {
         let mut bytes = header().encode();
         bytes[4] = 9;
-        let why = Header::split(&bytes).unwrap_err();
+        let why = CallHeader::split(&bytes).unwrap_err();
         assert_eq!(why, Why::OtherVersion { theirs: 9 });
         let alert = Alert::of(&why).unwrap();
         assert_eq!(message(&alert.encode()), Err(Why::OtherVersion { theirs: VERSION }));
@@ -132,7 +132,7 @@ mod tests {
         fn any_bytes_are_a_header_or_an_error(bytes in vec(prop_oneof![Just(0), 0..9u8, any::<u8>()], 0..80), with_magic in any::<bool>()) {
             let magic: &[u8] = if with_magic { b"mstp\x02" } else { b"" };
             let bytes = [magic, &bytes].concat();
-            if let Ok((header, clear, _)) = Header::split(&bytes) {
+            if let Ok((header, clear, _)) = CallHeader::split(&bytes) {
                 prop_assert_eq!(header.encode(), clear);
             }
         }

@@ -2,7 +2,7 @@
 
 use super::super::{Token, Why};
 use super::cipher::Cipher;
-use super::greeting::{self, Header};
+use super::greeting::{self, CallHeader};
 use snow::params::HashChoice;
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 use snow::{Builder, HandshakeState};
@@ -68,7 +68,7 @@ pub(in crate::rendezvous) struct Greeted(HandshakeState);
 /// Begins a call: returns the greeting with `hello` encrypted.
 pub(in crate::rendezvous) fn greet(
     psk: &Psk,
-    header: &Header,
+    header: &CallHeader,
     hello: &[u8],
 ) -> Result<(Greeted, Vec<u8>), Why> {
     let mut bytes = header.encode();
@@ -96,9 +96,9 @@ impl Greeted {
 
 /// Listener's side, before its reply.
 #[derive(Debug)]
-pub(in crate::rendezvous) struct Answer {
+pub(in crate::rendezvous) struct ReadGreeting {
     /// The listener that the caller wants.
-    pub(in crate::rendezvous) header: Header,
+    pub(in crate::rendezvous) header: CallHeader,
     /// The caller's first message. It may be a recording until the caller confirms.
     pub(in crate::rendezvous) hello: Vec<u8>,
     state: HandshakeState,
@@ -108,16 +108,16 @@ pub(in crate::rendezvous) struct Answer {
 ///
 /// # Errors
 /// [`Why::WrongToken`], [`Why::OtherVersion`], [`Why::NotUnderstood`].
-pub(in crate::rendezvous) fn answer(psk: &Psk, bytes: &[u8]) -> Result<Answer, Why> {
-    let (header, prologue, message) = Header::split(bytes)?;
+pub(in crate::rendezvous) fn answer(psk: &Psk, bytes: &[u8]) -> Result<ReadGreeting, Why> {
+    let (header, prologue, message) = CallHeader::split(bytes)?;
     let mut state = psk.builder(prologue).and_then(Builder::build_responder).map_err(system)?;
     let mut hello = vec![0; message.len()];
     let len = state.read_message(message, &mut hello).map_err(|_| Why::WrongToken)?;
     hello.truncate(len);
-    Ok(Answer { header, hello, state })
+    Ok(ReadGreeting { header, hello, state })
 }
 
-impl Answer {
+impl ReadGreeting {
     /// Returns the reply with `verdict` encrypted, and the ciphers.
     pub(in crate::rendezvous) fn reply(mut self, verdict: &[u8]) -> Result<(Vec<u8>, Session), Why> {
         let mut message = vec![0; verdict.len() + OVERHEAD];
@@ -146,8 +146,8 @@ mod tests {
         Psk([token; 32])
     }
 
-    fn header() -> Header {
-        Header { purpose: "store".to_owned(), endpoint: "host:1".to_owned() }
+    fn header() -> CallHeader {
+        CallHeader { purpose: "store".to_owned(), endpoint: "host:1".to_owned() }
     }
 
     /// The vector of this suite in the collection `cacophony`, which another implementation of Noise has computed.
@@ -238,7 +238,7 @@ mod tests {
         // The reply of one connection on another.
         assert!(matches!(second.finish(&reply), Err(Why::WrongToken)));
         // The caller's own message as the reply.
-        let (_, _, own) = Header::split(&greeting).unwrap();
+        let (_, _, own) = CallHeader::split(&greeting).unwrap();
         assert!(matches!(first.finish(&greeting::reply(own)), Err(Why::WrongToken)));
     }
 

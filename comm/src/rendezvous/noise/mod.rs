@@ -18,5 +18,5 @@ mod handshake;
 
 pub(in crate::rendezvous) use cipher::Cipher;
 pub(in crate::rendezvous) use frame::{FrameError, Frames, MAX_MESSAGE, write};
-pub(in crate::rendezvous) use greeting::{Alert, Header, MAX_NAME, VERSION};
-pub(in crate::rendezvous) use handshake::{Answer, Psk, Session, answer, greet};
+pub(in crate::rendezvous) use greeting::{Alert, CallHeader, MAX_NAME, VERSION};
+pub(in crate::rendezvous) use handshake::{Psk, ReadGreeting, Session, answer, greet};

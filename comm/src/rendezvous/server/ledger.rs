@@ -1,9 +1,10 @@
 //! Store state without sockets: the seats of the ranks, the messages for all ranks in one order, and the values that wait.
 
 use super::super::message::{Claim, Message};
-use super::super::{Broken, Refusal, TurnedAway, Why};
+use super::super::{Broken, Refusal, Why};
 use super::gathers::Gathers;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use super::kept::KeptSizes;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Limit of the values that are kept, and of the messages that wait for a slow rank, in bytes each.
@@ -31,7 +32,7 @@ pub(super) struct Ledger {
     /// Number of the log's first message: earlier ones have been sent to all ranks.
     begin: usize,
     log_bytes: usize,
-    kept: Kept,
+    kept: KeptSizes,
     gathers: Gathers,
     /// Latest generation of each rank's messages.
     newest: Vec<u64>,
@@ -41,27 +42,6 @@ pub(super) struct Ledger {
     private: Vec<(usize, Arc<[u8]>)>,
     max: usize,
     broken: bool,
-}
-
-/// Sizes of the values that every rank keeps, by generation and key.
-#[derive(Debug, Default)]
-struct Kept {
-    sizes: BTreeMap<u64, HashMap<Vec<u8>, usize>>,
-    bytes: usize,
-}
-
-impl Kept {
-    /// Replaces the size of a value.
-    fn set(&mut self, generation: u64, key: Vec<u8>, size: usize) {
-        let old = self.sizes.entry(generation).or_default().insert(key, size);
-        self.bytes = self.bytes + size - old.unwrap_or(0);
-    }
-
-    fn retire(&mut self, oldest: u64) {
-        let kept = self.sizes.split_off(&oldest);
-        let dropped = std::mem::replace(&mut self.sizes, kept);
-        self.bytes -= dropped.values().flat_map(HashMap::values).sum::<usize>();
-    }
 }
 
 impl Ledger {
@@ -74,7 +54,7 @@ impl Ledger {
             log: VecDeque::new(),
             begin: 0,
             log_bytes: 0,
-            kept: Kept::default(),
+            kept: KeptSizes::default(),
             gathers: Gathers::new(world_size),
             newest: vec![0; world_size],
             oldest: 0,
@@ -133,49 +113,32 @@ impl Ledger {
             Message::Beat => {}
             Message::GiveUp { after } => self.break_off(Broken::GaveUp { rank, after }),
             Message::Ask { generation, name } => self.ask(rank, (generation, name)),
-            Message::Set { generation, .. } | Message::Gather { generation, .. } => {
-                self.advance(rank, generation);
-                self.keep(rank, message);
+            Message::Gather { generation, name, value } => {
+                if self.advance(rank, generation) {
+                    self.arrive((generation, name), rank, value);
+                }
             }
-            Message::Fail { rank: by, generation, .. } if by == rank => {
-                self.advance(rank, generation);
-                self.keep(rank, message);
+            Message::Set { generation, ref key, ref value } => {
+                if self.advance(rank, generation) {
+                    self.kept.set(generation, key.clone(), key.len() + value.len() + OVERHEAD);
+                    self.announce(&message);
+                }
+            }
+            Message::Fail { rank: by, generation, ref text } if by == rank => {
+                if self.advance(rank, generation) {
+                    // No value has such a key.
+                    let key = [&b"failure "[..], &self.end().to_le_bytes()].concat();
+                    self.kept.set(generation, key, text.len() + OVERHEAD);
+                    self.announce(&message);
+                }
             }
             _ => return Err(Why::NotUnderstood),
         }
-        Ok(())
-    }
-
-    /// Keeps a value for as long as its generation, within the limit.
-    fn keep(&mut self, rank: usize, message: Message) {
-        let (Message::Set { generation, .. }
-        | Message::Gather { generation, .. }
-        | Message::Fail { generation, .. }) = message
-        else {
-            return;
-        };
-        if generation < self.oldest || self.broken {
-            return;
-        }
-        match &message {
-            Message::Set { key, value, .. } => {
-                self.kept.set(generation, key.clone(), key.len() + value.len() + OVERHEAD);
-            }
-            Message::Fail { text, .. } => {
-                // No value has such a key.
-                let key = [&b"failure "[..], &(self.begin + self.log.len()).to_le_bytes()].concat();
-                self.kept.set(generation, key, text.len() + OVERHEAD);
-            }
-            _ => {}
-        }
-        match message {
-            Message::Gather { name, value, .. } => self.arrive((generation, name), rank, value),
-            message => self.announce(&message),
-        }
         let max = self.max;
-        if self.kept.bytes + self.gathers.bytes() > max || self.log_bytes > max {
+        if self.kept.bytes() + self.gathers.bytes() > max || self.log_bytes > max {
             self.break_off(Broken::Full { max });
         }
+        Ok(())
     }
 
     /// Adds a value to its gather, and announces the gather once it is complete.
@@ -207,15 +170,19 @@ impl Ledger {
         }
     }
 
-    /// Records a rank's generation. The last two generations that every rank has reached, and later ones, are kept.
-    fn advance(&mut self, rank: usize, generation: u64) {
-        if generation <= self.newest[rank] {
-            return;
+    /// Records a rank's generation; returns false if that is dropped, or the store is broken. The last two generations that every
+    /// rank has reached, and later ones, are kept.
+    fn advance(&mut self, rank: usize, generation: u64) -> bool {
+        if generation > self.newest[rank] {
+            self.newest[rank] = generation;
+            let present = |rank: &usize| self.seats[*rank] == LedgerSeat::Taken;
+            let reached = (0..self.seats.len()).filter(present).map(|rank| self.newest[rank]).min();
+            self.retire(reached.map_or(0, |reached| reached.saturating_sub(1)));
         }
-        self.newest[rank] = generation;
-        let present = |rank: &usize| self.seats[*rank] == LedgerSeat::Taken;
-        let reached = (0..self.seats.len()).filter(present).map(|rank| self.newest[rank]).min();
-        let oldest = reached.map_or(0, |reached| reached.saturating_sub(1));
+        generation >= self.oldest && !self.broken
+    }
+
+    fn retire(&mut self, oldest: u64) {
         if oldest > self.oldest {
             self.oldest = oldest;
             self.kept.retire(oldest);
@@ -265,26 +232,6 @@ impl Ledger {
     /// Takes the messages to single ranks.
     pub(super) fn private(&mut self) -> Vec<(usize, Arc<[u8]>)> {
         std::mem::take(&mut self.private)
-    }
-}
-
-/// The last few rejected connections.
-#[derive(Debug, Default)]
-pub(super) struct Rejections(VecDeque<TurnedAway>);
-
-impl Rejections {
-    /// Number of connections that are remembered.
-    const MAX: usize = 4;
-
-    pub(super) fn push(&mut self, turned_away: TurnedAway) {
-        if self.0.len() == Self::MAX {
-            self.0.pop_front();
-        }
-        self.0.push_back(turned_away);
-    }
-
-    pub(super) fn list(&self) -> Vec<TurnedAway> {
-        self.0.iter().cloned().collect()
     }
 }
 
@@ -445,9 +392,9 @@ mod tests {
         assert_eq!(log(&ledger), [set(5, "k"), Message::Retired { below: 5 }]);
         ledger.receive(2, gather(8)).unwrap();
         assert_eq!(log(&ledger)[2..], [Message::Retired { below: 6 }]);
-        assert_eq!(ledger.kept.bytes, 0);
+        assert_eq!(ledger.kept.bytes(), 0);
         // A message that was on the way is dropped, too.
         ledger.receive(1, set(5, "k")).unwrap();
-        assert_eq!((ledger.kept.bytes, ledger.end()), (0, 6));
+        assert_eq!((ledger.kept.bytes(), ledger.end()), (0, 6));
     }
 }

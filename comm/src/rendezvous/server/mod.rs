@@ -4,19 +4,22 @@
 //! turn of the loop has received is sent as one batch.
 
 mod gathers;
+mod kept;
 mod ledger;
 mod peer;
+mod rejections;
 
 use super::door::{Admitted, Departures, Door};
 use super::link::after;
 use super::message::{Claim, Message};
-use super::noise::{Header, Psk};
+use super::noise::{CallHeader, Psk};
 use super::{Environment, Error, Options, TurnedAway, Why};
 use crate::sync::real::Mutex;
-use ledger::{Ledger, MAX_BYTES, Rejections};
+use ledger::{Ledger, MAX_BYTES};
 use mio::net::TcpListener;
 use mio::{Events, Poll, Token, Waker};
 use peer::{Batches, Peer};
+use rejections::Rejections;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +32,9 @@ pub(super) const PURPOSE: &str = "store";
 const WAKER: Token = Token(1);
 /// Interval at which silent ranks and due beats are looked for.
 const LOOK: Duration = Duration::from_millis(20);
+/// Strangers that one turn of the loop handles, with ranks present and before.
+const FEW: usize = 8;
+const MANY: usize = 64;
 /// Time for ranks to receive the last messages.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -116,7 +122,7 @@ fn open(
     options: &Options,
     poll: &Poll,
 ) -> std::io::Result<Door> {
-    let header = Header { purpose: PURPOSE.to_owned(), endpoint: environment.endpoint() };
+    let header = CallHeader { purpose: PURPOSE.to_owned(), endpoint: environment.endpoint() };
     let door = Door::new(listener, psk, header, options.handshake, poll.registry())?;
     door.names().add(door.local_addr()?.to_string());
     options.names.iter().for_each(|name| door.names().add(name.clone()));
@@ -135,9 +141,13 @@ impl Loop {
             for event in &events {
                 self.ready(event.token());
             }
+            // Ranks come before strangers.
+            self.send();
             let now = Instant::now();
             if let Some(door) = &mut self.door {
-                door.work(self.poll.registry(), now, &mut self.departures);
+                // With ranks present a turn is short.
+                let batch = if self.peers.len() > 1 { FEW } else { MANY };
+                door.work(self.poll.registry(), batch, now, &mut self.departures);
             }
             self.take_departures();
             if now.saturating_duration_since(self.looked) >= LOOK {
@@ -158,7 +168,7 @@ impl Loop {
     fn ready(&mut self, token: Token) {
         match (self.peers.get_mut(&token.0), &mut self.door) {
             (Some(_), _) => self.read(token.0),
-            (None, Some(door)) if token != WAKER => door.ready(token, &mut self.departures),
+            (None, Some(door)) if token != WAKER => door.ready(token),
             _ => {}
         }
     }

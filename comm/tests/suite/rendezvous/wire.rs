@@ -122,6 +122,45 @@ fn a_claim_cannot_be_changed_on_the_way() {
     }
 }
 
+#[test]
+fn a_version_changed_on_the_way_is_refused() {
+    let (store, middle) = (free_addr(), free_addr());
+    for (to, at, value) in [(To::Store, 8, 1), (To::Store, 8, 3), (To::Rank, 4, 2)] {
+        let once = AtomicBool::new(true);
+        let middle = if to == To::Store && value == 1 { middle } else { free_addr() };
+        Proxy::new(middle, store, move |way, number, mut frame| {
+            if way == to && number == 0 && once.swap(false, SeqCst) {
+                frame[at] = value;
+            }
+            vec![frame]
+        });
+        thread::scope(|scope| {
+            let first = scope.spawn(|| Store::join(&environment(store, 0, 2), &through(middle)).map(session));
+            let error = Store::join(&environment(middle, 1, 2), &options(LONG)).unwrap_err();
+            let refused = matches!(error, Error::OtherVersion { mine: 2, .. } | Error::NotAStore { .. });
+            assert!(refused, "{to:?} {value}: {error}");
+            Store::join(&environment(store, 1, 2), &options(LONG)).map(session).unwrap();
+            first.join().unwrap().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_store_of_another_version_is_named() {
+    let addr = free_addr();
+    let listener = TcpListener::bind(addr).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut rank, _) = listener.accept().unwrap();
+            read_frame(&mut rank).unwrap();
+            rank.write_all(&[3, 0, 0, 0, 2, 2, 7]).unwrap();
+            read_to_end(&mut rank);
+        });
+        let error = Store::join(&environment(addr, 1, 2), &options(LONG)).unwrap_err();
+        assert_eq!(error, Error::OtherVersion { addr, mine: 2, theirs: 7 });
+    });
+}
+
 /// Frames to forward in place of one sealed frame.
 type Tamper = fn(Vec<u8>) -> Vec<Vec<u8>>;
 
