@@ -3,7 +3,7 @@
 use super::connect::{CallFailed, allowed, dial_within, introduce, permanent, psk, refused};
 use super::door::{Admitted, Departures, Door, Names};
 use super::link::{self, Receiver, Sender, after};
-use super::noise::{CallHeader, MAX_MESSAGE, Psk};
+use super::noise::{CallHeader, Cipher, MAX_MESSAGE, Psk};
 use super::{Error, Refusal, Token, TurnedAway, Why};
 use crate::sync::real::Mutex;
 use mio::net::TcpListener;
@@ -68,6 +68,28 @@ impl Outgoing {
     /// Socket of the connection, for its options and addresses: its bytes are this connection's records.
     pub fn socket(&self) -> &TcpStream {
         self.0.socket()
+    }
+}
+
+/// Authenticated connection as its parts, for a protocol with frames of its own: plain ones, or sealed by the ciphers.
+#[derive(Debug)]
+pub struct RawConnection {
+    /// The socket, in blocking mode with the timeouts of the connection.
+    pub socket: Arc<TcpStream>,
+    /// Bytes that have arrived and belong to the first frames.
+    pub received: Vec<u8>,
+    /// Opens the peer's records.
+    pub incoming: Cipher,
+    /// Seals records for the peer.
+    pub outgoing: Cipher,
+}
+
+impl RawConnection {
+    /// Takes a connection apart; both sides do it after the same payload. `None` if the halves are of no connection that is
+    /// authenticated.
+    pub fn new(Incoming(incoming): Incoming, Outgoing(outgoing): Outgoing) -> Option<Self> {
+        let (socket, received, incoming, outgoing) = link::into_raw(incoming, outgoing)?;
+        Some(RawConnection { socket, received, incoming, outgoing })
     }
 }
 
@@ -195,7 +217,11 @@ impl Polled {
         }
         let now = Instant::now();
         self.door.work(self.poll.registry(), BATCH, now, &mut self.departures);
-        self.admitted.extend(self.departures.admitted.drain(..));
+        for mut admitted in self.departures.admitted.drain(..) {
+            // Its later events are of no interest here. A socket that stays registered would only wake this poll.
+            let _ = self.poll.registry().deregister(&mut admitted.stream);
+            self.admitted.push_back(admitted);
+        }
         now < until || !self.admitted.is_empty()
     }
 }
@@ -203,7 +229,6 @@ impl Polled {
 /// Makes a blocking connection of an admitted one.
 fn establish(admitted: Admitted, patience: Duration) -> Result<Accepted, Why> {
     let Admitted { stream, from, frames, outgoing, .. } = admitted;
-    // The conversion gives up the registration: the poll forgets a socket that it shares with nobody once that closes.
     let stream = Arc::new(TcpStream::from(stream));
     let (receiver, sender) = link::admitted_ends(&stream, frames, outgoing, patience)?;
     Ok(Accepted { incoming: Incoming(receiver), outgoing: Outgoing(sender), from })

@@ -58,6 +58,15 @@ pub(super) fn encrypt(receiver: &mut Receiver, sender: &mut Sender, session: Ses
     sender.cipher = Some(session.outgoing);
 }
 
+/// Returns the socket, the bytes that have arrived, and the ciphers of both directions: incoming, outgoing.
+pub(super) fn into_raw(
+    receiver: Receiver,
+    sender: Sender,
+) -> Option<(Arc<TcpStream>, Vec<u8>, Cipher, Cipher)> {
+    let (received, incoming) = receiver.frames.into_raw();
+    Some((sender.stream, received, incoming?, sender.cipher?))
+}
+
 /// Shuts a connection down, for readers and writers on both sides.
 pub(super) fn cut(stream: &TcpStream) {
     // An error here means that the other side has closed already.

@@ -87,11 +87,12 @@ mod store;
 mod token;
 mod view;
 
-pub use channel::{Accepted, Incoming, Listener, Outgoing, call, connect};
+pub use channel::{Accepted, Incoming, Listener, Outgoing, RawConnection, call, connect};
 pub use environment::Environment;
 pub use environment_error::EnvironmentError;
 pub use error::{Error, Failure, TurnedAway, Why};
 pub use generation::Generation;
+pub use noise::{Cipher, Forged};
 pub use options::Options;
 pub use store::Store;
 pub use token::Token;

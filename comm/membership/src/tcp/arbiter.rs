@@ -108,7 +108,7 @@ impl Service {
     /// Accepts workers that call the service at this address: that of a forwarded port.
     ///
     /// # Errors
-    /// None today; an address is a short name.
+    /// [`Error::Connection`] for a name above 256 bytes, which no address is.
     pub fn add_name(&self, addr: SocketAddr) -> Result<(), Error> {
         Ok(self.shared.listener.add_name(&addr.to_string()).map_err(ConnectionError::from)?)
     }

@@ -9,8 +9,8 @@ const TAG: usize = 16;
 /// Records under one key. Both sides count them, so no message announces the change.
 const REKEY: u64 = 1 << 16;
 
-/// Seals or opens the records of one direction, in order.
-pub(in crate::rendezvous) struct Cipher {
+/// Seals or opens the records of one direction of a connection, in order.
+pub struct Cipher {
     cipher: Box<dyn snow::types::Cipher>,
     /// Number of the next record.
     nonce: u64,
@@ -18,12 +18,13 @@ pub(in crate::rendezvous) struct Cipher {
 }
 
 /// A record was changed, repeated, dropped or made without the key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Forged;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a record is forged; end the connection")]
+pub struct Forged;
 
 impl Cipher {
     /// Longest plaintext of a record: Noise bounds a record to 65,535 bytes.
-    pub(in crate::rendezvous) const MAX: usize = u16::MAX as usize - TAG;
+    pub const MAX: usize = u16::MAX as usize - TAG;
 
     /// `None` if the cipher is not compiled in.
     pub(super) fn new(key: &[u8; 32]) -> Option<Self> {
@@ -32,8 +33,11 @@ impl Cipher {
         Some(Cipher { cipher, nonce: 0, rekey: REKEY })
     }
 
-    /// Appends the record of `plain`, at most [`MAX`](Self::MAX) bytes, to `out`.
-    pub(in crate::rendezvous) fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) {
+    /// Appends the record of `plain` to `out`; it is 16 bytes longer.
+    ///
+    /// # Panics
+    /// If `plain` is longer than [`MAX`](Self::MAX).
+    pub fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) {
         assert!(plain.len() <= Self::MAX, "{} bytes do not fit a record", plain.len());
         let from = out.len();
         out.resize(from + plain.len() + TAG, 0);
@@ -42,7 +46,10 @@ impl Cipher {
     }
 
     /// Opens the next record, in constant time.
-    pub(super) fn open(&mut self, record: &[u8]) -> Result<Vec<u8>, Forged> {
+    ///
+    /// # Errors
+    /// [`Forged`], after which the connection is unusable.
+    pub fn open(&mut self, record: &[u8]) -> Result<Vec<u8>, Forged> {
         let mut plain = vec![0; record.len().checked_sub(TAG).ok_or(Forged)?];
         self.cipher.decrypt(self.nonce, &[], record, &mut plain).map_err(|_| Forged)?;
         self.advance();

@@ -84,6 +84,11 @@ impl Frames {
         self.trusted = true;
     }
 
+    /// Returns the bytes that no message has used, and the cipher of later ones.
+    pub(in crate::rendezvous) fn into_raw(mut self) -> (Vec<u8>, Option<Cipher>) {
+        (self.bytes.split_off(self.used), self.cipher)
+    }
+
     pub(in crate::rendezvous) fn feed(&mut self, bytes: &[u8]) {
         if self.used > 0 {
             self.bytes.drain(..self.used);

@@ -16,7 +16,7 @@ mod frame;
 mod greeting;
 mod handshake;
 
-pub(in crate::rendezvous) use cipher::Cipher;
+pub use cipher::{Cipher, Forged};
 pub(in crate::rendezvous) use frame::{FrameError, Frames, MAX_MESSAGE, write};
 pub(in crate::rendezvous) use greeting::{Alert, CallHeader, MAX_NAME, VERSION};
 pub(in crate::rendezvous) use handshake::{Psk, ReadGreeting, Session, answer, greet};

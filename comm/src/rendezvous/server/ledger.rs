@@ -4,12 +4,12 @@ use super::super::message::{Claim, Message};
 use super::super::{Broken, Refusal, Why};
 use super::gathers::Gathers;
 use super::kept::KeptSizes;
-use std::collections::VecDeque;
+use super::log::MessageLog;
 use std::sync::Arc;
 
 /// Limit of the values that are kept, and of the messages that wait for a slow rank, in bytes each.
 pub(super) const MAX_BYTES: usize = 64 << 20;
-/// Memory of a value or a message beside its bytes.
+/// Memory of a value beside its bytes.
 const OVERHEAD: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,10 +28,9 @@ pub(super) struct Ledger {
     seats: Vec<LedgerSeat>,
     /// True once all ranks have joined.
     complete: bool,
-    log: VecDeque<Arc<[u8]>>,
-    /// Number of the log's first message: earlier ones have been sent to all ranks.
-    begin: usize,
-    log_bytes: usize,
+    /// Ranks that left or were lost, in this order.
+    departed: Vec<usize>,
+    log: MessageLog,
     kept: KeptSizes,
     gathers: Gathers,
     /// Latest generation of each rank's messages.
@@ -51,9 +50,8 @@ impl Ledger {
             restart,
             seats: vec![LedgerSeat::Free; world_size],
             complete: false,
-            log: VecDeque::new(),
-            begin: 0,
-            log_bytes: 0,
+            departed: Vec::new(),
+            log: MessageLog::default(),
             kept: KeptSizes::default(),
             gathers: Gathers::new(world_size),
             newest: vec![0; world_size],
@@ -135,7 +133,7 @@ impl Ledger {
             _ => return Err(Why::NotUnderstood),
         }
         let max = self.max;
-        if self.kept.bytes() + self.gathers.bytes() > max || self.log_bytes > max {
+        if self.kept.bytes() + self.gathers.bytes() > max || self.log.bytes() > max {
             self.break_off(Broken::Full { max });
         }
         Ok(())
@@ -143,9 +141,9 @@ impl Ledger {
 
     /// Adds a value to its gather, and announces the gather once it is complete.
     fn arrive(&mut self, key: (u64, String), rank: usize, value: Vec<u8>) {
-        let gone = |seat: LedgerSeat| matches!(seat, LedgerSeat::Left | LedgerSeat::Lost);
-        let mut absent = (0..self.seats.len()).filter(|&other| gone(self.seats[other]));
-        if let Some(other) = absent.find(|&other| self.gathers.lacks(&key, other, rank)) {
+        // The first one that left is the reason why others gave this gather up.
+        let absent = self.departed.iter().find(|&&other| self.gathers.lacks(&key, other, rank));
+        if let Some(&other) = absent {
             return self.report_hopeless(key, other, &[rank]);
         }
         if let Some(values) = self.gathers.arrive(&key, rank, value) {
@@ -198,6 +196,7 @@ impl Ledger {
             Some(why) => (LedgerSeat::Lost, Message::Lost { rank, why }),
         };
         self.seats[rank] = seat;
+        self.departed.push(rank);
         self.announce(&message);
         for (key, waiting) in self.gathers.depart(rank) {
             self.report_hopeless(key, rank, &waiting);
@@ -205,27 +204,23 @@ impl Ledger {
     }
 
     fn announce(&mut self, message: &Message) {
-        let payload: Arc<[u8]> = message.encode().into();
-        self.log_bytes += payload.len() + OVERHEAD;
-        self.log.push_back(payload);
+        self.log.push(message.encode().into());
     }
 
     /// Returns the number after the log's last message.
     pub(super) fn end(&self) -> usize {
-        self.begin + self.log.len()
+        self.log.end()
     }
 
     /// Returns the messages from number `from`, which has not been sent to all ranks.
     pub(super) fn since(&self, from: usize) -> impl Iterator<Item = &Arc<[u8]>> {
-        self.log.range(from - self.begin..)
+        self.log.since(from)
     }
 
     /// Drops the messages before number `sent`: every rank has them, and no rank can join any more.
     pub(super) fn trim(&mut self, sent: usize) {
-        while self.complete && self.begin < sent {
-            let dropped = self.log.pop_front();
-            self.log_bytes -= dropped.map_or(0, |payload| payload.len() + OVERHEAD);
-            self.begin += 1;
+        if self.complete {
+            self.log.trim(sent);
         }
     }
 
@@ -249,7 +244,7 @@ mod tests {
     }
 
     fn log(ledger: &Ledger) -> Vec<Message> {
-        ledger.since(ledger.begin).map(|payload| Message::decode(payload).unwrap()).collect()
+        ledger.since(ledger.log.begin()).map(|payload| Message::decode(payload).unwrap()).collect()
     }
 
     #[test]
@@ -380,7 +375,11 @@ mod tests {
         ledger.depart(2, None);
         ledger.receive(0, gather(0)).unwrap();
         let hopeless: Arc<[u8]> = Message::Hopeless { generation, name, rank: 2 }.encode().into();
-        assert_eq!(ledger.private(), [(1, hopeless.clone()), (0, hopeless)]);
+        // Rank 1 leaves for this reason, which stays the reason.
+        ledger.depart(1, None);
+        ledger.receive(0, gather(0)).unwrap();
+        let to_0 = (0, hopeless.clone());
+        assert_eq!(ledger.private(), [(1, hopeless), to_0.clone(), to_0]);
         assert_eq!(ledger.gathers.bytes(), 0);
     }
 

@@ -6,6 +6,7 @@
 mod gathers;
 mod kept;
 mod ledger;
+mod log;
 mod peer;
 mod rejections;
 

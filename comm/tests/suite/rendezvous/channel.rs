@@ -1,7 +1,9 @@
 //! Services beside the store: admission of callers, and payloads.
 
 use crate::rendezvous::common::{HEX, LONG, environment, free_addr, options};
-use meshstep_comm::rendezvous::{Error, Incoming, Listener, Outgoing, Store, Token, Why, call, connect};
+use meshstep_comm::rendezvous::{
+    Error, Forged, Incoming, Listener, Outgoing, RawConnection, Store, Token, Why, call, connect,
+};
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::sync_channel;
@@ -77,6 +79,28 @@ fn payloads_arrive_whole_and_in_order_both_ways() {
     here_out.cut();
     assert_eq!(there_in.next(soon()), Err(Why::Closed));
     assert_eq!(here_in.next(soon()), Err(Why::Closed));
+}
+
+#[test]
+fn a_connection_comes_apart_after_the_same_payload() {
+    use std::io::Read;
+    let (admitted, called) = meet(|addr| call(addr, Some(&token(HEX)), "service", LONG));
+    let ((here_in, mut here_out), (mut there_in, there_out)) = (admitted.unwrap(), called.unwrap());
+    here_out.send(b"apart").unwrap();
+    // The first bytes of the next protocol may arrive with the payload.
+    let mut here = RawConnection::new(here_in, here_out).unwrap();
+    let mut record = Vec::new();
+    here.outgoing.seal(b"sealed", &mut record);
+    (&*here.socket).write_all(&[&record[..], b"plain"].concat()).unwrap();
+    assert_eq!(there_in.next(soon()), Ok(b"apart".to_vec()));
+    let mut there = RawConnection::new(there_in, there_out).unwrap();
+    let mut bytes = there.received;
+    let mut rest = vec![0; record.len() + 5 - bytes.len()];
+    (&*there.socket).read_exact(&mut rest).unwrap();
+    bytes.extend(rest);
+    assert_eq!(there.incoming.open(&bytes[..record.len()]), Ok(b"sealed".to_vec()));
+    assert_eq!(&bytes[record.len()..], b"plain");
+    assert_eq!(there.incoming.open(&record), Err(Forged));
 }
 
 #[test]
