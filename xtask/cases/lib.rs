@@ -6,6 +6,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+#[cfg(target_os = "linux")]
+pub mod flood;
 pub mod process;
 pub mod seeds;
 

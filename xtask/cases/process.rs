@@ -29,6 +29,11 @@ impl Process {
         Process { child, orders, lines }
     }
 
+    /// Number of the process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Writes an order, which is a line on the child's stdin.
     pub fn order(&mut self, order: &str) {
         writeln!(self.orders, "{order}").unwrap();

@@ -126,6 +126,29 @@ pub enum ConnectionError {
         /// The arbiter's run.
         serves: String,
     },
+    /// The arbiter at this address has another name: the call was relayed to it.
+    #[error(
+        "this worker called {addr}, but the arbiter there is {listener}; check Caller::addr, or give Service::add_name the address of \
+         a forwarded port"
+    )]
+    OtherEndpoint {
+        /// Address that the worker called.
+        addr: SocketAddr,
+        /// Name of the arbiter.
+        listener: String,
+    },
+    /// The arbiter has another version of the protocol.
+    #[error(
+        "the arbiter at {addr} has version {theirs} of the protocol, this worker has {mine}; give both the same build"
+    )]
+    OtherVersion {
+        /// The arbiter's address.
+        addr: SocketAddr,
+        /// The worker's version.
+        mine: u8,
+        /// The arbiter's version.
+        theirs: u8,
+    },
     /// Another program listens at this address.
     #[error("the program listening on {addr} is not an arbiter of this version ({why}); check Caller::addr")]
     NotAnArbiter {
@@ -158,6 +181,12 @@ impl From<rendezvous::Error> for ConnectionError {
             rendezvous::Error::WrongToken { addr } => ConnectionError::WrongToken { addr },
             rendezvous::Error::OtherRun { addr, run_id: run, store: serves } => {
                 ConnectionError::OtherRun { addr, run, serves }
+            }
+            rendezvous::Error::OtherEndpoint { addr, listener, .. } => {
+                ConnectionError::OtherEndpoint { addr, listener }
+            }
+            rendezvous::Error::OtherVersion { addr, mine, theirs } => {
+                ConnectionError::OtherVersion { addr, mine, theirs }
             }
             rendezvous::Error::NotAStore { addr, why } => ConnectionError::NotAnArbiter { addr, why },
             rendezvous::Error::PortTaken { addr } => ConnectionError::PortTaken { addr },

@@ -49,7 +49,7 @@
 //!
 //! # Limits
 //!
-//! - Between processes the limits of the rendezvous connections hold: authenticated by the job's token, sealed, not encrypted.
+//! - Between processes the limits of the rendezvous connections hold: authenticated by the job's token and encrypted.
 //! - One arbiter: while it is down, exchanges wait for its successor; steps between them do not.
 //! - At most 256 workers.
 //! - The arbiter believes workers that give a wrong id, or vote ready without being ready.

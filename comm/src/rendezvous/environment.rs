@@ -1,10 +1,11 @@
 //! Rank of this process and address of rank 0, from launchers' variables.
 
 use super::{EnvironmentError, Token};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-/// Largest number of ranks of one store, which has two threads for each.
-const MAX_WORLD_SIZE: usize = 1 << 16;
+/// Largest number of ranks of one store that was tried.
+const MAX_WORLD_SIZE: usize = 1024;
 /// Longest run id, in bytes.
 const MAX_RUN_ID: usize = 256;
 
@@ -71,6 +72,14 @@ impl Environment {
         };
         environment.check()?;
         Ok(environment)
+    }
+
+    /// Returns the name of the store, which all ranks call alike: host and port.
+    pub(super) fn endpoint(&self) -> String {
+        match self.host.parse::<IpAddr>() {
+            Ok(ip) => SocketAddr::new(ip, self.port).to_string(),
+            Err(_) => format!("{}:{}", self.host.to_lowercase(), self.port),
+        }
     }
 
     /// Checks that the fields are consistent.

@@ -98,6 +98,16 @@ pub enum EnvironmentError {
         /// Its length in bits.
         bits: usize,
     },
+    /// The token repeats a few bytes and could be guessed.
+    #[error(
+        "the job token has only {different} different bytes, below {min}; make a random one with `openssl rand -hex 32`"
+    )]
+    TokenGuessable {
+        /// Number of different bytes.
+        different: usize,
+        /// Smallest number.
+        min: usize,
+    },
     /// The token's file cannot be read.
     #[error("cannot read a job token from {}: {message}", path.display())]
     TokenFile {

@@ -107,6 +107,32 @@ pub enum Error {
         /// The store's address.
         addr: SocketAddr,
     },
+    /// The peer has another version of the protocol.
+    #[error(
+        "the process at {addr} has version {theirs} of the protocol, this one has {mine}; give every process the same build of this \
+         program"
+    )]
+    OtherVersion {
+        /// Address of the peer.
+        addr: SocketAddr,
+        /// This process's version.
+        mine: u8,
+        /// The peer's version.
+        theirs: u8,
+    },
+    /// The listener has another name than the called one: the call was relayed to it, or its address is given differently.
+    #[error(
+        "this process called {endpoint:?}, but the listener at {addr} is {listener:?}; give every process the same address of it \
+         (MASTER_ADDR, if the environment gives it), or list the other one in Options::names"
+    )]
+    OtherEndpoint {
+        /// Address of the connection.
+        addr: SocketAddr,
+        /// Name that this process called.
+        endpoint: String,
+        /// Name of the listener.
+        listener: String,
+    },
     /// The store serves another run.
     #[error(
         "this rank is of run {run_id:?}, but the store at {addr} is of run {store:?}; set MESHSTEP_PORT to a separate port for each run"
@@ -198,11 +224,19 @@ pub enum Error {
         /// Limit in bytes.
         max: usize,
     },
-    /// The store is full: it keeps all values that it was ever given.
-    #[error("the store is full at {max} bytes; set fewer or smaller values")]
+    /// The store is full: it keeps the values and failures of its last generations.
+    #[error("the store is full at {max} bytes; set fewer or smaller values, or take the next generation")]
     Full {
         /// Limit in bytes.
         max: usize,
+    },
+    /// All ranks have gone on to later generations.
+    #[error("generation {generation} was dropped, {oldest} is the oldest; take the generations in order")]
+    OldGeneration {
+        /// The dropped generation.
+        generation: u64,
+        /// The oldest generation.
+        oldest: u64,
     },
     /// This rank's store was dropped.
     #[error("this rank's store was dropped; keep it as long as its generations")]
@@ -255,7 +289,7 @@ pub enum Why {
         max: usize,
     },
     /// A frame was changed, repeated, dropped or forged on the way.
-    #[error("it sent a frame with a wrong seal")]
+    #[error("it sent a forged frame")]
     Forged,
     /// The peer sent an invalid message.
     #[error("it sent an invalid message")]
@@ -263,6 +297,18 @@ pub enum Why {
     /// The peer does not know the token.
     #[error("it has another token")]
     WrongToken,
+    /// The peer has another version of the protocol.
+    #[error("it has version {theirs} of the protocol")]
+    OtherVersion {
+        /// The peer's version.
+        theirs: u8,
+    },
+    /// The caller wants another service.
+    #[error("it belongs to another service")]
+    OtherPurpose,
+    /// The caller wants another listener of the service.
+    #[error("it belongs to another listener")]
+    OtherEndpoint,
     /// Error of the system.
     #[error("{message}")]
     System {
@@ -301,6 +347,8 @@ pub(super) enum Refusal {
     OtherWorldSize { store: usize },
     RankTaken,
     RankGone,
+    OtherPurpose { listener: String },
+    OtherEndpoint { listener: String },
 }
 
 /// Reason why the ranks of a store cannot go on, sent to all of them.

@@ -14,6 +14,9 @@ const MAX_VALUE: usize = 16 * 1024;
 /// Longest failure text, in bytes.
 const MAX_TEXT: usize = 4096;
 
+/// Time for the store to name the late ranks of a gather.
+const ANSWER: Duration = Duration::from_secs(1);
+
 /// Messages between the ranks of a [`Store`](super::Store) about one generation of a communicator.
 ///
 /// Every wait ends early with [`Error::Failed`] when a failure of this generation is published or a rank is lost.
@@ -56,7 +59,7 @@ impl Generation {
         let bytes = [b"set ", key.as_bytes()].concat();
         let look = |view: &StoreView| match view.value(self.number, &bytes) {
             Some(value) => Some(Ok(value.clone())),
-            None => self.hopeless(view, &[], || format!("{key:?} was set")).map(Err),
+            None => self.hopeless(view, || format!("{key:?} was set")).map(Err),
         };
         let late = |_: &StoreView| {
             Err(Error::NotSet { key: key.to_owned(), generation: self.number, after: within })
@@ -68,37 +71,15 @@ impl Generation {
     /// name is a separate gather.
     ///
     /// # Errors
-    /// [`Error::Late`] with the ranks that had not arrived after `within`; [`Error::Left`] with a rank that never will; else as
+    /// [`Error::Late`] with the ranks that had not arrived after `within`, with rank 0 if its store does not answer; [`Error::Left`] with a rank that never will; else as
     /// [`set`](Generation::set) and [`wait`](Generation::wait).
     pub fn all_gather(&self, name: &str, value: &[u8], within: Duration) -> Result<Vec<Vec<u8>>, Error> {
         limit("name", name.len(), MAX_KEY)?;
-        let turn = {
-            let mut gathered = self.member.gathered.lock();
-            let turn = gathered.entry((self.number, name.to_owned())).or_default();
-            *turn += 1;
-            *turn
-        };
-        let key = |rank: usize| format!("gather {turn} {rank} {name}").into_bytes();
-        self.put(key(self.member.rank), value)?;
-        let keys: Vec<Vec<u8>> = (0..self.member.world_size).map(key).collect();
-        self.collect(name, &keys, within)
-    }
-
-    fn collect(&self, name: &str, keys: &[Vec<u8>], within: Duration) -> Result<Vec<Vec<u8>>, Error> {
-        let missing = |view: &StoreView| -> Vec<usize> {
-            (0..keys.len()).filter(|&rank| view.value(self.number, &keys[rank]).is_none()).collect()
-        };
-        let look = |view: &StoreView| match missing(view) {
-            missing if missing.is_empty() => {
-                Some(Ok(keys.iter().filter_map(|key| view.value(self.number, key).cloned()).collect()))
-            }
-            missing => self.hopeless(view, &missing, || format!("it came to {name:?}")).map(Err),
-        };
-        let late = |view: &StoreView| {
-            let (name, generation, missing) = (name.to_owned(), self.number, missing(view));
-            Err(Error::Late { name, generation, missing, after: within })
-        };
-        self.member.shared.wait(within, look, late)
+        limit("value", value.len(), MAX_VALUE)?;
+        self.ready()?;
+        let ticket = self.member.enter(self.number, name, value);
+        let ticket = ticket.map_err(|why| Failure::Lost { rank: 0, why })?;
+        PendingGather { generation: self, name, ticket }.wait(within)
     }
 
     /// Waits until every rank has called it.
@@ -138,10 +119,13 @@ impl Generation {
         self.send(&Message::Set { generation: self.number, key, value: value.to_vec() })
     }
 
+    /// Checks that messages to the store are possible.
+    fn ready(&self) -> Result<(), Error> {
+        self.member.shared.read(|view| self.gone(view)).map_or(Ok(()), Err)
+    }
+
     fn send(&self, message: &Message) -> Result<(), Error> {
-        if let Some(error) = self.member.shared.read(|view| self.gone(view)) {
-            return Err(error);
-        }
+        self.ready()?;
         let rank = 0;
         self.member.send(message).map_err(|why| Failure::Lost { rank, why }.into())
     }
@@ -150,14 +134,63 @@ impl Generation {
     fn gone(&self, view: &StoreView) -> Option<Error> {
         let left = || Error::Left { rank: 0, awaited: "this rank was done".to_owned() };
         let lost = || view.lost().filter(|_| view.over).map(Error::from);
-        self.member.trouble(view).or_else(lost).or_else(|| view.left(&[]).map(|_| left()))
+        let gone = self.member.trouble(view).or_else(lost).or_else(|| view.store_left().then(left));
+        gone.or_else(|| self.retired(view))
     }
 
-    /// Returns the reason why waiting for these ranks, or for any rank, is pointless, if any.
-    fn hopeless(&self, view: &StoreView, missing: &[usize], awaited: impl Fn() -> String) -> Option<Error> {
+    /// Returns the reason why waiting is pointless, if any.
+    fn hopeless(&self, view: &StoreView, awaited: impl Fn() -> String) -> Option<Error> {
         let failed = || view.failure(self.number).map(Error::from);
-        let left = || view.left(missing).map(|rank| Error::Left { rank, awaited: awaited() });
-        self.member.trouble(view).or_else(failed).or_else(left)
+        let left = || view.store_left().then(|| Error::Left { rank: 0, awaited: awaited() });
+        let over = self.member.trouble(view).or_else(failed).or_else(left);
+        over.or_else(|| self.retired(view))
+    }
+
+    fn retired(&self, view: &StoreView) -> Option<Error> {
+        let (generation, oldest) = (self.number, view.oldest());
+        (generation < oldest).then_some(Error::OldGeneration { generation, oldest })
+    }
+}
+
+/// Gather that this rank has entered.
+struct PendingGather<'a> {
+    generation: &'a Generation,
+    name: &'a str,
+    ticket: u64,
+}
+
+impl PendingGather<'_> {
+    fn wait(&self, within: Duration) -> Result<Vec<Vec<u8>>, Error> {
+        let shared = &self.generation.member.shared;
+        let result = shared.wait_edit(within, |view| self.result(view).map(Some), |_| None);
+        let result = result.unwrap_or_else(|| self.ask(within));
+        shared.edit(|view| view.abandon(self.ticket));
+        result
+    }
+
+    /// Returns the values, or the reason why they cannot come, once one of them is known.
+    fn result(&self, view: &mut StoreView) -> Option<Result<Vec<Vec<u8>>, Error>> {
+        let awaited = || format!("it came to {:?}", self.name);
+        match view.take_result(self.ticket) {
+            Some(Ok(values)) => Some(Ok(values)),
+            Some(Err(rank)) => Some(Err(Error::Left { rank, awaited: awaited() })),
+            None => self.generation.hopeless(view, awaited).map(Err),
+        }
+    }
+
+    /// Asks the store for the ranks that are late.
+    fn ask(&self, after: Duration) -> Result<Vec<Vec<u8>>, Error> {
+        let (member, number) = (&self.generation.member, self.generation.number);
+        let late = |missing| {
+            let (name, generation) = (self.name.to_owned(), number);
+            Err(Error::Late { name, generation, missing, after })
+        };
+        self.generation.send(&Message::Ask { generation: number, name: self.name.to_owned() })?;
+        let look = |view: &mut StoreView| {
+            self.result(view).or_else(|| view.take_absent(number, self.name).map(late))
+        };
+        // A store that does not answer is the fault of rank 0.
+        member.shared.wait_edit(ANSWER, look, |_| late(vec![0]))
     }
 }
 

@@ -1,9 +1,8 @@
-//! Frames over one socket: receive with a deadline, send with a timeout.
+//! Messages over one socket: receive with a deadline, send with a timeout.
 
 use super::Why;
-use super::frame::{self, FrameError, Frames, Seals};
 use super::message::Message;
-use super::proof::Key;
+use super::noise::{Cipher, FrameError, Frames, Session, write};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
@@ -28,7 +27,7 @@ pub(super) struct Receiver {
 #[derive(Debug)]
 pub(super) struct Sender {
     stream: Arc<TcpStream>,
-    seals: Option<Seals>,
+    cipher: Option<Cipher>,
     patience: Duration,
 }
 
@@ -36,9 +35,36 @@ pub(super) struct Sender {
 pub(super) fn ends(stream: &Arc<TcpStream>, patience: Duration) -> Result<(Receiver, Sender), Why> {
     stream.set_nonblocking(false).map_err(|error| why(&error, patience))?;
     stream.set_nodelay(true).map_err(|error| why(&error, patience))?;
-    let sender = Sender { stream: Arc::clone(stream), seals: None, patience };
+    let sender = Sender { stream: Arc::clone(stream), cipher: None, patience };
     sender.limit()?;
     Ok((Receiver { stream: Arc::clone(stream), frames: Frames::default() }, sender))
+}
+
+/// Returns both halves of a connection that a listener has admitted, with the bytes that have arrived on it.
+pub(super) fn admitted_ends(
+    stream: &Arc<TcpStream>,
+    frames: Frames,
+    cipher: Cipher,
+    patience: Duration,
+) -> Result<(Receiver, Sender), Why> {
+    let (receiver, sender) = ends(stream, patience)?;
+    Ok((Receiver { frames, ..receiver }, Sender { cipher: Some(cipher), ..sender }))
+}
+
+/// Encrypts what follows on both halves; the caller has checked that the listener knows the token.
+pub(super) fn encrypt(receiver: &mut Receiver, sender: &mut Sender, session: Session) {
+    receiver.frames.expect_records(session.incoming);
+    receiver.frames.trust();
+    sender.cipher = Some(session.outgoing);
+}
+
+/// Returns the socket, the bytes that have arrived, and the ciphers of both directions: incoming, outgoing.
+pub(super) fn into_raw(
+    receiver: Receiver,
+    sender: Sender,
+) -> Option<(Arc<TcpStream>, Vec<u8>, Cipher, Cipher)> {
+    let (received, incoming) = receiver.frames.into_raw();
+    Some((sender.stream, received, incoming?, sender.cipher?))
 }
 
 /// Shuts a connection down, for readers and writers on both sides.
@@ -48,22 +74,16 @@ pub(super) fn cut(stream: &TcpStream) {
 }
 
 impl Receiver {
-    pub(super) fn expect_seals(&mut self, key: Key) {
-        self.frames.expect_seals(Seals::new(key));
-    }
-
-    /// Returns the next message and its bytes, if it arrives completely before `until`; a message that trickles in counts as
-    /// silence.
-    pub(super) fn message(&mut self, until: Instant) -> Result<(Message, Vec<u8>), Why> {
+    /// Returns the next batch of messages, if it arrives completely before `until`; a batch that trickles in counts as silence.
+    pub(super) fn messages(&mut self, until: Instant) -> Result<Vec<Message>, Why> {
         let payload = self.payload(until)?;
-        let message = Message::decode(&payload).ok_or(Why::NotUnderstood)?;
-        Ok((message, payload))
+        Message::decode_batch(&payload).ok_or(Why::NotUnderstood)
     }
 
-    /// Returns the next frame's bytes, in the same way; the caller may keep waiting after [`Why::Silent`].
+    /// Returns the next payload, in the same way; the caller may keep waiting after [`Why::Silent`].
     pub(super) fn payload(&mut self, until: Instant) -> Result<Vec<u8>, Why> {
         let begin = Instant::now();
-        let mut chunk = [0; 4096];
+        let mut chunk = [0; 16 * 1024];
         loop {
             let payload = self.frames.next().map_err(|error| match error {
                 FrameError::TooLong { len, max } => Why::TooLong { len, max },
@@ -94,33 +114,27 @@ impl Receiver {
 }
 
 impl Sender {
-    pub(super) fn seal(&mut self, key: Key) {
-        self.seals = Some(Seals::new(key));
-    }
-
-    /// Sets the timeout of later writes.
-    pub(super) fn set_patience(&mut self, patience: Duration) -> Result<(), Why> {
-        self.patience = patience;
-        self.limit()
-    }
-
     fn limit(&self) -> Result<(), Why> {
         let timeout = self.patience.clamp(Duration::from_millis(1), Duration::from_secs(3600));
         self.stream.set_write_timeout(Some(timeout)).map_err(|error| why(&error, self.patience))
     }
 
+    /// Sends a batch of one message.
     pub(super) fn message(&mut self, message: &Message) -> Result<(), Why> {
-        self.payloads(&[message.encode().into()])
+        let mut batch = Vec::new();
+        Message::batch(&message.encode(), &mut batch);
+        self.payload(&batch)
     }
 
-    /// Sends all payloads in as few writes as possible. After an error the connection is unusable.
-    pub(super) fn payloads(&mut self, payloads: &[Arc<[u8]>]) -> Result<(), Why> {
-        for some in payloads.chunks(64) {
-            let mut bytes = Vec::new();
-            some.iter().for_each(|payload| frame::write(payload, self.seals.as_mut(), &mut bytes));
-            (&*self.stream).write_all(&bytes).map_err(|error| why(&error, self.patience))?;
-        }
-        Ok(())
+    /// Sends a payload. After an error the connection is unusable.
+    pub(super) fn payload(&mut self, payload: &[u8]) -> Result<(), Why> {
+        let mut bytes = Vec::new();
+        write(payload, self.cipher.as_mut(), &mut bytes);
+        (&*self.stream).write_all(&bytes).map_err(|error| why(&error, self.patience))
+    }
+
+    pub(super) fn socket(&self) -> &TcpStream {
+        &self.stream
     }
 
     pub(super) fn cut(&self) {
@@ -137,7 +151,8 @@ fn is_timeout(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
 
-fn why(error: &std::io::Error, after: Duration) -> Why {
+/// Returns the reason for a connection's end; `after` is the time that a call has waited.
+pub(super) fn why(error: &std::io::Error, after: Duration) -> Why {
     use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
     match error.kind() {
         ConnectionReset | ConnectionAborted | BrokenPipe | NotConnected | UnexpectedEof => Why::Closed,

@@ -7,7 +7,6 @@ use super::server::Server;
 use super::view::{Shared, StoreView};
 use super::{Broken, Environment, Error, Generation, Options, Why};
 use crate::sync::Mutex;
-use std::collections::HashMap;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
@@ -34,8 +33,6 @@ pub(super) struct Member {
     pub(super) rank: usize,
     pub(super) world_size: usize,
     pub(super) shared: Shared,
-    /// Number of gathers of each name in each generation on this rank.
-    pub(super) gathered: Mutex<HashMap<(u64, String), u64>>,
     sender: Mutex<Sender>,
     stream: Arc<TcpStream>,
     addr: SocketAddr,
@@ -54,7 +51,12 @@ impl Store {
         let server = match environment.rank {
             0 => {
                 let listener = connect::listen(environment)?;
-                Some(Server::start(listener, environment, connect::key(environment.token.as_ref()), options)?)
+                Some(Server::start(
+                    listener,
+                    environment,
+                    connect::psk(environment.token.as_ref())?,
+                    options,
+                )?)
             }
             _ => None,
         };
@@ -75,8 +77,8 @@ impl Store {
     ) -> Result<Self, Error> {
         let StorePlace { addr, stream, receiver, sender } = place;
         let Environment { rank, world_size, .. } = *environment;
-        let (shared, gathered) = (Shared::new(world_size), Mutex::default());
-        let member = Member { rank, world_size, shared, gathered, sender: Mutex::new(sender), stream, addr };
+        let shared = Shared::new(world_size);
+        let member = Member { rank, world_size, shared, sender: Mutex::new(sender), stream, addr };
         let member = Arc::new(member);
         let (for_thread, silence) = (Arc::clone(&member), options.silence);
         let body = move || for_thread.listen(receiver, silence);
@@ -97,11 +99,11 @@ impl Store {
             if let Some(error) = member.trouble(view).or_else(|| view.lost().map(Error::from)) {
                 return Some(Err(error));
             }
-            if view.missing().is_empty() {
+            if view.is_complete() {
                 return Some(Ok(()));
             }
             // A rank that has left no longer waits for the others.
-            view.left(&(0..member.world_size).collect::<Vec<_>>()).map(|rank| {
+            view.any_left().map(|rank| {
                 Err(Error::Left { rank, awaited: format!("ranks {:?} had come", view.missing()) })
             })
         };
@@ -116,7 +118,7 @@ impl Store {
     /// the reason.
     fn give_up(&self, mut error: Error, options: &Options) -> Error {
         let member = &self.member;
-        let everybody = |view: &StoreView| (view.missing().is_empty() || view.over).then_some(());
+        let everybody = |view: &StoreView| (view.is_complete() || view.over).then_some(());
         if let Error::Missing { gave_up, turned_away, .. } = &mut error {
             if *gave_up == member.rank {
                 // If the send fails, the others learn it from the connection's end.
@@ -173,6 +175,15 @@ impl Member {
         self.sender.lock().message(message)
     }
 
+    /// Enters a gather. Values of one name leave this rank in the order of their tickets.
+    pub(super) fn enter(&self, generation: u64, name: &str, value: &[u8]) -> Result<u64, Why> {
+        let mut sender = self.sender.lock();
+        let ticket = self.shared.edit(|view| view.enter(generation, name));
+        let (name, value) = (name.to_owned(), value.to_vec());
+        sender.message(&Message::Gather { generation, name, value })?;
+        Ok(ticket)
+    }
+
     /// Returns an error that concerns every generation but is no failure of a rank.
     pub(super) fn trouble(&self, view: &StoreView) -> Option<Error> {
         if view.closed {
@@ -194,21 +205,24 @@ impl Member {
     /// Applies the store's messages and answers its beats, until the connection ends.
     fn listen(&self, mut receiver: Receiver, silence: Duration) {
         let why = loop {
-            match receiver.message(after(silence)) {
-                Ok((Message::Beat, _)) => {
-                    if let Err(why) = self.send(&Message::Beat) {
-                        break why;
-                    }
-                }
-                Ok((message, _)) => {
-                    if self.shared.write(|view| view.apply(message)).is_none() {
-                        break Why::NotUnderstood;
-                    }
-                }
-                Err(why) => break why,
+            let applied = receiver.messages(after(silence)).and_then(|messages| self.apply(messages));
+            if let Err(why) = applied {
+                break why;
             }
         };
         link::cut(&self.stream);
         self.shared.write(|view| view.end(why));
+    }
+
+    fn apply(&self, messages: Vec<Message>) -> Result<(), Why> {
+        let is_beat = |message: &Message| matches!(message, Message::Beat);
+        let beats = messages.iter().filter(|message| is_beat(message)).count();
+        if beats < messages.len() {
+            let others = messages.into_iter().filter(|message| !is_beat(message));
+            self.shared
+                .write(|view| others.map(|message| view.apply(message)).collect::<Option<()>>())
+                .ok_or(Why::NotUnderstood)?;
+        }
+        if beats > 0 { self.send(&Message::Beat) } else { Ok(()) }
     }
 }

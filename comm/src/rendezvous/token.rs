@@ -1,6 +1,7 @@
 //! Job token: the secret of all ranks of a job, which is never sent.
 
 use super::EnvironmentError;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
@@ -8,11 +9,13 @@ use std::path::Path;
 
 /// Smallest number of bits of a token.
 const MIN_BITS: usize = 128;
+/// Smallest number of different bytes: of 16 random ones, fewer are seen once in a million million tokens.
+const MIN_DIFFERENT: usize = 8;
 /// Largest number of bytes read of a token file.
 const MAX_FILE: u64 = 4096;
 
 /// Secret of 128 bits or more. Ranks prove their knowledge of it without sending it.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Token {
     bytes: Vec<u8>,
 }
@@ -21,7 +24,8 @@ impl Token {
     /// Parses a token of 32 or more hexadecimal digits; surrounding whitespace is ignored.
     ///
     /// # Errors
-    /// [`EnvironmentError::TokenNotHex`] and [`EnvironmentError::TokenShort`]; neither contains the text.
+    /// [`EnvironmentError::TokenNotHex`], [`EnvironmentError::TokenShort`] and, for zeros and other repetitions,
+    /// [`EnvironmentError::TokenGuessable`]; none contains the text.
     pub fn from_hex(text: &str) -> Result<Self, EnvironmentError> {
         let digits: Option<Vec<u8>> =
             text.trim().chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
@@ -30,7 +34,12 @@ impl Token {
         if bits < MIN_BITS {
             return Err(EnvironmentError::TokenShort { bits });
         }
-        Ok(Token { bytes: digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect() })
+        let bytes: Vec<u8> = digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect();
+        let different = BTreeSet::from_iter(&bytes).len();
+        if different < MIN_DIFFERENT {
+            return Err(EnvironmentError::TokenGuessable { different, min: MIN_DIFFERENT });
+        }
+        Ok(Token { bytes })
     }
 
     /// Reads a token from a file that only its owner can access.
@@ -52,6 +61,17 @@ impl Token {
         &self.bytes
     }
 }
+
+/// Compares all bytes, whatever the first ones are.
+impl PartialEq for Token {
+    fn eq(&self, other: &Self) -> bool {
+        let pairs = self.bytes.iter().zip(&other.bytes);
+        let difference = pairs.fold(0, |difference, (a, b)| std::hint::black_box(difference | (a ^ b)));
+        self.bytes.len() == other.bytes.len() && difference == 0
+    }
+}
+
+impl Eq for Token {}
 
 /// Checks the open file, not its path, which could be another file by now.
 #[cfg(unix)]

@@ -4,7 +4,7 @@ use super::link::after;
 use super::message::Message;
 use super::{Broken, Error, Failure, Why};
 use crate::sync::{Condvar, Mutex};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// Presence of a rank in the store.
@@ -16,12 +16,20 @@ enum Presence {
     Lost,
 }
 
+/// Values of all ranks, or a rank that left before the gather.
+type GatherResult = Result<Vec<Vec<u8>>, usize>;
+
 /// State derived from the messages applied and from the end of this rank's own connection.
 #[derive(Debug)]
 pub(super) struct StoreView {
     ranks: Vec<Presence>,
-    values: HashMap<(u64, Vec<u8>), Vec<u8>>,
+    /// Number of ranks that have not joined yet.
+    awaited: usize,
+    values: BTreeMap<u64, HashMap<Vec<u8>, Vec<u8>>>,
     failures: Vec<Failure>,
+    /// Generations below this one are dropped.
+    oldest: u64,
+    gathers: OwnGathers,
     broken: Option<Broken>,
     /// True if no more messages will come.
     pub(super) over: bool,
@@ -29,28 +37,79 @@ pub(super) struct StoreView {
     pub(super) closed: bool,
 }
 
+/// Gathers that this rank has entered, by tickets.
+#[derive(Debug, Default)]
+struct OwnGathers {
+    next_ticket: u64,
+    /// Tickets without a result, in the order of their entry.
+    entered: BTreeMap<(u64, String), VecDeque<u64>>,
+    /// Results that nobody has taken; `None` until one arrives, and no entry for a gather that was given up.
+    results: HashMap<u64, Option<GatherResult>>,
+    /// Answers of the store: the ranks that a gather awaits.
+    absent: BTreeMap<(u64, String), Vec<usize>>,
+}
+
+impl OwnGathers {
+    fn enter(&mut self, key: (u64, String)) -> u64 {
+        self.next_ticket += 1;
+        self.entered.entry(key).or_default().push_back(self.next_ticket);
+        self.results.insert(self.next_ticket, None);
+        self.next_ticket
+    }
+
+    /// Records the result of the first gather of this name; `None` if this rank has not entered one.
+    fn finish(&mut self, key: &(u64, String), result: GatherResult) -> Option<()> {
+        let queue = self.entered.get_mut(key)?;
+        let ticket = queue.pop_front()?;
+        if queue.is_empty() {
+            self.entered.remove(key);
+        }
+        if let Some(waiting) = self.results.get_mut(&ticket) {
+            *waiting = Some(result);
+        }
+        Some(())
+    }
+
+    fn take(&mut self, ticket: u64) -> Option<GatherResult> {
+        self.results.get_mut(&ticket)?.take()
+    }
+
+    /// Drops the gathers of generations below `oldest`; calls that wait for them see that in the view.
+    fn retire(&mut self, oldest: u64) {
+        self.entered = self.entered.split_off(&(oldest, String::new()));
+        self.absent = self.absent.split_off(&(oldest, String::new()));
+    }
+}
+
 impl StoreView {
     pub(super) fn new(world_size: usize) -> Self {
         StoreView {
             ranks: vec![Presence::Awaited; world_size],
-            values: HashMap::new(),
+            awaited: world_size,
+            values: BTreeMap::new(),
             failures: Vec::new(),
+            oldest: 0,
+            gathers: OwnGathers::default(),
             broken: None,
             over: false,
             closed: false,
         }
     }
 
-    /// Applies a message; `None` if stores do not send it to all ranks.
+    /// Applies a message; `None` if stores do not send it to ranks.
     pub(super) fn apply(&mut self, message: Message) -> Option<()> {
         match message {
             Message::Set { generation, key, value } => {
-                self.values.insert((generation, key), value);
+                self.values.entry(generation).or_default().insert(key, value);
             }
             Message::Fail { rank, generation, text } => {
                 self.failures.push(Failure::Published { rank, generation, text });
             }
-            Message::Joined { rank } => *self.ranks.get_mut(rank)? = Presence::Here,
+            Message::Joined { rank } => {
+                let presence = self.ranks.get_mut(rank)?;
+                self.awaited -= usize::from(*presence == Presence::Awaited);
+                *presence = Presence::Here;
+            }
             Message::Left { rank } => *self.ranks.get_mut(rank)? = Presence::Left,
             Message::Lost { rank, why } => {
                 *self.ranks.get_mut(rank)? = Presence::Lost;
@@ -59,9 +118,62 @@ impl StoreView {
             Message::Broken(broken) => {
                 self.broken.get_or_insert(broken);
             }
-            _ => return None,
+            Message::Retired { below } => self.retire(below),
+            gather => return self.apply_gather(gather),
         }
         Some(())
+    }
+
+    fn apply_gather(&mut self, message: Message) -> Option<()> {
+        match message {
+            Message::Gathered { generation, name, values } => {
+                self.gathers.finish(&(generation, name), Ok(values))
+            }
+            Message::Hopeless { generation, name, rank } if rank < self.ranks.len() => {
+                self.gathers.finish(&(generation, name), Err(rank))
+            }
+            Message::Absent { generation, name, ranks } => {
+                self.gathers.absent.insert((generation, name), ranks);
+                Some(())
+            }
+            _ => None,
+        }
+    }
+
+    /// Drops the values and failures of generations below `oldest`.
+    fn retire(&mut self, oldest: u64) {
+        self.oldest = oldest;
+        self.values = self.values.split_off(&oldest);
+        self.gathers.retire(oldest);
+        self.failures.retain(|failure| match failure {
+            Failure::Published { generation, .. } => *generation >= oldest,
+            Failure::Lost { .. } => true,
+        });
+    }
+
+    /// Generations below this one are dropped.
+    pub(super) fn oldest(&self) -> u64 {
+        self.oldest
+    }
+
+    /// Records that this rank enters a gather; returns the ticket for its result.
+    pub(super) fn enter(&mut self, generation: u64, name: &str) -> u64 {
+        self.gathers.enter((generation, name.to_owned()))
+    }
+
+    /// Takes the result of a gather if it has arrived.
+    pub(super) fn take_result(&mut self, ticket: u64) -> Option<GatherResult> {
+        self.gathers.take(ticket)
+    }
+
+    /// Takes the store's answer about a gather, if it has arrived.
+    pub(super) fn take_absent(&mut self, generation: u64, name: &str) -> Option<Vec<usize>> {
+        self.gathers.absent.remove(&(generation, name.to_owned()))
+    }
+
+    /// Forgets a gather of this rank: a result that arrives later is dropped.
+    pub(super) fn abandon(&mut self, ticket: u64) {
+        self.gathers.results.remove(&ticket);
     }
 
     /// Records the end of the connection to the store, which rank 0 runs.
@@ -74,8 +186,7 @@ impl StoreView {
     }
 
     pub(super) fn value(&self, generation: u64, key: &[u8]) -> Option<&Vec<u8>> {
-        // The map's key owns its bytes; keys are short.
-        self.values.get(&(generation, key.to_vec()))
+        self.values.get(&generation)?.get(key)
     }
 
     /// Returns the ranks that have not joined yet.
@@ -100,10 +211,19 @@ impl StoreView {
         self.failures.iter().find(|failure| matches!(failure, Failure::Lost { .. }))
     }
 
-    /// Returns one of `ranks` that left, or rank 0 if it left, as no wait can succeed without it.
-    pub(super) fn left(&self, ranks: &[usize]) -> Option<usize> {
-        let mut those = ranks.iter().copied().chain([0]);
-        those.find(|&rank| self.ranks[rank] == Presence::Left)
+    /// Returns true if all ranks have joined.
+    pub(super) fn is_complete(&self) -> bool {
+        self.awaited == 0
+    }
+
+    /// Returns true if rank 0 left: no wait can succeed without its store.
+    pub(super) fn store_left(&self) -> bool {
+        self.ranks[0] == Presence::Left
+    }
+
+    /// Returns a rank that left, if any.
+    pub(super) fn any_left(&self) -> Option<usize> {
+        self.ranks.iter().position(|presence| *presence == Presence::Left)
     }
 
     pub(super) fn broken(&self) -> Option<&Broken> {
@@ -133,6 +253,11 @@ impl Shared {
         result
     }
 
+    /// Changes the view without a wake-up of its waiting threads.
+    pub(super) fn edit<T>(&self, change: impl FnOnce(&mut StoreView) -> T) -> T {
+        change(&mut self.view.lock())
+    }
+
     /// Waits for the first result of `look`; returns `late` of the view at the timeout.
     pub(super) fn wait<T>(
         &self,
@@ -140,15 +265,25 @@ impl Shared {
         mut look: impl FnMut(&StoreView) -> Option<T>,
         late: impl FnOnce(&StoreView) -> T,
     ) -> T {
+        self.wait_edit(within, |view| look(view), |view| late(view))
+    }
+
+    /// Like [`wait`](Self::wait), with functions that change the view.
+    pub(super) fn wait_edit<T>(
+        &self,
+        within: Duration,
+        mut look: impl FnMut(&mut StoreView) -> Option<T>,
+        late: impl FnOnce(&mut StoreView) -> T,
+    ) -> T {
         let until = after(within);
         let mut view = self.view.lock();
         loop {
-            if let Some(found) = look(&view) {
+            if let Some(found) = look(&mut view) {
                 return found;
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return late(&view);
+                return late(&mut view);
             }
             view = self.changed.wait(view, Some(left));
         }
@@ -204,7 +339,7 @@ mod tests {
         let mut left = StoreView::new(2);
         left.apply(Message::Left { rank: 0 }).unwrap();
         left.end(Why::Closed);
-        assert_eq!((left.failure(0), left.left(&[1])), (None, Some(0)));
+        assert_eq!((left.failure(0), left.store_left(), left.any_left()), (None, true, Some(0)));
     }
 
     #[test]
@@ -216,5 +351,36 @@ mod tests {
             assert_eq!(view.apply(message), None);
         }
         assert_eq!(view.missing(), [0, 1]);
+    }
+
+    #[test]
+    fn results_go_to_their_gathers_in_order_and_those_of_abandoned_ones_are_dropped() {
+        let mut view = StoreView::new(2);
+        let gathered =
+            |value| Message::Gathered { generation: 3, name: "n".to_owned(), values: vec![vec![value]] };
+        let tickets = [(); 3].map(|()| view.enter(3, "n"));
+        view.abandon(tickets[1]);
+        [1, 2].into_iter().for_each(|value| view.apply(gathered(value)).unwrap());
+        view.apply(Message::Hopeless { generation: 3, name: "n".to_owned(), rank: 1 }).unwrap();
+        let results = tickets.map(|ticket| view.take_result(ticket));
+        assert_eq!(results, [Some(Ok(vec![vec![1]])), None, Some(Err(1))]);
+        tickets.into_iter().for_each(|ticket| view.abandon(ticket));
+        assert!(view.gathers.results.is_empty() && view.gathers.entered.is_empty());
+        // A result that nobody awaits is no message.
+        assert_eq!(view.apply(gathered(3)), None);
+    }
+
+    #[test]
+    fn retired_generations_are_dropped_and_losses_stay() {
+        let mut view = StoreView::new(2);
+        for generation in [4, 5] {
+            view.apply(published(1, generation)).unwrap();
+            view.apply(Message::Set { generation, key: b"k".to_vec(), value: vec![1] }).unwrap();
+        }
+        view.apply(Message::Lost { rank: 1, why: Why::Closed }).unwrap();
+        view.enter(4, "n");
+        view.apply(Message::Retired { below: 5 }).unwrap();
+        assert_eq!((view.value(4, b"k"), view.value(5, b"k")), (None, Some(&vec![1])));
+        assert_eq!((view.failures.len(), view.oldest(), view.gathers.entered.len()), (2, 5, 0));
     }
 }

@@ -70,11 +70,11 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "comm-strangers-may-send-long-frames",
-        file: "comm/src/rendezvous/frame.rs",
-        from: "(MAX_GREETING, 0)",
-        to: "(MAX_PAYLOAD, 0)",
+        file: "comm/src/rendezvous/noise/frame.rs",
+        from: "{ MAX_RECORD } else { MAX_GREETING }",
+        to: "{ MAX_RECORD } else { MAX_RECORD }",
         package: "meshstep-comm",
-        test: "rendezvous::frame::tests::a_length_above_the_limit_is_refused_before_its_bytes_come",
+        test: "rendezvous::noise::frame::tests::a_length_above_the_limit_is_refused_before_its_bytes_come",
     },
     Mutant {
         name: "optim-amsgrad-divides-by-the-newest",

@@ -1,15 +1,15 @@
 //! The arbiter as a process that workers call over TCP.
 //!
-//! One thread accepts connections and watches the time; each connection has a thread that reads. A message to a worker goes to the
+//! One thread admits connections and watches the time; each admitted connection has a thread that reads. A message to a worker goes to the
 //! last connection on which the worker has sent one.
 
 use crate::durable_arbiter::DurableArbiter;
 use crate::message::{FromArbiter, ToArbiter, Worker};
 use crate::{Config, ConnectionError, Error};
-use meshstep_comm::rendezvous::{Incoming, Listener, Outgoing, Token, Why};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use meshstep_comm::rendezvous::{Accepted, Incoming, Listener, Outgoing, Token, Why};
+use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -24,8 +24,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Time that a worker has to call again, from the same host and from elsewhere: [`Config::grace`]'s defaults.
 const GRACE_HERE: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(10);
-/// Most connections at a time that have not proven that they know the token.
-const MAX_STRANGERS: usize = 32;
 
 /// Purpose of a connection, checked beside its token: workers of one run cannot call another run's arbiter.
 pub(super) fn purpose(run: &str) -> String {
@@ -48,7 +46,6 @@ struct Shared {
     stalled: Duration,
     begin: Instant,
     inside: Mutex<ArbiterState>,
-    changed: Condvar,
 }
 
 #[derive(Debug)]
@@ -60,14 +57,13 @@ struct ArbiterState {
     closing: bool,
 }
 
-/// A connection: first unauthenticated, then authenticated by the token, then assigned to the worker of its first message.
+/// A connection, authenticated by the token; its first message assigns it to a worker.
 #[derive(Debug)]
 struct Connection {
     id: u64,
-    stream: TcpStream,
     /// Time that the worker has to call again once this connection has closed.
     grace: Duration,
-    outgoing: Option<Outgoing>,
+    outgoing: Outgoing,
     worker: Option<Worker>,
 }
 
@@ -86,7 +82,8 @@ impl Service {
         let (silence, grace) = (config.silence, config.grace);
         // Regular checks do not count as stalls, however short the grace is.
         let stalled = (silence.min(grace.unwrap_or(GRACE_HERE)) / 2).max(STALL);
-        let listener = Listener::bind(addr, token, &purpose(run)).map_err(ConnectionError::from)?;
+        let listener =
+            Listener::bind(addr, token, &purpose(run), HANDSHAKE).map_err(ConnectionError::from)?;
         let durable = DurableArbiter::open(config, Some(log), Duration::ZERO)?;
         let inside = ArbiterState {
             durable,
@@ -95,8 +92,8 @@ impl Service {
             next_id: 0,
             closing: false,
         };
-        let (inside, changed, begin) = (Mutex::new(inside), Condvar::new(), Instant::now());
-        let shared = Arc::new(Shared { listener, silence, grace, stalled, begin, inside, changed });
+        let (inside, begin) = (Mutex::new(inside), Instant::now());
+        let shared = Arc::new(Shared { listener, silence, grace, stalled, begin, inside });
         let for_thread = Arc::clone(&shared);
         let thread = Builder::new().name("arbiter".to_owned()).spawn(move || for_thread.watch());
         let thread = thread.map_err(|error| Error::NoThread { message: error.to_string() })?;
@@ -106,6 +103,14 @@ impl Service {
     /// Returns the address on which the service listens.
     pub fn addr(&self) -> SocketAddr {
         self.shared.listener.addr()
+    }
+
+    /// Accepts workers that call the service at this address: that of a forwarded port.
+    ///
+    /// # Errors
+    /// [`Error::Connection`] for a name above 256 bytes, which no address is.
+    pub fn add_name(&self, addr: SocketAddr) -> Result<(), Error> {
+        Ok(self.shared.listener.add_name(&addr.to_string()).map_err(ConnectionError::from)?)
     }
 
     /// Returns why the service has stopped answering: its log cannot be written, or it has a successor.
@@ -118,10 +123,8 @@ impl Drop for Service {
     fn drop(&mut self) {
         let mut inside = self.shared.lock();
         inside.closing = true;
-        // A connection that is already gone need not be cut off.
-        inside.connections.iter().for_each(|connection| drop(connection.stream.shutdown(Shutdown::Both)));
+        inside.connections.iter().for_each(|connection| connection.outgoing.cut());
         drop(inside);
-        self.shared.changed.notify_all();
         join(self.thread.take());
         let threads = std::mem::take(&mut self.shared.lock().threads);
         threads.into_iter().for_each(|thread| join(Some(thread)));
@@ -142,69 +145,70 @@ impl Shared {
         self.begin.elapsed()
     }
 
-    /// Accepts connections and handles deadlines until the service ends.
+    /// Admits connections and handles deadlines until the service ends.
     fn watch(self: Arc<Self>) {
         let mut looked = self.now();
-        let mut inside = self.lock();
-        while !inside.closing {
+        while !self.lock().closing {
             let now = self.now();
-            let gap = now - looked;
-            if gap > self.stalled {
-                // This process stood still and read no messages; they arrive now.
-                inside.durable.excuse(gap);
-            }
+            self.look(now, now - looked);
             looked = now;
-            self.accept(&mut inside);
-            if inside.durable.wake_at().is_some_and(|at| at <= now) {
-                let said = inside.durable.tick(now);
-                inside.say(said);
+            let until = Instant::now() + LOOK;
+            while let Some(accepted) = self.listener.accept(until, PATIENCE) {
+                self.welcome(accepted);
             }
-            inside = self.changed.wait_timeout(inside, LOOK).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Starts a thread for each new connection; without a thread the connection is closed, and the worker tries again.
-    fn accept(self: &Arc<Self>, inside: &mut ArbiterState) {
+    /// Handles the deadlines that have passed; `gap` is the time since the last look.
+    fn look(&self, now: Duration, gap: Duration) {
+        let mut inside = self.lock();
         inside.threads.retain(|thread| !thread.is_finished());
-        while inside.connections.iter().filter(|connection| connection.outgoing.is_none()).count()
-            < MAX_STRANGERS
-        {
-            let Some(stream) = self.listener.accept() else { return };
-            let Ok(kept) = stream.try_clone() else { return };
-            let (id, shared) = (inside.next_id, Arc::clone(self));
-            let name = format!("arbiter's guest {id}");
-            let Ok(thread) = Builder::new().name(name).spawn(move || shared.serve(id, stream)) else {
-                return;
-            };
-            inside.next_id += 1;
-            inside.threads.push(thread);
-            // The address is read now: a connection that was reset no longer has one.
-            let grace = self.grace.unwrap_or(if is_near(&kept) { GRACE_HERE } else { GRACE });
-            inside.connections.push(Connection { id, stream: kept, grace, outgoing: None, worker: None });
+        if gap > self.stalled {
+            // This process stood still and read no messages; they arrive now.
+            inside.durable.excuse(gap);
+        }
+        if inside.durable.wake_at().is_some_and(|at| at <= now) {
+            let said = inside.durable.tick(now);
+            inside.say(said);
         }
     }
 
-    /// Serves one connection from its first byte to its last.
-    fn serve(&self, id: u64, stream: TcpStream) {
-        if let Ok((incoming, outgoing)) = self.listener.admit(stream, HANDSHAKE, PATIENCE) {
-            if let Some(connection) = self.lock().connection(id) {
-                connection.outgoing = Some(outgoing);
-            }
-            // The error is of no use here: the worker calls again or stops being a member.
-            let _ = self.listen(id, incoming);
-        }
+    /// Starts the thread of an admitted connection; without a thread the connection is closed, and the worker tries again.
+    fn welcome(self: &Arc<Self>, accepted: Accepted) {
+        let Accepted { incoming, outgoing, from } = accepted;
+        let mut inside = self.lock();
+        let (id, shared) = (inside.next_id, Arc::clone(self));
+        let body = move || shared.serve(id, incoming);
+        let Ok(thread) = Builder::new().name(format!("arbiter's guest {id}")).spawn(body) else {
+            return outgoing.cut();
+        };
+        inside.next_id += 1;
+        inside.threads.push(thread);
+        let grace = self.grace.unwrap_or(if self.is_near(from) { GRACE_HERE } else { GRACE });
+        inside.connections.push(Connection { id, grace, outgoing, worker: None });
+    }
+
+    /// Serves one connection to its last byte.
+    fn serve(&self, id: u64, incoming: Incoming) {
+        // The error is of no use here: the worker calls again or stops being a member.
+        let _ = self.listen(id, incoming);
         let mut inside = self.lock();
         let Some(place) = inside.connections.iter().position(|connection| connection.id == id) else {
             return;
         };
-        let Connection { stream, worker, grace, .. } = inside.connections.remove(place);
-        let _ = stream.shutdown(Shutdown::Both);
+        let Connection { outgoing, worker, grace, .. } = inside.connections.remove(place);
+        outgoing.cut();
         // The worker may have called again before the end of this connection was noticed.
         let gone = worker
             .filter(|worker| inside.connections.iter().all(|connection| connection.worker != Some(*worker)));
         if let Some(worker) = gone {
             inside.durable.close(worker, self.now() + grace);
         }
+    }
+
+    /// Returns true if the other end is on this host.
+    fn is_near(&self, from: SocketAddr) -> bool {
+        from.ip().is_loopback() || from.ip() == self.listener.addr().ip()
     }
 
     fn listen(&self, id: u64, mut incoming: Incoming) -> Result<(), Why> {
@@ -227,12 +231,6 @@ impl Shared {
     }
 }
 
-/// Returns true if the other end is on this host.
-fn is_near(stream: &TcpStream) -> bool {
-    let ends = stream.peer_addr().ok().zip(stream.local_addr().ok());
-    ends.is_some_and(|(peer, local)| peer.ip().is_loopback() || peer.ip() == local.ip())
-}
-
 impl ArbiterState {
     fn connection(&mut self, id: u64) -> Option<&mut Connection> {
         self.connections.iter_mut().find(|connection| connection.id == id)
@@ -243,7 +241,7 @@ impl ArbiterState {
         for message in said {
             let last =
                 self.connections.iter_mut().rev().find(|connection| connection.worker == Some(message.to));
-            let Some(Connection { outgoing: Some(outgoing), .. }) = last else { continue };
+            let Some(Connection { outgoing, .. }) = last else { continue };
             if outgoing.send(&message.encode()).is_err() {
                 outgoing.cut();
             }

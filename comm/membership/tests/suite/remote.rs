@@ -106,6 +106,10 @@ fn who_may_not_be_a_worker_is_told_why() {
     let contact = "c".repeat(65);
     assert_eq!(join(Caller { contact, ..mine.clone() }), Refusal::Contact { len: 65, max: 64 }.into());
     let deadline = Duration::from_millis(300);
+    let relay = Relay::to(addr);
+    let error = join(Caller { addr: relay.addr, ..mine.clone() });
+    let listener = addr.to_string();
+    assert_eq!(error, Error::Connection(ConnectionError::OtherEndpoint { addr: relay.addr, listener }));
     let nobody = Caller { addr: free_addr(), deadline, ..mine };
     assert_eq!(join(nobody), Error::Unanswered { what: "joining", after: deadline });
 }
@@ -224,6 +228,8 @@ fn a_cut_connection_is_made_again_and_nothing_is_lost() {
     let (_dir, log) = place();
     let service = serve(free_addr(), patient(2, 2), &log);
     let relay = Relay::to(service.addr());
+    // Without this name the workers' calls belong to another listener.
+    service.add_name(relay.addr).unwrap();
     each(relay.addr, &[0, 1], |id, worker| {
         for i in 1..=u64::from(cases(10, 10)) {
             if id == 0 {
@@ -237,4 +243,28 @@ fn a_cut_connection_is_made_again_and_nothing_is_lost() {
             assert!(worker.vote(&round, Ballot::Ready).unwrap().is_commit());
         }
     });
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_worker_joins_and_exchanges_go_on_during_a_flood_of_a_thousand() {
+    use meshstep_cases::flood::{Flood, Way};
+    let (_dir, log) = place();
+    let service = serve(free_addr(), patient(1, 1), &log);
+    let first = Remote::join(caller(service.addr(), 0)).unwrap();
+    for (way, id) in Way::ALL.into_iter().zip(1..) {
+        let flood = Flood::start(service.addr(), way);
+        // The strangers' time ends in it.
+        thread::sleep(Duration::from_millis(300));
+        let begin = Instant::now();
+        let second = Remote::join(caller(service.addr(), id)).unwrap();
+        let joined = begin.elapsed();
+        second.leave().unwrap();
+        let begin = Instant::now();
+        assert!(exchange(&first, 4 * id).unwrap().1);
+        let (exchanged, opened) = (begin.elapsed(), flood.stop());
+        println!("{way:?}: joined after {joined:?}, exchange in {exchanged:?}, {opened} connections");
+        assert!(joined < Duration::from_secs(1), "{way:?}: {joined:?}");
+        assert!(exchanged < Duration::from_secs(1), "{way:?}: {exchanged:?}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Ranks that do not match: missing, duplicate, of another world size, run or start, or with another token.
 
-use crate::rendezvous::common::{LONG, environment, free_addr, meet, options, world};
+use crate::rendezvous::common::{HEX, LONG, environment, free_addr, meet, options, world};
+use crate::rendezvous::proxy::Proxy;
 use meshstep_comm::rendezvous::{Environment, EnvironmentError, Error, Store, Token, Why};
 use std::net::TcpListener;
 use std::sync::Barrier;
@@ -70,7 +71,7 @@ fn two_processes_of_one_rank_are_an_error_on_all() {
 
 #[test]
 fn another_world_size_is_an_error_on_all() {
-    for world_size in [4, 65536] {
+    for world_size in [4, 1024] {
         let addr = free_addr();
         let (errors, late) = with(&environment(addr, 2, world_size), addr);
         let error = Error::WorldSize { rank: 2, world_size, store: 3 };
@@ -106,7 +107,7 @@ fn a_rank_of_another_run_start_or_token_is_refused_alone() {
     let Error::OtherRun { run_id, store, .. } = other_run else { panic!("{other_run}") };
     assert_eq!((run_id, store), expected("other", "run"));
     assert_eq!(stranger(|odd| odd.restart = 0), Error::OtherRestart { restart: 0, store: 1 });
-    for token in [None, Some(Token::from_hex(&"ab".repeat(32)).unwrap())] {
+    for token in [None, Some(Token::from_hex(&HEX.replace('0', "f")).unwrap())] {
         let error = stranger(|odd| odd.token = token.clone());
         assert!(matches!(error, Error::WrongToken { .. }), "{error}");
     }
@@ -183,4 +184,19 @@ fn fields_that_contradict_each_other_are_refused() {
     let huge = Environment { world_size: usize::MAX, ..world(2)[0].clone() };
     let result = Store::join(&huge, &options(SHORT)).unwrap_err();
     assert!(matches!(result, Error::Environment(EnvironmentError::WorldSize { .. })), "{result}");
+}
+
+#[test]
+fn a_store_that_is_called_by_another_name_refuses_the_rank() {
+    let (addr, middle) = (free_addr(), free_addr());
+    let _relay = Proxy::honest(middle, addr);
+    let relayed = environment(middle, 1, 2);
+    let results = thread::scope(|scope| {
+        let first = scope.spawn(|| Store::join(&environment(addr, 0, 2), &options(SHORT)).map(drop));
+        [Store::join(&relayed, &options(LONG)).map(drop), first.join().unwrap()]
+    });
+    let (endpoint, listener) = (middle.to_string(), addr.to_string());
+    assert_eq!(results[0], Err(Error::OtherEndpoint { addr: middle, endpoint, listener }));
+    let Err(Error::Missing { turned_away, .. }) = &results[1] else { panic!("{results:?}") };
+    assert_eq!(turned_away[0].why, Why::OtherEndpoint);
 }

@@ -122,8 +122,8 @@ fn missing_wrong_and_contradictory_variables_are_named() {
             TORCHRUN.replace("LOCAL_RANK=0", "LOCAL_RANK=4"),
             E::NoSuchRank { variable: "LOCAL_RANK", rank: 4, world_size: 4 },
         ),
-        (TORCHRUN.replace("SIZE=4", "SIZE=0"), E::WorldSize { world_size: 0, max: 65536 }),
-        (TORCHRUN.replace("SIZE=4", "SIZE=65537"), E::WorldSize { world_size: 65537, max: 65536 }),
+        (TORCHRUN.replace("SIZE=4", "SIZE=0"), E::WorldSize { world_size: 0, max: 1024 }),
+        (TORCHRUN.replace("SIZE=4", "SIZE=1025"), E::WorldSize { world_size: 1025, max: 1024 }),
         (
             format!("{TORCHRUN} {SLURM}"),
             E::Contradiction { variable: "RANK", value: 2, other: "SLURM_PROCID", other_value: 3 },
@@ -139,6 +139,15 @@ fn missing_wrong_and_contradictory_variables_are_named() {
         ),
         (format!("{TORCHRUN} MESHSTEP_TOKEN={HEX} MESHSTEP_TOKEN_FILE=f"), E::TwoTokens),
         (format!("{TORCHRUN} MESHSTEP_TOKEN={}", &HEX[2..]), E::TokenShort { bits: 120 }),
+        (format!("{TORCHRUN} MESHSTEP_TOKEN={}", "0".repeat(64)), E::TokenGuessable { different: 1, min: 8 }),
+        (
+            format!("{TORCHRUN} MESHSTEP_TOKEN={}", "a5".repeat(32)),
+            E::TokenGuessable { different: 1, min: 8 },
+        ),
+        (
+            format!("{TORCHRUN} MESHSTEP_TOKEN={}", "01020304050607".repeat(5)),
+            E::TokenGuessable { different: 7, min: 8 },
+        ),
         (format!("{TORCHRUN} MESHSTEP_TOKEN=0{HEX}"), E::TokenNotHex),
         (format!("{TORCHRUN} MESHSTEP_TOKEN=x{HEX}y"), E::TokenNotHex),
     ];

@@ -127,7 +127,7 @@ fn a_store_that_is_full_says_so_to_all() {
     let got = meet(&world(2), &options(LONG), |store| {
         let generation = store.generation(0);
         let value = vec![0; 16 * 1024];
-        let mut sent = (0..5000).map(|_| generation.set("k", &value));
+        let mut sent = (0..5000).map(|number| generation.set(&format!("k{number}"), &value));
         if store.rank() == 0 {
             sent.find_map(Result::err);
         }

@@ -4,6 +4,9 @@ mod channel;
 mod common;
 mod disagreement;
 mod environment;
+#[cfg(target_os = "linux")]
+mod flood;
+mod many;
 mod meeting;
 mod processes;
 mod proxy;

@@ -5,9 +5,6 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// Unsealed frames of each handshake: hello and answer, and the challenge.
-const GREETING: [usize; 2] = [2, 1];
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum To {
     Store,
@@ -62,7 +59,7 @@ impl Proxy {
 
 fn pump(to: To, mut from: TcpStream, mut into: TcpStream, recorded: &Recording, change: &Change) {
     for number in 0.. {
-        let Some(frame) = read_frame(&mut from, number >= GREETING[to as usize]) else { break };
+        let Some(frame) = read_frame(&mut from) else { break };
         recorded.lock().unwrap().push((to, frame.clone()));
         let changed = change(to, number, frame);
         if changed.iter().any(|frame| into.write_all(frame).is_err()) {
@@ -72,12 +69,12 @@ fn pump(to: To, mut from: TcpStream, mut into: TcpStream, recorded: &Recording, 
     let _ = into.shutdown(Shutdown::Write);
 }
 
-/// Reads a whole frame, including length and seal.
-pub(crate) fn read_frame(from: &mut TcpStream, sealed: bool) -> Option<Vec<u8>> {
+/// Reads a whole frame, including its length.
+pub(crate) fn read_frame(from: &mut TcpStream) -> Option<Vec<u8>> {
     let mut frame = vec![0; 4];
     from.read_exact(&mut frame).ok()?;
     let len = u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]]) as usize;
-    frame.resize(4 + len + if sealed { 32 } else { 0 }, 0);
+    frame.resize(4 + len, 0);
     from.read_exact(&mut frame[4..]).ok()?;
     Some(frame)
 }

@@ -12,14 +12,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Rank 1 of two connects through a proxy; a session that both finish is recorded completely.
-fn record() -> Proxy {
+fn record() -> (Proxy, SocketAddr) {
     let (store, middle) = (free_addr(), free_addr());
     let proxy = Proxy::honest(middle, store);
     let ranks = [environment(store, 0, 2), environment(middle, 1, 2)];
-    for result in meet(&ranks, &options(LONG), session) {
+    for result in meet(&ranks, &through(middle), session) {
         result.unwrap();
     }
-    proxy
+    (proxy, middle)
+}
+
+/// Options of a store that is called by the name of `middle`, too.
+fn through(middle: SocketAddr) -> Options {
+    Options { names: vec![middle.to_string()], ..options(LONG) }
 }
 
 fn session(store: Store) {
@@ -36,12 +41,15 @@ fn contains(bytes: &[u8], needle: &[u8]) -> bool {
 
 #[test]
 fn the_token_never_travels() {
-    let proxy = record();
+    let (proxy, _) = record();
     let token: Vec<u8> = (0..32).collect();
     for to in [To::Store, To::Rank] {
         let bytes = proxy.recorded(to);
-        // Checks that the recording contains data.
-        assert!(contains(&bytes, b"sixteen-letters!"), "{to:?}");
+        // Checks that the recording contains data: what travels in clear.
+        assert!(to == To::Rank || contains(&bytes, b"store"), "{to:?}");
+        assert!(bytes.len() > 200, "{to:?}");
+        // Values are encrypted.
+        assert!(!contains(&bytes, b"sixteen-letters!"), "{to:?}");
         for secret in [&token[..], HEX.as_bytes()] {
             // Not even a quarter of the secret appears.
             assert!(secret.chunks(8).all(|part| !contains(&bytes, part)), "{to:?}");
@@ -51,30 +59,33 @@ fn the_token_never_travels() {
 
 #[test]
 fn a_recorded_rank_is_not_let_in() {
-    let recorded = record().recorded(To::Store);
+    let (proxy, called) = record();
+    let recorded = proxy.recorded(To::Store);
     let addr = free_addr();
+    // The recorded rank has called another name, which this store has, too.
+    let options = through(called);
     thread::scope(|scope| {
-        let first = scope.spawn(|| Store::join(&environment(addr, 0, 2), &options(LONG)).map(session));
+        let first = scope.spawn(|| Store::join(&environment(addr, 0, 2), &options).map(session));
         let mut replay = connect(addr);
         replay.write_all(&recorded).unwrap();
         let answer = read_to_end(&mut replay);
-        // The answer is the challenge, and nothing more.
-        assert_eq!(answer.len(), 4 + 1 + 32 + 32);
+        // The answer is the reply of the handshake, and nothing more.
+        assert_eq!(answer.len(), 4 + 1 + 32 + 1 + 16);
         // The seat is still free.
-        Store::join(&environment(addr, 1, 2), &options(LONG)).map(session).unwrap();
+        Store::join(&environment(addr, 1, 2), &options).map(session).unwrap();
         first.join().unwrap().unwrap();
     });
 }
 
 #[test]
 fn a_recorded_store_is_not_believed() {
-    let recorded = record().recorded(To::Rank);
+    let recorded = record().0.recorded(To::Rank);
     let addr = free_addr();
     let listener = TcpListener::bind(addr).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             let (mut rank, _) = listener.accept().unwrap();
-            read_frame(&mut rank, false).unwrap();
+            read_frame(&mut rank).unwrap();
             rank.write_all(&recorded).unwrap();
             read_to_end(&mut rank);
         });
@@ -83,13 +94,13 @@ fn a_recorded_store_is_not_believed() {
     });
 }
 
-/// Offsets of the hello's fields in its frame: length, kind and version, nonce, run (its length first), numbers.
-const HELLO: [(&str, usize); 5] =
-    [("nonce", 6), ("run", 42), ("restart", 45), ("rank", 53), ("world size", 61)];
+/// Bytes of the greeting: its length, magic, version, two names and the message of Noise.
+const GREETING: [(&str, usize); 6] =
+    [("purpose", 11), ("endpoint", 18), ("public key", 60), ("claim", 75), ("claim", 90), ("tag", 105)];
 
 #[test]
 fn a_claim_cannot_be_changed_on_the_way() {
-    for (field, at) in HELLO {
+    for (field, at) in GREETING {
         let (store, middle) = (free_addr(), free_addr());
         let changed = Arc::new(AtomicBool::new(false));
         let once = Arc::clone(&changed);
@@ -100,7 +111,7 @@ fn a_claim_cannot_be_changed_on_the_way() {
             vec![frame]
         });
         thread::scope(|scope| {
-            let first = scope.spawn(|| Store::join(&environment(store, 0, 2), &options(LONG)).map(session));
+            let first = scope.spawn(|| Store::join(&environment(store, 0, 2), &through(middle)).map(session));
             let error = Store::join(&environment(middle, 1, 2), &options(LONG)).unwrap_err();
             assert_eq!(error, Error::WrongToken { addr: middle }, "{field}");
             assert!(changed.load(SeqCst));
@@ -111,11 +122,50 @@ fn a_claim_cannot_be_changed_on_the_way() {
     }
 }
 
+#[test]
+fn a_version_changed_on_the_way_is_refused() {
+    let (store, middle) = (free_addr(), free_addr());
+    for (to, at, value) in [(To::Store, 8, 1), (To::Store, 8, 3), (To::Rank, 4, 2)] {
+        let once = AtomicBool::new(true);
+        let middle = if to == To::Store && value == 1 { middle } else { free_addr() };
+        Proxy::new(middle, store, move |way, number, mut frame| {
+            if way == to && number == 0 && once.swap(false, SeqCst) {
+                frame[at] = value;
+            }
+            vec![frame]
+        });
+        thread::scope(|scope| {
+            let first = scope.spawn(|| Store::join(&environment(store, 0, 2), &through(middle)).map(session));
+            let error = Store::join(&environment(middle, 1, 2), &options(LONG)).unwrap_err();
+            let refused = matches!(error, Error::OtherVersion { mine: 2, .. } | Error::NotAStore { .. });
+            assert!(refused, "{to:?} {value}: {error}");
+            Store::join(&environment(store, 1, 2), &options(LONG)).map(session).unwrap();
+            first.join().unwrap().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_store_of_another_version_is_named() {
+    let addr = free_addr();
+    let listener = TcpListener::bind(addr).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut rank, _) = listener.accept().unwrap();
+            read_frame(&mut rank).unwrap();
+            rank.write_all(&[3, 0, 0, 0, 2, 2, 7]).unwrap();
+            read_to_end(&mut rank);
+        });
+        let error = Store::join(&environment(addr, 1, 2), &options(LONG)).unwrap_err();
+        assert_eq!(error, Error::OtherVersion { addr, mine: 2, theirs: 7 });
+    });
+}
+
 /// Frames to forward in place of one sealed frame.
 type Tamper = fn(Vec<u8>) -> Vec<Vec<u8>>;
 
 fn flip_payload(mut frame: Vec<u8>) -> Vec<Vec<u8>> {
-    let last_of_payload = frame.len() - 33;
+    let last_of_payload = frame.len() - 17;
     frame[last_of_payload] ^= 0x20;
     vec![frame]
 }
@@ -137,7 +187,7 @@ fn announce_too_much(mut frame: Vec<u8>) -> Vec<Vec<u8>> {
 
 #[test]
 fn frames_cannot_be_changed_repeated_or_lengthened_on_the_way() {
-    let too_long = Why::TooLong { len: u32::MAX as usize, max: 32 * 1024 };
+    let too_long = Why::TooLong { len: u32::MAX as usize, max: 65535 };
     let table: [(&str, Tamper, Why); 4] = [
         ("payload", flip_payload, Why::Forged),
         ("seal", flip_seal, Why::Forged),
@@ -169,7 +219,7 @@ fn tampered(direction: To, tamper: Tamper) -> [Option<Failure>; 2] {
     });
     let ranks = [environment(store, 0, 2), environment(middle, 1, 2)];
     let (both, heard) = (Barrier::new(2), Barrier::new(2));
-    let results = meet(&ranks, &options(LONG), |store| {
+    let results = meet(&ranks, &through(middle), |store| {
         let generation = store.generation(0);
         generation.barrier("there", LONG).unwrap();
         both.wait();
@@ -233,7 +283,7 @@ fn fall_silent([of_store, of_rank]: [Duration; 2]) -> Vec<(usize, Why)> {
     let ranks = [(store, of_store), (middle, of_rank), (store, LONG)];
     thread::scope(|scope| {
         let start = |(rank, (addr, silence)): (usize, (SocketAddr, Duration))| {
-            let patient = Options { silence, ..options(LONG) };
+            let patient = Options { silence, ..through(middle) };
             scope.spawn(move || lose(Store::join(&environment(addr, rank, 3), &patient)))
         };
         let threads: Vec<_> = ranks.into_iter().enumerate().map(start).collect();
