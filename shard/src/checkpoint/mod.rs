@@ -56,7 +56,7 @@ pub use format::placement::{ModelPlacement, Unsharded};
 pub(crate) use format::progress::{MOST_STEPS, SavedProgress};
 pub(crate) use format::settings::Settings;
 pub use format::shard_file::{ShardWriter, Vector};
-pub(crate) use parts::{Call, SavedParts};
+pub(crate) use parts::{CheckpointCall, SavedParts};
 pub use pytorch::{export_pytorch, import_pytorch};
 pub use saveable::{Contents, Saveable};
 pub use store::disk::{Disk, Os, Reader, Writer};

@@ -24,7 +24,7 @@ pub(crate) struct Live<'a>(pub(crate) &'a mut dyn SavedParts);
 
 /// Calls that some types do not support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
+pub(crate) enum CheckpointCall {
     Serialize,
     Deserialize,
     Export,
@@ -49,7 +49,7 @@ pub(crate) trait SavedParts {
     }
 
     /// Returns an error for a call that this type does not support.
-    fn supports(&self, _: Call) -> Result<(), CheckpointError> {
+    fn supports(&self, _: CheckpointCall) -> Result<(), CheckpointError> {
         Ok(())
     }
 
@@ -172,7 +172,7 @@ impl Source for Live<'_> {
     }
 }
 
-impl Call {
+impl CheckpointCall {
     /// Returns the error of a call that is not supported; `works` is one that is.
     pub(crate) fn unsupported(self, of: &str, works: &str) -> CheckpointError {
         let [call, of, works] = [self.to_string(), of.to_owned(), works.to_owned()];
@@ -180,14 +180,14 @@ impl Call {
     }
 }
 
-impl fmt::Display for Call {
+impl fmt::Display for CheckpointCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Call::Serialize => "serialize",
-            Call::Deserialize => "deserialize",
-            Call::Export => "export_pytorch",
-            Call::Import => "import_pytorch",
-            Call::Reshard => "reshard",
+            CheckpointCall::Serialize => "serialize",
+            CheckpointCall::Deserialize => "deserialize",
+            CheckpointCall::Export => "export_pytorch",
+            CheckpointCall::Import => "import_pytorch",
+            CheckpointCall::Reshard => "reshard",
         })
     }
 }

@@ -9,7 +9,7 @@ use super::format::placement::{ModelPlacement, Unsharded, shape};
 use super::format::progress::SavedProgress;
 use super::format::rules::SavedRules;
 use super::format::settings::Settings;
-use super::parts::{Call, SavedParts};
+use super::parts::{CheckpointCall, SavedParts};
 use super::store::reader::Saved;
 use super::tensors::Read;
 use super::tensors::{MASTER, Named, PARAM, REMAINDER, SavedTensor};
@@ -102,7 +102,7 @@ impl<'a> Contents<'a> {
     /// Same as [`of_group`](Self::of_group) for a call that some types do not support; the error is the same on every rank.
     pub(crate) fn for_group(
         &mut self,
-        call: Call,
+        call: CheckpointCall,
     ) -> Result<(&mut dyn SavedParts, Box<dyn ModelPlacement + '_>), failure::Error> {
         let (parts, inside) = self.open();
         parts.supports(call).map_err(|error| Failed { rank: 0, error })?;

@@ -2,8 +2,8 @@
 
 use super::CrossShard;
 use crate::checkpoint::{
-    self, Call, CheckpointError, Contents, Copies, Fitting, Load, Manifest, ModelPlacement, Read, Saveable,
-    Saved, SavedParts, SavedProgress, SavedTensor, Settings, read_own,
+    self, CheckpointCall, CheckpointError, Contents, Copies, Fitting, Load, Manifest, ModelPlacement, Read,
+    Saveable, Saved, SavedParts, SavedProgress, SavedTensor, Settings, read_own,
 };
 use crate::ranks::{agree, host_words};
 use crate::reduce::together::objection;
@@ -133,10 +133,10 @@ impl SavedParts for AllGroups<'_> {
         Box::new(Copies { of: "groups", count: self.cross.groups(), inside })
     }
 
-    fn supports(&self, call: Call) -> Result<(), CheckpointError> {
+    fn supports(&self, call: CheckpointCall) -> Result<(), CheckpointError> {
         match call {
-            Call::Serialize | Call::Deserialize => Ok(()),
-            Call::Export | Call::Import | Call::Reshard => {
+            CheckpointCall::Serialize | CheckpointCall::Deserialize => Ok(()),
+            CheckpointCall::Export | CheckpointCall::Import | CheckpointCall::Reshard => {
                 Err(call
                     .unsupported("replicas in groups", "save a checkpoint, and load it into an optimizer"))
             }

@@ -8,7 +8,7 @@ use crate::gather::unit_gather::UnitSource;
 use crate::optimizer::Optimizer;
 use crate::optimizer::micro_batch::MicroBatch;
 use crate::reduce::local_clip::LocalClip;
-use crate::step::decider::Decision;
+use crate::step::decider::StepDecision;
 use crate::step::outcome::{Outcome, Pending, Traffic};
 use crate::update::hooks::UpdateHooks;
 use meshstep_comm::name_calls;
@@ -70,8 +70,8 @@ impl Optimizer {
             return gpu_step::take(self, &at, hooks).map(Pending::from);
         }
         let stepped = self.decide(&at).and_then(|decision| match decision {
-            Decision::Apply { norm, factor, coef } => self.apply(&at, [norm, factor, coef], hooks),
-            Decision::Skip { non_finite } => self.skip(non_finite, hooks),
+            StepDecision::Apply { norm, factor, coef } => self.apply(&at, [norm, factor, coef], hooks),
+            StepDecision::Skip { non_finite } => self.skip(non_finite, hooks),
         });
         self.end_failed(&stepped)?;
         // After an error buckets may still be in flight.
@@ -83,7 +83,7 @@ impl Optimizer {
     }
 
     /// Decides the step as all ranks do, and verifies if that is due.
-    fn decide(&mut self, at: &StepArgs) -> Result<Decision, Error> {
+    fn decide(&mut self, at: &StepArgs) -> Result<StepDecision, Error> {
         let arrived = self.decider.arrive(&self.params, &mut self.reducer, at);
         let arrived = arrived.and_then(|fault| Ok((fault, self.reducer.norm()?)));
         let (fault, norm) = arrived.map_err(|error| self.reducer.abort_with(error))?;

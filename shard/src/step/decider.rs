@@ -37,7 +37,7 @@ pub(crate) struct StepProgress {
 
 /// Decision of a step, the same on every rank.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Decision {
+pub(crate) enum StepDecision {
     /// Update with gradients times `factor` times `coef`. `norm` covers the gradients that have arrived.
     Apply { norm: f64, factor: f64, coef: f64 },
     /// Update nothing: so many elements were not finite.
@@ -63,7 +63,7 @@ impl Decider {
         at: &StepArgs,
         (fault, operations): (Option<FaultCode>, u64),
         norm: &NormAccumulator,
-    ) -> Result<Decision, Error> {
+    ) -> Result<StepDecision, Error> {
         let comm = Arc::clone(reducer.config.words());
         let fields = self.fields(params, reducer, at, operations);
         self.record_gradients(&params.options, reducer, &*comm);
@@ -106,7 +106,7 @@ impl Decider {
         batches: u64,
         at: &StepArgs,
         known: &Known,
-    ) -> Result<Decision, Error> {
+    ) -> Result<StepDecision, Error> {
         let combined = match options.combine {
             Combine::Mean => 1.0 / batches as f64,
             Combine::Sum => 1.0,
@@ -115,12 +115,12 @@ impl Decider {
         };
         let non_finite = known.norm.non_finite();
         if non_finite > 0 && options.non_finite == NonFinite::Skip {
-            return Ok(Decision::Skip { non_finite });
+            return Ok(StepDecision::Skip { non_finite });
         }
         let factor = self.unscale(options, at) * combined;
         let norm = reported(factor, &known.norm);
         let coef = limit(options, at).map_or(Ok(1.0), |max_norm| clip_coef(norm, max_norm))?;
-        Ok(Decision::Apply { norm, factor, coef })
+        Ok(StepDecision::Apply { norm, factor, coef })
     }
 
     /// Returns the norm of all ranks' gradients, now that all have arrived, if the step was decided without it. Collective.

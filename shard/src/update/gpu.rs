@@ -22,9 +22,9 @@ impl GpuTable {
 
 /// Event after which the parameters are those of the last step, if the queue has not waited for it.
 #[derive(Debug, Default)]
-pub(crate) struct Arrival(Mutex<Option<Event>>);
+pub(crate) struct ParamArrival(Mutex<Option<Event>>);
 
-impl Arrival {
+impl ParamArrival {
     /// Makes the queue wait for the parameters.
     pub(crate) fn wait(&self, queue: &Queue) -> Result<(), Error> {
         let mut expected = self.0.lock().unwrap_or_else(PoisonError::into_inner);

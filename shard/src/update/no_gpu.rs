@@ -14,9 +14,9 @@ impl GpuTable {
 
 /// Parameters that have arrived.
 #[derive(Debug, Default)]
-pub(crate) struct Arrival {}
+pub(crate) struct ParamArrival {}
 
-impl Arrival {
+impl ParamArrival {
     /// Returns at once.
     #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "on a GPU the wait can fail")]
     pub(crate) fn wait(&self, _: &Queue) -> Result<(), Error> {

@@ -4,7 +4,7 @@ use crate::config::options::Options;
 use crate::config::param_groups::{MAX_STATES, RuleGroup};
 use crate::error::Error;
 use crate::plan::bucket::BucketPlan;
-use crate::update::gpu::Arrival;
+use crate::update::gpu::ParamArrival;
 use crate::update::segments::{OwnedRange, UpdateTable, overlap, runs, within};
 pub(crate) use crate::update::segments::{ParamKey, ParamUpdate};
 use arrayvec::ArrayVec;
@@ -24,8 +24,8 @@ pub(crate) struct Owned {
     pub(super) runs: Vec<OwnedRange>,
     pub(super) rounding: Rounding,
     pub(super) queue: Queue,
-    /// Arrival of the parameters of the last step, if the queue has not waited for it.
-    pub(super) arrival: Arrival,
+    /// ParamArrival of the parameters of the last step, if the queue has not waited for it.
+    pub(super) arrival: ParamArrival,
 }
 
 impl Owned {
@@ -52,7 +52,7 @@ impl Owned {
             runs: runs(plan, ranges, of),
             rounding: options.precision.rounding,
             queue: options.queue.clone(),
-            arrival: Arrival::default(),
+            arrival: ParamArrival::default(),
         };
         let apart =
             |owned: &Owned, dtype, category| zeroed(kept, dtype, options, category, &owned.streams(0));

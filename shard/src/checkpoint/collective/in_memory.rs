@@ -16,7 +16,7 @@ use crate::checkpoint::format::mismatch::Mismatch;
 use crate::checkpoint::format::piece::Region;
 use crate::checkpoint::format::placement::ModelPlacement;
 use crate::checkpoint::format::settings::Settings;
-use crate::checkpoint::parts::{Call, SavedParts};
+use crate::checkpoint::parts::{CheckpointCall, SavedParts};
 use crate::checkpoint::saveable::Saveable;
 use crate::checkpoint::tensors::{Named, SavedTensor};
 use crate::ranks::host_words;
@@ -68,7 +68,7 @@ struct HeldVector {
 /// [not supported](CheckpointError::Unsupported).
 pub fn serialize<T: Saveable + ?Sized>(thing: &mut T) -> Result<Vec<u8>, Error> {
     let mut contents = thing.contents();
-    let (parts, placing) = contents.for_group(Call::Serialize)?;
+    let (parts, placing) = contents.for_group(CheckpointCall::Serialize)?;
     let opt = parts.optimizer();
     opt.healthy()?;
     let ready = opt.between_two_steps();
@@ -86,7 +86,7 @@ pub fn serialize<T: Saveable + ?Sized>(thing: &mut T) -> Result<Vec<u8>, Error> 
 /// rank and nothing has changed on any. Needs additional memory of the size of the bytes.
 pub fn deserialize<T: Saveable + ?Sized>(thing: &mut T, bytes: &[u8]) -> Result<(), Error> {
     let mut contents = thing.contents();
-    let (parts, placing) = contents.for_group(Call::Deserialize)?;
+    let (parts, placing) = contents.for_group(CheckpointCall::Deserialize)?;
     let opt = parts.optimizer();
     opt.healthy()?;
     let ready = opt.between_two_steps();

@@ -14,7 +14,7 @@ use crate::checkpoint::format::local_pieces::Part;
 use crate::checkpoint::format::piece::Piece;
 use crate::checkpoint::format::placement::ModelPlacement;
 use crate::checkpoint::format::settings::{Settings, TiedNames};
-use crate::checkpoint::parts::{Call, SavedParts};
+use crate::checkpoint::parts::{CheckpointCall, SavedParts};
 use crate::checkpoint::saveable::{Contents, Saveable};
 use crate::checkpoint::tensors::SavedTensor;
 use crate::reduce::together::objection;
@@ -80,7 +80,7 @@ struct ReshardSide<'a> {
 
 fn held<'a>(side: &'a mut Option<Contents<'_>>) -> Result<Option<ReshardSide<'a>>, Error> {
     let Some(contents) = side else { return Ok(None) };
-    let (parts, placing) = contents.for_group(Call::Reshard)?;
+    let (parts, placing) = contents.for_group(CheckpointCall::Reshard)?;
     Ok(Some(ReshardSide { parts, placing }))
 }
 

@@ -9,7 +9,7 @@ use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::failure::Error;
 use crate::checkpoint::format::manifest::Type;
 use crate::checkpoint::format::shard_file::{ShardWriter, Vector};
-use crate::checkpoint::parts::{Call, SavedParts};
+use crate::checkpoint::parts::{CheckpointCall, SavedParts};
 use crate::checkpoint::saveable::Saveable;
 use crate::checkpoint::tensors::{Named, SavedTensor};
 use meshstep_tensor::{Buffer, Category, Meter, cast};
@@ -36,7 +36,7 @@ pub fn export_pytorch<T: Saveable + ?Sized>(
     to: usize,
 ) -> Result<(), Error> {
     let mut contents = thing.contents();
-    let (parts, placing) = contents.for_group(Call::Export)?;
+    let (parts, placing) = contents.for_group(CheckpointCall::Export)?;
     let mut sources = Sources::of(parts, &format!("export for PyTorch on rank {to}"), to, &*placing)?;
     let writes = sources.ranks.rank() == to;
     parts.apart(|parts| {

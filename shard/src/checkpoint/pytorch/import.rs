@@ -13,7 +13,7 @@ use crate::checkpoint::format::header::Entry;
 use crate::checkpoint::format::manifest::Type;
 use crate::checkpoint::format::placement::ModelPlacement;
 use crate::checkpoint::format::settings::Settings;
-use crate::checkpoint::parts::{Call, SavedParts};
+use crate::checkpoint::parts::{CheckpointCall, SavedParts};
 use crate::checkpoint::saveable::Saveable;
 use crate::checkpoint::tensors::{MASTER, Named, PARAM, SavedTensor};
 use crate::update::values::VectorKind as Slot;
@@ -75,7 +75,7 @@ pub fn import_pytorch<T: Saveable + ?Sized>(
     import: Import,
 ) -> Result<Imported, Error> {
     let mut contents = thing.contents();
-    let (parts, placing) = contents.for_group(Call::Import)?;
+    let (parts, placing) = contents.for_group(CheckpointCall::Import)?;
     let opt = parts.optimizer();
     opt.healthy()?;
     let ready = opt.between_two_steps();

@@ -2,8 +2,8 @@
 
 use super::ShardedLbfgs;
 use crate::checkpoint::{
-    self, Call, CheckpointError, Contents, Failed, Fitting, ModelPlacement, Named, Read, Saveable, Saved,
-    SavedParts, SavedTensor, Settings, Type, read_own,
+    self, CheckpointCall, CheckpointError, Contents, Failed, Fitting, ModelPlacement, Named, Read, Saveable,
+    Saved, SavedParts, SavedTensor, Settings, Type, read_own,
 };
 use crate::update::params::ParamPlace;
 use crate::update::values::VectorKind as Slot;
@@ -70,12 +70,12 @@ impl SavedParts for ShardedLbfgs {
         self
     }
 
-    fn supports(&self, call: Call) -> Result<(), CheckpointError> {
+    fn supports(&self, call: CheckpointCall) -> Result<(), CheckpointError> {
         match call {
-            Call::Export | Call::Import => {
+            CheckpointCall::Export | CheckpointCall::Import => {
                 Err(call.unsupported("L-BFGS", "PyTorch's L-BFGS has other state; save a checkpoint"))
             }
-            Call::Serialize | Call::Deserialize | Call::Reshard => Ok(()),
+            CheckpointCall::Serialize | CheckpointCall::Deserialize | CheckpointCall::Reshard => Ok(()),
         }
     }
 

@@ -10,8 +10,8 @@ mod rows;
 use super::LocalOptimizer;
 use super::in_flight::Flight;
 use crate::checkpoint::{
-    self, Call, CheckpointError, Contents, Copies, Fitting, Load, Manifest, ModelPlacement, Read, Saveable,
-    Saved, SavedParts, SavedProgress, SavedTensor, Settings, read_own,
+    self, CheckpointCall, CheckpointError, Contents, Copies, Fitting, Load, Manifest, ModelPlacement, Read,
+    Saveable, Saved, SavedParts, SavedProgress, SavedTensor, Settings, read_own,
 };
 use crate::local::owned_spans::trained;
 use crate::update::values::VectorKind as Slot;
@@ -145,7 +145,7 @@ impl SavedParts for AllWorkers<'_> {
         Box::new(Copies { of: "workers", count, inside })
     }
 
-    fn supports(&self, call: Call) -> Result<(), CheckpointError> {
+    fn supports(&self, call: CheckpointCall) -> Result<(), CheckpointError> {
         Err(call.unsupported("workers", "save a checkpoint of all workers, on a disk or in memory"))
     }
 

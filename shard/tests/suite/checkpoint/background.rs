@@ -1,7 +1,7 @@
 //! Background saves: they save the moment of the call, whatever happens meanwhile.
 
 use crate::checkpoint::failures::failed;
-use crate::checkpoint::gate::{self, Gate};
+use crate::checkpoint::gate::{Gate, gated};
 use crate::checkpoint::layouts::{DIR, load, on, runs, seat, train};
 use crate::checkpoint::sim::Sim;
 use crate::checkpoint::whole::{Whole, join, part};
@@ -15,13 +15,6 @@ use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
-
-/// Returns a shared disk, the gate in front of it, and the store behind the gate.
-fn gated() -> (Sim, Arc<Gate>, Store) {
-    let (sim, gate) = (Sim::new(DIR), Arc::new(Gate::default()));
-    let store = Store::on(Arc::new(gate::gated(sim.clone(), Arc::clone(&gate))), DIR);
-    (sim, gate, store)
-}
 
 /// Starts this rank's background save of step `step`.
 fn save_as(opt: &mut Optimizer, saver: &mut Saver, store: &Store, step: u64) -> Result<Saving, Error> {

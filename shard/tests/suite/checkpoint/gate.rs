@@ -1,7 +1,9 @@
 //! Disk on which nothing is created until a gate opens.
 
 use crate::checkpoint::hooked::{Call, Hooked};
+use crate::checkpoint::layouts::DIR;
 use crate::checkpoint::sim::Sim;
+use meshstep_shard::checkpoint::Store;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -48,11 +50,18 @@ impl Gate {
 }
 
 /// Returns the disk behind the gate.
-pub(crate) fn gated(sim: Sim, gate: Arc<Gate>) -> Hooked<Sim> {
+pub(crate) fn behind(sim: Sim, gate: Arc<Gate>) -> Hooked<Sim> {
     Hooked::new(sim, move |call| {
         if let Call::Create = call {
             gate.pass();
         }
         Ok(())
     })
+}
+
+/// Returns a shared disk, the gate in front of it, and the store behind the gate.
+pub(crate) fn gated() -> (Sim, Arc<Gate>, Store) {
+    let (sim, gate) = (Sim::new(DIR), Arc::new(Gate::default()));
+    let store = Store::on(Arc::new(behind(sim.clone(), Arc::clone(&gate))), DIR);
+    (sim, gate, store)
 }

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::checkpoint::collective::compatibility::Fitting;
-use crate::checkpoint::collective::load::Read;
 use crate::checkpoint::format::settings::Settings;
 use crate::checkpoint::saveable::Contents;
 use crate::checkpoint::store::reader::Saved;
+use crate::checkpoint::tensors::Read;
 use crate::update::values::VectorKind as Slot;
 use crate::{Optimizer, Options, Stage};
 use meshstep_cases::tried;
