@@ -4,8 +4,8 @@
 //! |---|---|
 //! | parameters, frozen ones too | among the ranks that hold the parameter |
 //! | state and masters | among the ranks that hold the same part: all of the above at stage 0, replicas of the shards at other stages |
-//! | vectors that no other rank holds | with their hash from the end of their last update, if [`Optimizer::verify_every`] has kept it |
-//! | reduced gradients | among the ranks that have the same at that point, by [`Optimizer::verify_gradients`] |
+//! | vectors that no other rank holds | with their hash from the end of their last update, if [`Optimizer::verify_every`](crate::Optimizer::verify_every) has kept it |
+//! | reduced gradients | among the ranks that have the same at that point, by [`Optimizer::verify_gradients`](crate::Optimizer::verify_gradients) |
 //! | `t`, steps, skips, hyperparameters | among all ranks; each step's exchange compares lr, scales, the step and a hyperparameter digest |
 
 mod compare;
@@ -49,7 +49,7 @@ pub struct Verified {
     /// Duration on this rank.
     pub elapsed: Duration,
     /// Hash of each parameter's bits (at stage 3 of this rank's part of them), in registration order; of the gradients' bits
-    /// after [`Optimizer::verify_gradients`].
+    /// after [`Optimizer::verify_gradients`](crate::Optimizer::verify_gradients).
     pub hashes: Vec<u64>,
 }
 
