@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const GOAL: usize = 8;
 
 /// Bounds of today, by the crate's folder. A crate without a row keeps to the goal.
-const NOW: &[(&str, usize)] = &[("shard", 83)];
+const NOW: &[(&str, usize)] = &[("shard", 8)];
 
 /// The largest knot of each crate.
 pub(super) fn measure(files: &[File], folders: &[&str]) -> Vec<Measure> {
