@@ -1,0 +1,117 @@
+//! Byte streams between the ranks of one group: the interface of a backend whose ranks exchange messages.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Streams of bytes between the ranks of one group. Each pair of ranks has one stream in each direction, which is reliable and in
+/// order: a byte arrives as it was written, or the stream ends with [`Lost`].
+///
+/// One thread at a time uses a transport, through `&mut`; another thread interrupts its wait by the [`Waker`]. No call but
+/// [`wait`](Transport::wait) blocks, and no call but [`split`](Transport::split) and a first use allocates.
+///
+/// A transport opens the stream to a rank when it is first written to or read from, unless that costs nothing.
+pub(crate) trait Transport: Send + Debug {
+    /// Index of this rank in the group.
+    fn rank(&self) -> usize;
+
+    /// Number of ranks of the group.
+    fn world_size(&self) -> usize;
+
+    /// Ranks that read the common stream of this rank: one copy of the bytes serves them all. Empty if the transport has none.
+    /// Ranks that are not listed here are written to one by one.
+    fn audience(&self) -> &[usize] {
+        &[]
+    }
+
+    /// Writes as many of `bytes` as fit now, and returns their number, which may be 0.
+    fn write(&mut self, to: Target, bytes: &[u8]) -> Result<usize, Lost>;
+
+    /// Moves what the system has for this rank: receives bytes, sends bytes that were kept. Returns true if anything moved.
+    fn progress(&mut self) -> Result<bool, Lost>;
+
+    /// Returns bytes that have arrived and have not been consumed, in place and contiguous; there may be more behind them.
+    fn arrived(&self, from: Source) -> &[u8];
+
+    /// Consumes the first `len` bytes that have arrived.
+    ///
+    /// # Panics
+    /// If [`arrived`](Transport::arrived) has fewer.
+    fn consume(&mut self, from: Source, len: usize);
+
+    /// Reads as many bytes as have arrived into `into`, past the transport's own memory where it can, and returns their number.
+    fn read(&mut self, from: Source, into: &mut [u8]) -> Result<usize, Lost> {
+        let arrived = self.arrived(from);
+        let len = arrived.len().min(into.len());
+        into[..len].copy_from_slice(&arrived[..len]);
+        self.consume(from, len);
+        Ok(len)
+    }
+
+    /// Waits until bytes may have arrived, until written bytes may fit, until the waker is called, or for `at_most`. It may return
+    /// early for no reason.
+    fn wait(&mut self, at_most: Duration) -> Result<(), Lost>;
+
+    /// Returns a handle that ends a wait of another thread.
+    fn waker(&self) -> Arc<dyn Waker>;
+
+    /// Returns the transport of a group of `members`, ranks of this group in the order of the new one, of which this rank is one.
+    /// Every member calls it with the same list and `channel`, a number that this group has not used before.
+    fn split(&mut self, members: &[usize], channel: u64) -> Result<Box<dyn Transport>, Lost>;
+
+    /// Ends the streams in both directions; written bytes still arrive where that costs no wait.
+    fn close(&mut self);
+}
+
+/// Destination of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// One rank.
+    Rank(usize),
+    /// All ranks of the [`audience`](Transport::audience), by one copy.
+    Audience,
+}
+
+/// Stream to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Bytes that the rank wrote to this one alone.
+    Rank(usize),
+    /// Bytes that the rank wrote to its audience, of which this rank is one.
+    Common(usize),
+}
+
+/// Handle that ends a transport's wait.
+pub(crate) trait Waker: Send + Sync + Debug {
+    /// Ends the wait that is running, or the next one.
+    fn wake(&self);
+}
+
+/// A stream ended. The transport is of no further use for `peer`; its other streams go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the connection to rank {peer} ended: {why}")]
+pub(crate) struct Lost {
+    /// The rank at the other end.
+    pub(crate) peer: usize,
+    /// The reason.
+    pub(crate) why: LostWhy,
+}
+
+/// Reason for the end of a stream.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum LostWhy {
+    /// The other process closed it or ended.
+    #[error("its process closed it")]
+    Closed,
+    /// Bytes arrived that its rank did not send.
+    #[error("bytes were altered on the way")]
+    Altered,
+    /// The system refused a call.
+    #[error("{what}: {message}")]
+    System {
+        /// The call.
+        what: &'static str,
+        /// The system's text.
+        message: String,
+    },
+}
