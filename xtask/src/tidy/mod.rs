@@ -5,6 +5,7 @@ mod docs;
 mod edges;
 mod entries;
 mod files;
+mod functions;
 mod graph;
 mod knots;
 mod measures;
@@ -58,6 +59,7 @@ fn measures(workspace: &Workspace, files: &[File]) -> Vec<Measure> {
     let mut measures = prose::measure(files);
     measures.extend(knots::measure(files, &folders));
     measures.extend(rooms::measure(files));
+    measures.extend(functions::measure(files, &folders));
     measures.extend(entries::measure(files, &folders));
     measures.push(entries::test_programs(&workspace.test_programs));
     measures
@@ -89,6 +91,7 @@ mod tests {
             file("a/src/lib.rs", &long),
             file("a/src/b.rs", concat!("//! B.\nfn b() { to", "do!() }")),
             file("c/src/lib.rs", &format!("//! Whether a sentence is one.\n{modules}")),
+            file("c/src/long.rs", &format!("//! L.\nfn f() {{{}}}\n", "\n".repeat(29))),
             file("comm/src/lib.rs", "//! L.\nmod nccl;\nmod sync;\n"),
             file("comm/src/nccl/mod.rs", "//! N.\npub struct N;\n"),
             file("comm/src/sync/mod.rs", "//! S.\nuse crate::nccl::N;\n"),
@@ -109,7 +112,8 @@ mod tests {
             "c/src/lib.rs:1: ",
             "c: files in the largest knot 20",
             "comm/src/sync/mod.rs:2: sync imports from",
-            "c: entries in src 21",
+            "c: entries in src 22",
+            "tree: lines of a median function 30",
             "a/tests/x19.rs: ",
         ];
         for part in expected {
