@@ -133,3 +133,8 @@ fn address(file: &Path, until: Instant) -> Result<SocketAddr> {
         sleep(Duration::from_millis(1));
     }
 }
+
+/// REPLACE-AT-MERGE
+fn communicator(asked: &Rank, meeting: usize) -> Result<Arc<dyn Communicator>> {
+    anyhow::bail!("rank {} meeting {meeting}", asked.rank)
+}

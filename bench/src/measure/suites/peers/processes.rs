@@ -183,7 +183,8 @@ impl Contest<'_> {
     fn title(&self, what: &str) -> String {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let crowded = if self.ranks > cores { ", more than cores" } else { "" };
-        let settings = self.mpi.as_ref().map_or(String::new(), |mpi| format!("; OpenMPI with {}", mpi.settings()));
+        let settings =
+            self.mpi.as_ref().map_or(String::new(), |mpi| format!("; OpenMPI with {}", mpi.settings()));
         format!("{what} of {} processes{crowded}{settings}", self.ranks)
     }
 
