@@ -70,11 +70,18 @@ def of_rank(case, rank, world):
         length = case["bytes"] // 4
         vector = torch.ones(length)
         part = torch.ones(length // world)
-        return {
+        one = {
             "all_reduce": lambda: dist.all_reduce(vector),
             "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, vector),
             "all_gather": lambda: dist.all_gather_into_tensor(vector, part),
         }[case["operation"]]
+        times = case.get("times", 1)
+
+        def several():
+            for _ in range(times):
+                one()
+
+        return several
     shapes = [(case["length"],)] * case["count"]
     params = parameters(shapes)
     if case["case"] == "zero":

@@ -11,6 +11,7 @@ mod local;
 mod measure;
 mod memory;
 mod mesh;
+mod network;
 mod parity;
 mod progress;
 mod report;

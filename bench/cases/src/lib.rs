@@ -15,6 +15,7 @@ pub mod exchange;
 pub mod gpu;
 pub mod machine;
 pub mod peers;
+pub mod processes;
 pub mod race;
 pub mod ranks;
 pub mod record;

@@ -4,6 +4,7 @@
 mod baseline;
 mod effort;
 mod peers;
+pub(crate) mod rank;
 pub(crate) mod record;
 pub(crate) mod show;
 mod suites;

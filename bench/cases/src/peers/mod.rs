@@ -1,4 +1,4 @@
-//! Programs that execute commands line by line: other systems, and ranks as processes.
+//! Programs that execute commands line by line: other systems, and ranks as processes (`processes`).
 
 mod torch;
 
@@ -40,9 +40,25 @@ impl Program {
         Ok(Program { child, asked, answers, name: name.to_owned(), patience: PATIENCE })
     }
 
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sends a line and returns the answer.
     pub fn ask(&mut self, line: &str) -> Result<String> {
+        self.tell(line)?;
+        self.answer(line)
+    }
+
+    /// Sends a line, whose answer must be read before the next one is sent.
+    pub fn tell(&mut self, line: &str) -> Result<()> {
+        let Program { name, .. } = self;
+        writeln!(self.asked, "{line}").with_context(|| format!("{name} ended before it received: {line}"))
+    }
+
+    /// Waits for the answer to `line`.
+    pub fn answer(&mut self, line: &str) -> Result<String> {
         let Program { name, patience, .. } = self;
-        writeln!(self.asked, "{line}").with_context(|| format!("{name} ended before it received: {line}"))?;
         let answer = self.answers.recv_timeout(*patience);
         answer.with_context(|| format!("{name} ended, or took more than {patience:?}, with: {line}"))
     }

@@ -1,12 +1,14 @@
 //! Other systems that run one round per command: candle in this process, the others as separate programs.
 
 mod candle;
+mod group;
 mod mpi;
 mod torch;
 #[cfg(feature = "cuda")]
 mod torch_on_gpu;
 
 pub(crate) use candle::Candle;
+pub(crate) use group::Group;
 pub(crate) use mpi::Mpi;
 pub(crate) use torch::start as torch;
 #[cfg(feature = "cuda")]

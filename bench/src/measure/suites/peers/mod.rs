@@ -1,6 +1,7 @@
 //! Comparisons with other systems: the same sizes, as many threads, in turns.
 
 mod alone;
+mod processes;
 mod ranks;
 mod rows;
 
@@ -11,11 +12,12 @@ use anyhow::Result;
 use crate::measure::effort::Effort;
 use crate::measure::peers::{self, Mpi};
 use crate::measure::record::Section;
-use ranks::RANKS;
+use ranks::{RANKS, largest};
 
 const ABOUT: &str = "Ratio of the other system's time to ours: medians of ratios, round by round, in turns. Updates have as many \
-                     threads on both sides. Ranks of PyTorch and of OpenMPI are processes of one thread each; ours are threads \
-                     of one process, and this difference is part of the comparison. The reference copy moves the bytes that ours must \
+                     threads on both sides. Ranks of PyTorch and of OpenMPI are processes of one thread each; ours are processes \
+                     in the tables that say so, and otherwise threads of one process, and this difference is part of the \
+                     comparison. The socket floor is a plain program that moves the same bytes over as many sockets. The reference copy moves the bytes that ours must \
                      move and does nothing else, in turns with both: theirs / copy is the ratio that a program without \
                      other work would reach.";
 
@@ -30,10 +32,12 @@ pub(crate) fn run(effort: Effort, folder: &Path, left_out: &mut Vec<String>) -> 
             alone::lbfgs(&mut section, effort, &mut torch)?;
             ranks::steps(&mut section, effort, &mut torch)?;
             ranks::gloo(&mut section, effort, &mut torch)?;
+            let mut mpi = |ranks| Mpi::best(folder, ranks, largest(effort)).ok();
+            processes::run(&mut section, effort, &mut torch, &mut mpi)?;
         }
         Err(why) => left_out.push(format!("PyTorch: {why:#}")),
     }
-    match Mpi::start(folder, RANKS) {
+    match Mpi::best(folder, RANKS, largest(effort)) {
         Ok(mut mpi) => ranks::openmpi(&mut section, effort, &mut mpi)?,
         Err(why) => left_out.push(format!("OpenMPI: {why:#}")),
     }

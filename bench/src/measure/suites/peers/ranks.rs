@@ -67,7 +67,8 @@ pub(super) fn openmpi(section: &mut Section, effort: Effort, mpi: &mut Mpi) -> R
     Ok(())
 }
 
-fn largest(effort: Effort) -> usize {
+/// Returns the bytes of a rank's vector.
+pub(super) fn largest(effort: Effort) -> usize {
     effort.pick(1 << 20, 64 << 20)
 }
 
