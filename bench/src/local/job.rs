@@ -12,7 +12,7 @@ use meshstep_shard::{Options, Part, Plan, Sizes};
 use meshstep_tensor::Layout;
 
 use super::gate::{Gate, Stopped};
-use super::link::{alone, settings};
+use super::link::settings;
 use super::method::Method;
 use super::schedule::Schedule;
 use super::trained::Trained;
@@ -20,6 +20,8 @@ use super::worker::{self, Chaos, Done, PATIENCE};
 use crate::corpus::Corpus;
 use crate::gpt::{Config, Param};
 use crate::progress::Progress;
+use crate::ranks::Ranks;
+use crate::ranks::world::alone;
 use crate::train::replica::layout;
 
 /// Approximate number of held-out losses that are measured during a training.
@@ -103,18 +105,18 @@ impl<'a> Job<'a> {
         Ok((job, warnings.iter().map(ToString::to_string).collect()))
     }
 
-    /// Trains on threads.
-    pub(super) fn train(&self, label: &str) -> Result<Trained> {
-        let done = if self.is_chaos() { self.in_chaos(label)? } else { self.in_peace(label)? };
+    /// Trains on these ranks. Changing workers are threads.
+    pub(super) fn train(&self, label: &str, ranks: &Ranks) -> Result<Trained> {
+        let done = if self.is_chaos() { self.in_chaos(label)? } else { self.in_peace(label, ranks)? };
         Trained::of(self, done)
     }
 
-    fn in_peace(&self, label: &str) -> Result<Vec<Done>> {
+    fn in_peace(&self, label: &str, ranks: &Ranks) -> Result<Vec<Done>> {
         let tokens = self.first * self.batch * self.model.context;
-        let progress = Progress::new(label.to_owned(), self.steps, self.first, tokens);
-        let done = loopback::spawn_with(settings(self.first), |world| worker::train(self, world, &progress));
+        let progress = ranks.progress(label.to_owned(), self.steps, self.first, tokens);
+        let ran = ranks.run(self.first, |world| worker::train(self, world, &progress));
         progress.finish();
-        all_or_cause(done?)
+        all_or_cause(ran?.results)
     }
 
     fn in_chaos(&self, label: &str) -> Result<Vec<Done>> {

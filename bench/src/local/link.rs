@@ -67,12 +67,6 @@ impl Link {
     }
 }
 
-/// Returns the communicator of a worker that is one rank.
-pub(super) fn alone() -> Result<Arc<dyn Communicator>, meshstep_comm::Error> {
-    let mut world = loopback::world(settings(1))?;
-    world.pop().ok_or(meshstep_comm::Error::ZeroRanks)
-}
-
 /// Returns settings for ranks as threads with a long timeout, because one rank may be many steps ahead.
 pub(super) fn settings(ranks: usize) -> loopback::Config {
     loopback::Config { ranks, timeout: PATIENCE, clock: Clock::real(), faults: Faults::none() }

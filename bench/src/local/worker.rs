@@ -10,14 +10,16 @@ use meshstep_membership::{
 };
 use meshstep_shard::local::{LocalOptimizer, Workers};
 use meshstep_shard::{Optimizer, Options};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::gate::Gate;
 use super::job::Job;
-use super::link::{Link, alone};
+use super::link::Link;
 use super::schedule::Loss;
 use crate::gpt::Gpt;
 use crate::progress::Progress;
+use crate::ranks::world::alone;
+use crate::ranks::{Portable, bits};
 use crate::train::compare::Finals;
 use crate::train::replica::{Replica, initial};
 use crate::train::trainer::{Course, Network as _, Stepper, Taken, Trainer};
@@ -26,18 +28,20 @@ use crate::train::trainer::{Course, Network as _, Stepper, Taken, Trainer};
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Result of one worker.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Done {
     pub(super) worker: usize,
     /// First step of the worker.
     pub(super) began: u64,
     /// Loss of each step.
+    #[serde(with = "bits")]
     pub(super) losses: Vec<f64>,
     /// Bytes sent after each step.
     pub(super) sent: Vec<u64>,
     /// Total bytes sent.
     pub(super) total: u64,
     /// Measured held-out losses on the worker's share, with the number of steps.
+    #[serde(with = "bits")]
     pub(super) held_out: Vec<(u64, f64)>,
     /// Way in which the worker was lost, if it ended before the others.
     pub(super) lost: Option<Loss>,
@@ -57,8 +61,14 @@ pub(super) struct Done {
     pub(super) outer: Finals,
 }
 
+impl Portable for Done {
+    fn values(&mut self) -> Vec<&mut Vec<f32>> {
+        self.finals.iter_mut().chain(&mut self.outer).map(|(_, values)| values).collect()
+    }
+}
+
 /// Members from an exchange on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Epoch {
     /// Step of the exchange.
     pub(crate) step: u64,
