@@ -62,6 +62,13 @@ fn main() -> ExitCode {
             Ok(measure::Verdict::Missed) => ExitCode::FAILURE,
             Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
         },
+        Command::Arbiter(asked) => {
+            let manifest = Path::new(FOLDER).join("Cargo.toml");
+            match log().and_then(|()| local::arbiter::run(&asked, &manifest, &mut io::stdout())) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
+            }
+        }
         Command::Ckpt(asked) => match ckpt::run(&asked, &mut io::stdout()) {
             Ok(ckpt::Verdict::Whole) => ExitCode::SUCCESS,
             Ok(ckpt::Verdict::Damaged) => ExitCode::FAILURE,
@@ -86,9 +93,12 @@ fn run_train(mut asked: Train, ranks_given: bool) -> ExitCode {
 
 /// Sets up threads and logging, and joins the other processes, if a launcher has started this one as one rank of several.
 fn prepare(asked: &mut Train, ranks_given: bool) -> Result<Ranks> {
-    let launch = Launch::from_env()?;
+    // An elastic worker is one rank, however it was started.
+    let is_elastic = asked.local.arbiter.is_some();
+    let launch = if is_elastic { Launch::Alone } else { Launch::from_env()? };
     launch.settle(asked, ranks_given)?;
-    threads::prepare(asked.threads, launch.ranks_here(asked), launch.world_size().is_some())?;
+    let one_rank = is_elastic || launch.world_size().is_some();
+    threads::prepare(asked.threads, launch.ranks_here(asked), one_rank)?;
     log()?;
     ranks::world::join(&launch)
 }

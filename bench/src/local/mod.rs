@@ -1,15 +1,19 @@
 //! `train --local`: workers that step alone and exchange parameters every few steps, with every method that a plan can
 //! express. Each worker trains on its own part of the text; with `--chaos` workers leave and join.
 
+pub(crate) mod arbiter;
 mod beside;
+mod company;
 mod compare;
 mod doubling;
+mod elastic;
 mod gate;
 mod job;
 mod link;
 mod method;
 mod report;
 mod schedule;
+mod steps;
 #[cfg(test)]
 pub(crate) mod tests;
 mod trained;
@@ -103,7 +107,11 @@ pub(crate) fn run(
     folder: &Path,
     out: &mut impl Write,
 ) -> Result<Verdict> {
-    Run::prepare(asked, manifest)?.among(ranks)?.report(folder, out)
+    let run = Run::prepare(asked, manifest)?.among(ranks)?;
+    match asked.local.arbiter {
+        Some(_) => elastic::run(&run, folder, out).map(|()| Verdict::Holds),
+        None => run.report(folder, out),
+    }
 }
 
 impl Run {

@@ -3,6 +3,7 @@
 pub(crate) mod bits;
 mod gather;
 mod launch;
+pub(crate) mod members;
 mod portable;
 #[cfg(test)]
 pub(crate) mod tests;

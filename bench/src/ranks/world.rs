@@ -16,7 +16,7 @@ pub(crate) fn join(launch: &Launch) -> Result<Ranks> {
 }
 
 /// Returns this process's communicator among those that its launcher started.
-fn communicator(launch: &Launch) -> Result<Arc<dyn Communicator>> {
+pub(super) fn communicator(launch: &Launch) -> Result<Arc<dyn Communicator>> {
     match launch.world_size() {
         Some(1) | None => Ok(alone()?),
         Some(processes) => bail!(
