@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use meshstep_comm::Communicator;
-use meshstep_membership::{Departure, Digest, Error as MembershipError, Membership as _, Round};
+use meshstep_membership::{Departure, Digest, Error as MembershipError, Membership as _, Refusal, Round};
 use meshstep_shard::local::{LocalError, LocalOptimizer, Workers};
 use meshstep_shard::{Optimizer, Options};
 use serde::{Deserialize, Serialize};
@@ -307,15 +307,18 @@ impl<'a> Record<'a> {
         Ok(here)
     }
 
-    /// Counts an error of a worker among processes. Returns true if it says that the arbiter did not answer, and the worker may
-    /// go on without it for now.
+    /// Counts an error of a worker among processes. Returns true if it says that the arbiter did not answer, or has too few
+    /// workers, and this one may go on without an exchange for now.
     fn may_go_on_alone(&mut self, error: &anyhow::Error) -> bool {
-        let unanswered =
-            matches!(error.downcast_ref(), Some(LocalError::Membership(MembershipError::Unanswered { .. })));
+        let unanswered = match error.downcast_ref() {
+            Some(LocalError::Membership(MembershipError::Unanswered { .. })) => true,
+            Some(LocalError::Membership(MembershipError::Refused(Refusal::TooFew { .. }))) => true,
+            _ => false,
+        };
         let may = unanswered && matches!(self.company, Company::Elastic { .. }) && self.alone < MAX_ALONE;
         if may {
             self.alone += 1;
-            tracing::warn!("exchange {} of at most {MAX_ALONE} without the arbiter: {error:#}", self.alone);
+            tracing::warn!("exchange {} of at most {MAX_ALONE} is left out: {error:#}", self.alone);
         }
         may
     }

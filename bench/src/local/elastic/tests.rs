@@ -8,7 +8,7 @@ use std::thread;
 
 use clap::Parser as _;
 use meshstep_comm::{Communicator, loopback};
-use meshstep_membership::{Ballot, Decision, Round, Service};
+use meshstep_membership::{Ballot, Decision, Refusal, Round, Service};
 
 use super::*;
 use crate::args::arbiter::Arbiter;
@@ -74,8 +74,8 @@ fn worker(run: &Run, addr: SocketAddr, worker: u64, joined: &Stage, connect: &Co
     train(run, &Elastic { worker, join: &join, connect }).unwrap()
 }
 
-/// Trains workers 0, 1 and 2 and calls `during` meanwhile.
-fn three(run: &(impl Fn() -> Run + Sync), addr: SocketAddr, during: impl FnOnce()) -> Vec<Report> {
+/// Trains workers 0, 1 and 2 and calls `during` meanwhile, whose result stays until they end.
+fn three<T>(run: &(impl Fn() -> Run + Sync), addr: SocketAddr, during: impl FnOnce() -> T) -> Vec<Report> {
     let (worlds, joined) = (Worlds::default(), Stage::default());
     thread::scope(|scope| {
         let one = |id| {
@@ -83,7 +83,7 @@ fn three(run: &(impl Fn() -> Run + Sync), addr: SocketAddr, during: impl FnOnce(
             scope.spawn(move || worker(&run(), addr, id, joined, &|round| worlds.connect(round)))
         };
         let all = [0, 1, 2].map(one);
-        during();
+        let _kept = during();
         all.map(|thread| thread.join().unwrap()).into()
     })
 }
@@ -123,8 +123,7 @@ fn an_arbiter_that_is_restarted_from_its_log_changes_no_bit() {
             drop(service);
             service = serve(&run(), &log, &addr.to_string());
         }
-        thread::sleep(Duration::from_secs(1)); // the workers may end meanwhile; they need no arbiter to leave
-        std::mem::forget(service);
+        service
     };
     assert_as_on_threads(&three(&run, addr, restart), run());
 }
@@ -170,6 +169,82 @@ fn workers_go_on_with_others_when_one_leaves_and_one_joins() {
     let members = |i: usize| reports[i].lives[0].epochs.last().unwrap().members.clone();
     assert_eq!((members(0), members(2)), (vec![0, 1, 7], vec![0, 1, 7]));
     assert!(reports[2].lives[0].began > 4 && reports[2].part == reports[1].part, "{:?}", reports[2]);
+}
+
+/// A membership that is refused as fenced at the boundary with this number: the arbiter took its worker for lost.
+#[derive(Debug)]
+struct Fenced {
+    member: Mutex<Option<Remote>>,
+    left: AtomicUsize,
+}
+
+impl Fenced {
+    fn with<T>(&self, ask: impl FnOnce(&Remote) -> Result<T, MembershipError>) -> Result<T, MembershipError> {
+        self.member.lock().unwrap().as_ref().map_or(Err(MembershipError::Left), ask)
+    }
+}
+
+impl Membership for Fenced {
+    fn boundary(&self, step: u64) -> Result<Round, MembershipError> {
+        if self.left.fetch_sub(1, SeqCst) == 0 {
+            drop(self.member.lock().unwrap().take());
+            return Err(Refusal::Fenced { epoch: 1, now: 2, why: None }.into());
+        }
+        self.with(|member| member.boundary(step))
+    }
+
+    fn vote(&self, round: &Round, ballot: Ballot) -> Result<Decision, MembershipError> {
+        self.with(|member| member.vote(round, ballot))
+    }
+
+    fn decided(&self, round: &Round) -> Option<Decision> {
+        self.with(|member| Ok(member.decided(round))).ok().flatten()
+    }
+
+    fn leave(&self) -> Result<(), MembershipError> {
+        self.with(Membership::leave)
+    }
+
+    fn deadline(&self) -> Option<Duration> {
+        Some(ANSWER)
+    }
+}
+
+#[test]
+fn a_worker_that_was_taken_for_lost_joins_again_and_ends_with_the_others_values() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = || tests::run("--local local-adam --kx 1 --workers 2 --steps 30 --batch 1");
+    let service = serve(&run(), &dir.path().join("log"), "127.0.0.1:0");
+    let (addr, worlds, joined) = (service.addr(), Worlds::default(), Stage::default());
+    let connect = |round: &Round| {
+        if round.members.len() == 1 {
+            joined.wait_for(3); // worker 1 has joined again
+        }
+        worlds.connect(round)
+    };
+    let reports = thread::scope(|scope| {
+        let stays = scope.spawn(|| worker(&run(), addr, 0, &joined, &connect));
+        let is_lost = scope.spawn(|| {
+            let times = AtomicUsize::new(0);
+            let join = |digest| {
+                joined.wait_for(1);
+                let member = Mutex::new(Some(member(addr, 1, digest, ANSWER)?));
+                let again = times.fetch_add(1, SeqCst) == 1;
+                joined.reach(if again { 3 } else { 2 });
+                let left = AtomicUsize::new(if again { usize::MAX } else { 4 });
+                Ok(Arc::new(Fenced { member, left }) as Arc<dyn Membership>)
+            };
+            train(&run(), &Elastic { worker: 1, join: &join, connect: &connect }).unwrap()
+        });
+        [stays, is_lost].map(|thread| thread.join().unwrap())
+    });
+    let [first, second] = &reports[1].lives[..] else { panic!("{:?}", reports[1]) };
+    assert!(first.ended.as_ref().is_some_and(|why| why.contains("join again")) && second.ended.is_none());
+    assert_eq!((first.began, first.losses.len()), (0, 3));
+    assert_eq!(
+        (second.began + second.losses.len() as u64, &second.digest),
+        (30, &reports[0].lives[0].digest)
+    );
 }
 
 /// A membership whose arbiter ends at the boundary with this number.
