@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
+use crate::args::arbiter::Arbiter;
 use crate::args::bench::Bench;
 use crate::args::parity::Parity;
 use crate::args::train::Train;
@@ -29,6 +30,8 @@ pub(crate) enum Command {
     /// Measure the cost and the savings of sharding in turns with a copy of the same bytes, and write a report. Exits with
     /// 0 if every bar holds, 1 if one is missed, 2 if something could not be measured.
     Bench(Bench),
+    /// Serve elastic workers, which are processes that train with `train --local METHOD --arbiter ADDR --worker ID`, until Ctrl-C.
+    Arbiter(Box<Arbiter>),
     /// Inspect a checkpoint, verify it, or export its parameters.
     #[command(subcommand)]
     Ckpt(Ckpt),

@@ -14,6 +14,7 @@ mod mesh;
 mod network;
 mod parity;
 mod progress;
+mod ranks;
 mod report;
 mod threads;
 mod train;
@@ -24,13 +25,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
-use clap::Parser as _;
+use clap::parser::ValueSource;
+use clap::{CommandFactory as _, FromArgMatches as _};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use args::train::Train;
 use cli::{Cli, Command};
 use parity::Verdict;
+use ranks::{Launch, Ranks};
 
 /// This package's folder in the workspace of the build.
 const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
@@ -39,16 +42,16 @@ const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
 const NOT_DONE: u8 = 2;
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
-        Command::Train(asked) if asked.local.local.is_some() => match train_locally(&asked) {
-            Ok(local::Verdict::Holds) => ExitCode::SUCCESS,
-            Ok(local::Verdict::Missed) => ExitCode::FAILURE,
-            Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
-        },
-        Command::Train(asked) => match train(&asked) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => complain(&format!("{error:#}"), ExitCode::FAILURE),
-        },
+    let matches = Cli::command().get_matches();
+    let ranks_given = matches
+        .subcommand_matches("train")
+        .is_some_and(|train| train.value_source("ranks") == Some(ValueSource::CommandLine));
+    let command = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli.command,
+        Err(error) => error.exit(),
+    };
+    match command {
+        Command::Train(asked) => run_train(asked, ranks_given),
         Command::Parity(asked) => match parity::run(&asked) {
             Ok(Verdict::Agrees) => ExitCode::SUCCESS,
             Ok(Verdict::Differs) => ExitCode::FAILURE,
@@ -60,6 +63,13 @@ fn main() -> ExitCode {
             Ok(measure::Verdict::Missed) => ExitCode::FAILURE,
             Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
         },
+        Command::Arbiter(asked) => {
+            let manifest = Path::new(FOLDER).join("Cargo.toml");
+            match log().and_then(|()| local::arbiter::run(&asked, &manifest, &mut io::stdout())) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
+            }
+        }
         Command::Ckpt(asked) => match ckpt::run(&asked, &mut io::stdout()) {
             Ok(ckpt::Verdict::Whole) => ExitCode::SUCCESS,
             Ok(ckpt::Verdict::Damaged) => ExitCode::FAILURE,
@@ -68,31 +78,67 @@ fn main() -> ExitCode {
     }
 }
 
+fn run_train(mut asked: Train, ranks_given: bool) -> ExitCode {
+    let is_local = asked.local.local.is_some();
+    let trained = prepare(&mut asked, ranks_given).and_then(|ranks| match is_local {
+        true => train_locally(&asked, ranks),
+        false => train(&asked, ranks).map(|()| local::Verdict::Holds),
+    });
+    match trained {
+        Ok(local::Verdict::Holds) => ExitCode::SUCCESS,
+        Ok(local::Verdict::Missed) => ExitCode::FAILURE,
+        Err(error) if is_local => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
+        Err(error) => complain(&format!("{error:#}"), ExitCode::FAILURE),
+    }
+}
+
+/// Sets up threads and logging, and joins the other processes, if a launcher has started this one as one rank of several.
+fn prepare(asked: &mut Train, ranks_given: bool) -> Result<Ranks> {
+    // An elastic worker is one rank, however it was started.
+    let is_elastic = asked.local.arbiter.is_some();
+    let launch = if is_elastic { Launch::Alone } else { Launch::from_env()? };
+    launch.settle(asked, ranks_given)?;
+    let one_rank = is_elastic || launch.world_size().is_some();
+    threads::prepare(asked.threads, launch.ranks_here(asked), one_rank)?;
+    log()?;
+    ranks::world::join(&launch)
+}
+
 fn complain(error: &str, code: ExitCode) -> ExitCode {
     // If stderr is closed, the exit code has to suffice.
     let _ = writeln!(io::stderr(), "error: {error}");
     code
 }
 
-fn train(asked: &Train) -> Result<()> {
-    threads::prepare(asked.threads, asked.most_ranks())?;
-    log()?;
+fn train(asked: &Train, ranks: Ranks) -> Result<()> {
     let folder = asked.out.clone().unwrap_or_else(|| default_out("train"));
-    // Create the folder before the work, so that a failure shows early.
-    fs::create_dir_all(&folder)
-        .with_context(|| format!("--out {}: cannot create the folder", folder.display()))?;
-    if !asked.meshes().is_empty() {
-        return train_on_meshes(asked, &folder);
+    if ranks.is_first() {
+        // Create the folder before the work, so that a failure shows early.
+        fs::create_dir_all(&folder)
+            .with_context(|| format!("--out {}: cannot create the folder", folder.display()))?;
     }
-    let run = train::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"), &folder)?;
-    writeln!(io::stdout(), "{run}\n")?;
+    if asked.meshes().is_empty() {
+        train_stages(asked, ranks, &folder)
+    } else {
+        train_on_meshes(asked, ranks, &folder)
+    }
+}
+
+fn train_stages(asked: &Train, ranks: Ranks, folder: &Path) -> Result<()> {
+    let mut out = ranks.stdout();
+    let is_first = ranks.is_first();
+    let run = train::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"), folder)?.among(ranks);
+    writeln!(out, "{run}\n")?;
     let report = run.train()?;
-    writeln!(io::stdout(), "\n{}", report.table())?;
-    report.write(&folder)?;
-    writeln!(io::stdout(), "wrote loss.svg and train.json to {}", folder.display())?;
+    writeln!(out, "\n{}", report.table())?;
+    if is_first {
+        report.write(folder)?;
+        writeln!(out, "wrote loss.svg and train.json to {}", folder.display())?;
+    }
+    write!(out, "{}", report.digests())?;
     match &report.difference {
         Some(difference) => bail!("parameters differ: {difference}"),
-        None => Ok(writeln!(io::stdout(), "{}", report.agreement())?),
+        None => Ok(writeln!(out, "{}", report.agreement())?),
     }
 }
 
@@ -101,21 +147,25 @@ fn bench(asked: &args::bench::Bench) -> Result<measure::Verdict> {
     measure::run(asked, &folder, &mut io::stdout())
 }
 
-fn train_locally(asked: &Train) -> Result<local::Verdict> {
-    threads::prepare(asked.threads, asked.most_ranks())?;
-    log()?;
+fn train_locally(asked: &Train, ranks: Ranks) -> Result<local::Verdict> {
     let folder = asked.out.clone().unwrap_or_else(|| default_out("train"));
-    local::run(asked, &Path::new(FOLDER).join("Cargo.toml"), &folder, &mut io::stdout())
+    let mut out = ranks.stdout();
+    local::run(asked, ranks, &Path::new(FOLDER).join("Cargo.toml"), &folder, &mut out)
 }
 
-fn train_on_meshes(asked: &Train, folder: &Path) -> Result<()> {
-    let run = mesh::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"), folder)?;
-    writeln!(io::stdout(), "{run}\n")?;
+fn train_on_meshes(asked: &Train, ranks: Ranks, folder: &Path) -> Result<()> {
+    let mut out = ranks.stdout();
+    let is_first = ranks.is_first();
+    let run = mesh::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"), folder)?.among(ranks);
+    writeln!(out, "{run}\n")?;
     let trained = run.train()?;
-    writeln!(io::stdout(), "\n{}", mesh::table(&trained))?;
-    report::write_json(&trained, &folder.join("train.json"))?;
+    writeln!(out, "\n{}", mesh::table(&trained))?;
+    if is_first {
+        report::write_json(&trained, &folder.join("train.json"))?;
+    }
+    write!(out, "{}", mesh::digests(&trained))?;
     let verdict = mesh::Verdict::of(&trained);
-    writeln!(io::stdout(), "{verdict}")?;
+    writeln!(out, "{verdict}")?;
     if verdict.holds() { Ok(()) } else { bail!("the results of meshes or stages differ") }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Measures the peak of this process's resident memory since a point in time.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ pub(crate) struct Process {
 }
 
 /// Resident bytes of this process; `None` if the system does not report them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seen {
     /// At the start of the measurement (VmRSS), with freed memory that the allocator keeps.
     pub(crate) before: Option<u64>,
@@ -32,6 +32,14 @@ impl Process {
     pub(crate) fn seen(&self) -> Seen {
         let peak = status().filter(|_| self.reset).and_then(|status| field(&status, "VmHWM:"));
         Seen { before: self.before, peak }
+    }
+}
+
+impl Seen {
+    /// Returns the bytes of two processes together; a number that is known of one process only counts alone.
+    pub(crate) fn and(self, other: Seen) -> Seen {
+        let sum = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).reduce(|a, b| a + b);
+        Seen { before: sum(self.before, other.before), peak: sum(self.peak, other.peak) }
     }
 }
 
@@ -57,6 +65,14 @@ mod tests {
         assert_eq!(field(status, "VmRSS:"), Some(12 * 1024));
         assert_eq!(field(status, "Odd:"), None);
         assert_eq!(field(status, "VmPin:"), None);
+    }
+
+    #[test]
+    fn bytes_of_processes_add_up() {
+        let seen = |before, peak| Seen { before, peak };
+        let sum = seen(Some(1), None).and(seen(Some(2), Some(5))).and(Seen::default());
+        assert_eq!(sum, seen(Some(3), Some(5)));
+        assert_eq!(Seen::default().and(Seen::default()), Seen::default());
     }
 
     #[cfg(target_os = "linux")]

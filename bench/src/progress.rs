@@ -1,13 +1,22 @@
-//! Progress display of a stage: a bar on a terminal, else a line at intervals.
+//! Progress display of a stage: a bar on a terminal, a status line for a launcher that has one, else a line at intervals.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Number of lines per stage without a terminal.
 const LINES: usize = 10;
+
+/// Variable of `cargo xtask launch`: if it is `status`, lines that end with a carriage return replace each other on its terminal.
+const VARIABLE: &str = "MESHSTEP_PROGRESS";
+
+/// Shortest time between two status lines.
+const STATUS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Characters of the bar of a status line.
+const STATUS_WIDTH: usize = 30;
 
 /// Time constant of the smoothed loss in steps.
 const MEMORY: f64 = 20.0;
@@ -19,9 +28,18 @@ pub(crate) struct Progress {
     steps: usize,
     ranks: usize,
     tokens_per_step: usize,
-    bar: Option<ProgressBar>,
+    display: Display,
     started: Instant,
     seen: Mutex<Seen>,
+}
+
+/// Form of the display.
+#[derive(Debug)]
+enum Display {
+    Bar(ProgressBar),
+    Status,
+    Lines,
+    Hidden,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,6 +50,8 @@ struct Seen {
     ranks: usize,
     loss_sum: f64,
     smooth: f64,
+    /// Time of the last status line.
+    shown: Option<Instant>,
 }
 
 impl Seen {
@@ -56,10 +76,20 @@ impl Progress {
     ///
     /// If RUST_LOG is set, prints lines too, because log lines would break a bar.
     pub(crate) fn new(label: String, steps: usize, ranks: usize, tokens_per_step: usize) -> Self {
-        let lines_only = std::env::var_os("RUST_LOG").is_some() || !std::io::stderr().is_terminal();
-        let bar = (!lines_only).then(|| bar(&label, steps));
+        let display = match std::env::var_os(VARIABLE) {
+            _ if std::env::var_os("RUST_LOG").is_some() => Display::Lines,
+            Some(form) if form == "status" => Display::Status,
+            _ if std::io::stderr().is_terminal() => Display::Bar(bar(&label, steps)),
+            _ => Display::Lines,
+        };
         let (started, seen) = (Instant::now(), Mutex::default());
-        Self { label, steps, ranks, tokens_per_step, bar, started, seen }
+        Self { label, steps, ranks, tokens_per_step, display, started, seen }
+    }
+
+    /// Creates a display that shows nothing, for a rank whose progress another one shows.
+    pub(crate) fn hidden(steps: usize) -> Self {
+        let (started, seen, display) = (Instant::now(), Mutex::default(), Display::Hidden);
+        Self { label: String::new(), steps, ranks: 1, tokens_per_step: 0, display, started, seen }
     }
 
     /// Sets the number of steps taken before; every rank calls this before its first step.
@@ -72,33 +102,50 @@ impl Progress {
     pub(crate) fn report(&self, loss: f64) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.add(loss, self.ranks) {
-            self.show(*seen);
+            self.show(&mut seen);
         }
     }
 
     /// Removes the bar.
     pub(crate) fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
+        match &self.display {
+            Display::Bar(bar) => bar.finish_and_clear(),
+            Display::Status => print("\r"),
+            Display::Lines | Display::Hidden => {}
         }
     }
 
-    fn show(&self, Seen { first, steps, smooth, .. }: Seen) {
+    fn show(&self, seen: &mut Seen) {
+        let Seen { first, steps, smooth, shown, .. } = *seen;
         let tokens = ((steps - first) * self.tokens_per_step) as f64 / self.started.elapsed().as_secs_f64();
         let message = format!("loss {smooth:.3}  {tokens:.0} tokens/s");
-        match &self.bar {
-            Some(bar) => {
+        let Self { label, steps: of, .. } = self;
+        match &self.display {
+            Display::Bar(bar) => {
                 bar.set_position(steps as u64);
                 bar.set_message(message);
             }
-            None if is_due(steps, self.steps) => {
-                let Self { label, steps: of, .. } = self;
-                // A closed stderr must not end the run.
-                let _ = writeln!(std::io::stderr(), "{label}  step {steps:>4}/{of}  {message}");
+            Display::Status if shown.is_none_or(|at| at.elapsed() >= STATUS_INTERVAL) => {
+                seen.shown = Some(Instant::now());
+                print(&format!("{label}  [{}] {steps}/{of}  {message}\r", drawn(steps, *of)));
             }
-            None => {}
+            Display::Lines if is_due(steps, *of) => {
+                print(&format!("{label}  step {steps:>4}/{of}  {message}\n"));
+            }
+            Display::Status | Display::Lines | Display::Hidden => {}
         }
     }
+}
+
+/// Prints to stderr at once. A closed stderr must not end the run.
+fn print(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// Returns the bar of a status line.
+fn drawn(step: usize, steps: usize) -> String {
+    let done = (step * STATUS_WIDTH / steps.max(1)).min(STATUS_WIDTH);
+    format!("{:<STATUS_WIDTH$}", "=".repeat(done) + ">").chars().take(STATUS_WIDTH).collect()
 }
 
 /// Returns true if a line is due after `step` of `steps` steps.
@@ -131,6 +178,14 @@ mod tests {
             let due: Vec<usize> = (1..=steps).filter(|&step| is_due(step, steps)).collect();
             assert!((1..=LINES + 1).contains(&due.len()) && due.last() == Some(&steps), "{steps}: {due:?}");
         }
+    }
+
+    #[test]
+    fn a_status_line_has_a_bar_of_one_width() {
+        assert_eq!(drawn(0, 400).trim_end(), ">");
+        assert_eq!(drawn(200, 400).trim_end(), "===============>");
+        assert_eq!(drawn(400, 400), "=".repeat(STATUS_WIDTH));
+        assert!((0..=7).all(|step| drawn(step, 7).len() == STATUS_WIDTH));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Workspace tasks: `ci` runs every check, `check` the checks of changed packages, `tidy` checks the tree's rules,
-//! `kernels` compiles the CUDA kernels, and `train`, `bench`, `parity` and `ckpt` start the bench binary.
+//! `kernels` compiles the CUDA kernels, `train`, `bench`, `parity`, `ckpt` and `arbiter` start the bench binary, and `launch` starts it
+//! as several processes.
 //!
 //! xtask depends on no member, so that it builds in seconds and runs when a member does not compile.
 
@@ -12,6 +13,8 @@ mod cli;
 mod cmd;
 mod gpu_bundle;
 mod kernels;
+#[cfg(target_os = "linux")]
+mod launch;
 mod mutants;
 mod parallel;
 mod tidy;
@@ -36,6 +39,11 @@ fn run(task: cli::Task) -> anyhow::Result<ExitCode> {
         cli::Task::Bench { args } => bench::run("bench", &args),
         cli::Task::Parity { args } => bench::run("parity", &args),
         cli::Task::Ckpt { args } => bench::run("ckpt", &args),
+        cli::Task::Arbiter { args } => bench::run("arbiter", &args),
+        #[cfg(target_os = "linux")]
+        cli::Task::Launch(args) => launch::run(&args),
+        #[cfg(target_os = "linux")]
+        cli::Task::LaunchedRank(args) => launch::become_rank(&args),
         cli::Task::Check(args) => check::run(&args),
         cli::Task::Ci(args) => ci::run(&args),
         cli::Task::Mutants(args) => mutants::run(&args),

@@ -1,6 +1,7 @@
 //! Command line of `train --local`: the methods, and the flags that each method accepts.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
 use anyhow::{Result, bail, ensure};
@@ -59,6 +60,19 @@ pub(crate) struct Asked {
     /// Give each worker text of another kind: blocks of the text sorted by their share of letters
     #[arg(long, requires = "local")]
     pub(crate) unlike: bool,
+    /// Train one worker in this process, which joins and leaves the run of the arbiter at this address (`cargo xtask arbiter`);
+    /// --ranks is the number of workers that the run begins with
+    #[arg(long, value_name = "ADDR", requires = "local", requires = "worker", conflicts_with = "chaos")]
+    pub(crate) arbiter: Option<SocketAddr>,
+    /// Id of this worker, unique in the run; it selects the worker's part of the text
+    #[arg(long, value_name = "ID", requires = "arbiter")]
+    pub(crate) worker: Option<u64>,
+    /// Name of the run, the same as the arbiter's [default: train]
+    #[arg(long, value_name = "NAME", requires = "local")]
+    pub(crate) run: Option<String>,
+    /// Address by which the other workers reach this one [default: 127.0.0.1]
+    #[arg(long, value_name = "IP", requires = "arbiter")]
+    pub(crate) contact: Option<IpAddr>,
 }
 
 /// Longest period.
@@ -149,6 +163,16 @@ impl Asked {
                 bail!("{flag} does not apply to --local {task}, which takes {}", takes.join(", "))
             }
         }
+    }
+
+    /// Returns the name of the run of elastic workers.
+    pub(crate) fn run(&self) -> &str {
+        self.run.as_deref().unwrap_or("train")
+    }
+
+    /// Returns the address by which other workers reach this one.
+    pub(crate) fn contact(&self) -> IpAddr {
+        self.contact.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
     }
 
     /// Returns the steps between two exchanges of the parameters.

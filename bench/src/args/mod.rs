@@ -1,5 +1,6 @@
 //! Command lines of the subcommands, and the values that several of them take: parsers of numbers, and the device.
 
+pub(crate) mod arbiter;
 pub(crate) mod bench;
 pub(crate) mod local;
 pub(crate) mod meshes;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use meshstep_comm::{Clock, loopback};
 use meshstep_membership::{Config as Membership, InProcess};
 use meshstep_optim::AdamW;
@@ -11,15 +11,17 @@ use meshstep_shard::local::{ParamSpec as Params, Ring, Worker};
 use meshstep_shard::{Options, Part, Plan, Sizes};
 use meshstep_tensor::Layout;
 
+use super::company::Chaos;
 use super::gate::{Gate, Stopped};
-use super::link::{alone, settings};
+use super::link::settings;
 use super::method::Method;
 use super::schedule::Schedule;
 use super::trained::Trained;
-use super::worker::{self, Chaos, Done, PATIENCE};
+use super::worker::{self, Done, PATIENCE};
 use crate::corpus::Corpus;
 use crate::gpt::{Config, Param};
 use crate::progress::Progress;
+use crate::ranks::Ranks;
 use crate::train::replica::layout;
 
 /// Approximate number of held-out losses that are measured during a training.
@@ -103,18 +105,18 @@ impl<'a> Job<'a> {
         Ok((job, warnings.iter().map(ToString::to_string).collect()))
     }
 
-    /// Trains on threads.
-    pub(super) fn train(&self, label: &str) -> Result<Trained> {
-        let done = if self.is_chaos() { self.in_chaos(label)? } else { self.in_peace(label)? };
+    /// Trains on these ranks. Changing workers are threads.
+    pub(super) fn train(&self, label: &str, ranks: &Ranks) -> Result<Trained> {
+        let done = if self.is_chaos() { self.in_chaos(label)? } else { self.in_peace(label, ranks)? };
         Trained::of(self, done)
     }
 
-    fn in_peace(&self, label: &str) -> Result<Vec<Done>> {
+    fn in_peace(&self, label: &str, ranks: &Ranks) -> Result<Vec<Done>> {
         let tokens = self.first * self.batch * self.model.context;
-        let progress = Progress::new(label.to_owned(), self.steps, self.first, tokens);
-        let done = loopback::spawn_with(settings(self.first), |world| worker::train(self, world, &progress));
+        let progress = ranks.progress(label.to_owned(), self.steps, self.first, tokens);
+        let ran = ranks.run(self.first, |world| worker::train(self, world, &progress));
         progress.finish();
-        all_or_cause(done?)
+        all_or_cause(ran?.results)
     }
 
     fn in_chaos(&self, label: &str) -> Result<Vec<Done>> {
@@ -122,8 +124,7 @@ impl<'a> Job<'a> {
         // One unit of progress is a step of one worker, because the number of workers changes.
         let label = format!("{label}, all workers' steps");
         let progress = Progress::new(label, self.worker_steps(), 1, self.batch * self.model.context);
-        let plan = self.method.plan.as_ref().context("--chaos needs a method with a plan")?;
-        let digest = plan.digest(&worker::optimizer(self, alone()?)?);
+        let digest = worker::digest(self)?;
         let config =
             Membership { patience: PATIENCE, silence: PATIENCE, ..Membership::new(digest, self.first) };
         let (gate, members) = (Gate::default(), InProcess::new(config, Clock::real())?);
@@ -163,6 +164,11 @@ impl<'a> Job<'a> {
     /// Returns the worker's part of the text.
     pub(super) fn part(&self, worker: usize) -> Range<usize> {
         self.parts[worker].clone()
+    }
+
+    /// Returns the part that the worker with this id reads; ids above the number of workers share parts.
+    pub(super) fn seat(&self, worker: u64) -> usize {
+        (worker % self.parts.len() as u64) as usize
     }
 
     pub(super) fn is_chaos(&self) -> bool {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use meshstep_comm::{Clock, Communicator, Faults, loopback};
-use meshstep_membership::{Error, InProcessWorker, Round};
+use meshstep_membership::{Error, Round};
 use meshstep_shard::local::Workers;
 
+use super::company::Company;
 use super::worker::PATIENCE;
 
 /// Communicators between workers; with changing workers, those of the current epoch.
@@ -22,9 +23,9 @@ impl Link {
         Link { workers: Some(workers), past: 0 }
     }
 
-    /// Connects to the members of `round`.
-    pub(super) fn connect(&mut self, member: &InProcessWorker, round: &Round) -> Result<Workers, Error> {
-        let world = member.communicator(round, PATIENCE)?;
+    /// Connects to the other workers, the members of `round`.
+    pub(super) fn connect(&mut self, company: &Company<'_>, round: &Round) -> Result<Workers, Error> {
+        let world = company.connect(round)?;
         let workers = Workers { across: Arc::clone(&world), world };
         self.past = self.total();
         self.workers = Some(workers.clone());
@@ -65,12 +66,6 @@ impl Link {
             });
         self.past + now
     }
-}
-
-/// Returns the communicator of a worker that is one rank.
-pub(super) fn alone() -> Result<Arc<dyn Communicator>, meshstep_comm::Error> {
-    let mut world = loopback::world(settings(1))?;
-    world.pop().ok_or(meshstep_comm::Error::ZeroRanks)
 }
 
 /// Returns settings for ranks as threads with a long timeout, because one rank may be many steps ahead.

@@ -1,17 +1,21 @@
 //! `train --local`: workers that step alone and exchange parameters every few steps, with every method that a plan can
 //! express. Each worker trains on its own part of the text; with `--chaos` workers leave and join.
 
+pub(crate) mod arbiter;
 mod beside;
+mod company;
 mod compare;
 mod doubling;
+mod elastic;
 mod gate;
 mod job;
 mod link;
 mod method;
 mod report;
 mod schedule;
+mod steps;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod trained;
 mod worker;
 
@@ -20,7 +24,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde::Serialize;
 
 use crate::args::local::{Asked, METHODS, Task};
@@ -37,6 +41,7 @@ use crate::corpus::{Corpus, Text, byte_entropy};
 use crate::gpt::{Config, Param};
 use crate::measure::record::{self, Bar, Section};
 use crate::measure::show::{html, terminal};
+use crate::ranks::Ranks;
 use crate::train::CORPUS_CAP;
 use meshstep_bench_cases::machine::Machine;
 
@@ -56,6 +61,7 @@ pub(crate) enum Verdict {
 /// A run that has passed all checks and is ready to start.
 #[derive(Debug)]
 pub(crate) struct Run {
+    ranks: Ranks,
     asked: Train,
     task: Task,
     model: Config,
@@ -94,8 +100,18 @@ struct Numbers<'a> {
 }
 
 /// Runs the training, prints the results, and writes `local.html` and `local.json` into `folder`.
-pub(crate) fn run(asked: &Train, manifest: &Path, folder: &Path, out: &mut impl Write) -> Result<Verdict> {
-    Run::prepare(asked, manifest)?.report(folder, out)
+pub(crate) fn run(
+    asked: &Train,
+    ranks: Ranks,
+    manifest: &Path,
+    folder: &Path,
+    out: &mut impl Write,
+) -> Result<Verdict> {
+    let run = Run::prepare(asked, manifest)?.among(ranks)?;
+    match asked.local.arbiter {
+        Some(_) => elastic::run(&run, folder, out).map(|()| Verdict::Holds),
+        None => run.report(folder, out),
+    }
 }
 
 impl Run {
@@ -132,6 +148,7 @@ impl Run {
         };
         let corpus = Corpus::new(&text.bytes, SIZES.context)?;
         let run = Run {
+            ranks: Ranks::Threads,
             asked: asked.clone(),
             task,
             model: SIZES,
@@ -149,10 +166,22 @@ impl Run {
         Ok(run)
     }
 
+    /// Returns the run with these ranks instead of threads.
+    pub(crate) fn among(self, ranks: Ranks) -> Result<Self> {
+        ensure!(
+            !ranks.are_processes() || self.schedule.events.is_empty(),
+            "the workers of --chaos and --local doubling come and go as threads of one program; start it alone, or start \
+             workers as processes with --arbiter"
+        );
+        Ok(Run { ranks, ..self })
+    }
+
     /// Trains, prints and writes, as in [`run`].
     fn report(&self, folder: &Path, out: &mut impl Write) -> Result<Verdict> {
-        fs::create_dir_all(folder)
-            .with_context(|| format!("--out {}: making the folder", folder.display()))?;
+        if self.ranks.is_first() {
+            fs::create_dir_all(folder)
+                .with_context(|| format!("--out {}: making the folder", folder.display()))?;
+        }
         self.head(out)?;
         let started = Instant::now();
         let trained = self.train(out)?;
@@ -173,6 +202,9 @@ impl Run {
         for difference in trained.iter().filter_map(|run| run.difference.as_ref()) {
             writeln!(out, "parameters differ: {difference}")?;
         }
+        for run in &trained {
+            writeln!(out, "parameters of {} seed {}: {}", run.method, run.seed, run.digest)?;
+        }
         let bars: Vec<&Bar> = sections.iter().flat_map(|section| &section.bars).collect();
         let holds = bars.iter().all(|bar| bar.holds());
         let seconds = started.elapsed().as_secs_f64();
@@ -191,9 +223,11 @@ impl Run {
             bars,
             holds,
         };
-        crate::report::write_json(&numbers, &folder.join("local.json"))?;
-        let summary = self.write_html(sections, seconds, folder)?;
-        writeln!(out, "\n{summary}wrote local.html and local.json to {}", folder.display())?;
+        if self.ranks.is_first() {
+            crate::report::write_json(&numbers, &folder.join("local.json"))?;
+            let summary = self.write_html(sections, seconds, folder)?;
+            writeln!(out, "\n{summary}wrote local.html and local.json to {}", folder.display())?;
+        }
         Ok(if holds { Verdict::Holds } else { Verdict::Missed })
     }
 
@@ -217,7 +251,7 @@ impl Run {
         Common { model, corpus, steps, batch, workers, held_out, marks, on_the_way }
     }
 
-    fn train(&self, out: &mut impl Write) -> Result<Vec<Trained>> {
+    pub(crate) fn train(&self, out: &mut impl Write) -> Result<Vec<Trained>> {
         let mut trained = Vec::new();
         for job in self.jobs() {
             let (job, warnings) = job?;
@@ -225,7 +259,7 @@ impl Run {
                 writeln!(out, "warning: {}: {warning}", job.method.task)?;
             }
             let label = format!("{} seed {}", job.method.task, job.seed);
-            trained.push(job.train(&label).with_context(|| label.clone())?);
+            trained.push(job.train(&label, &self.ranks).with_context(|| label.clone())?);
         }
         if let (Some(baseline), Some(run)) = (&self.baseline, trained.first()) {
             // A joining worker starts with an exchange. The baseline has one in every step, so its workers join at the
@@ -234,7 +268,7 @@ impl Run {
                 self.schedule.coming_at(|worker| run.workers.get(worker).map(|life| life.steps.start));
             let (job, _) = Job::new(self.common(), baseline, run.seed, schedule)?;
             let label = format!("{} seed {}", baseline.task, run.seed);
-            trained.push(job.train(&label).with_context(|| label.clone())?);
+            trained.push(job.train(&label, &self.ranks).with_context(|| label.clone())?);
         }
         Ok(trained)
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use anyhow::{Result, ensure};
 use meshstep_shard::local::{LocalPlan, Placement};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::keyed::Stream;
 
@@ -12,7 +12,7 @@ use crate::keyed::Stream;
 const EVENTS: usize = 6;
 
 /// Way in which a worker ends before the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Loss {
     /// The worker announces that it leaves.

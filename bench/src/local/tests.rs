@@ -24,7 +24,7 @@ fn asked(options: &str) -> Result<Train, String> {
 
 /// Prepares a run of a small network on this crate's own text. In short runs sequences are short, and few of them are held
 /// out.
-fn run(options: &str) -> Run {
+pub(crate) fn run(options: &str) -> Run {
     let run = Run::prepare(&asked(options).unwrap(), Path::new("nowhere")).unwrap();
     let model = Config { layers: 1, heads: 2, width: 16, ..SIZES };
     if long() {

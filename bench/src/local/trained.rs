@@ -10,7 +10,7 @@ use super::job::Job;
 use super::schedule::{Loss, Schedule};
 use super::worker::{Done, Epoch};
 use crate::args::local::Task;
-use crate::train::compare::{Finals, first_difference};
+use crate::train::compare::{Finals, digest, first_difference};
 
 /// Results of one training by one method.
 #[derive(Clone, Debug, Serialize)]
@@ -45,6 +45,8 @@ pub(crate) struct Trained {
     pub(crate) differing: usize,
     /// Description of a difference.
     pub(crate) difference: Option<String>,
+    /// Digest of the final parameters of all workers and of their outer optimizers, names and bits.
+    pub(crate) digest: String,
     pub(crate) workers: Vec<Life>,
     /// Members by epoch; empty if all workers stay.
     pub(crate) epochs: Vec<Epoch>,
@@ -107,6 +109,7 @@ impl Trained {
             outer: done.iter().any(|done| !done.outer.is_empty()),
             differing: differing.len(),
             difference,
+            digest: digest(done.iter().flat_map(|done| [&done.finals, &done.outer])),
             workers: done.iter().map(|done| Life::of(job, done)).collect(),
             epochs,
             failed,

@@ -5,19 +5,20 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use meshstep_comm::Communicator;
-use meshstep_membership::{
-    Departure, Error as MembershipError, InProcess, InProcessWorker, Membership as _, Round,
-};
-use meshstep_shard::local::{LocalOptimizer, Workers};
+use meshstep_membership::{Departure, Digest, Error as MembershipError, Membership as _, Refusal, Round};
+use meshstep_shard::local::{LocalError, LocalOptimizer, Workers};
 use meshstep_shard::{Optimizer, Options};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::gate::Gate;
+use super::company::{Chaos, Company};
 use super::job::Job;
-use super::link::{Link, alone};
+use super::link::Link;
 use super::schedule::Loss;
+use super::steps::Steps;
 use crate::gpt::Gpt;
 use crate::progress::Progress;
+use crate::ranks::world::alone;
+use crate::ranks::{Portable, bits};
 use crate::train::compare::Finals;
 use crate::train::replica::{Replica, initial};
 use crate::train::trainer::{Course, Network as _, Stepper, Taken, Trainer};
@@ -25,19 +26,24 @@ use crate::train::trainer::{Course, Network as _, Stepper, Taken, Trainer};
 /// Time limit for waiting on other workers; one may be an exchange behind on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
+/// Number of exchanges in a row that a worker goes without when the arbiter does not answer; then it ends.
+const MAX_ALONE: u32 = 8;
+
 /// Result of one worker.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Done {
     pub(super) worker: usize,
     /// First step of the worker.
     pub(super) began: u64,
     /// Loss of each step.
+    #[serde(with = "bits")]
     pub(super) losses: Vec<f64>,
     /// Bytes sent after each step.
     pub(super) sent: Vec<u64>,
     /// Total bytes sent.
     pub(super) total: u64,
     /// Measured held-out losses on the worker's share, with the number of steps.
+    #[serde(with = "bits")]
     pub(super) held_out: Vec<(u64, f64)>,
     /// Way in which the worker was lost, if it ended before the others.
     pub(super) lost: Option<Loss>,
@@ -57,8 +63,14 @@ pub(super) struct Done {
     pub(super) outer: Finals,
 }
 
+impl Portable for Done {
+    fn values(&mut self) -> Vec<&mut Vec<f32>> {
+        self.finals.iter_mut().chain(&mut self.outer).map(|(_, values)| values).collect()
+    }
+}
+
 /// Members from an exchange on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Epoch {
     /// Step of the exchange.
     pub(crate) step: u64,
@@ -70,66 +82,12 @@ pub(crate) struct Epoch {
     pub(crate) gone: Vec<(u64, String)>,
 }
 
-/// Optimizer of one worker, or of all workers together.
-pub(super) trait Steps: Stepper {
-    /// Returns the number of steps taken.
-    fn steps(&self) -> u64;
-
-    /// Prepares an exchange: waits for the other workers, and connects to the current members.
-    fn follow(&mut self, connect: &mut dyn FnMut(&Round) -> Result<Workers, MembershipError>) -> Result<()>;
-
-    /// Returns the parameters of the outer optimizers by fragment.
-    fn outer(&self) -> Result<Finals>;
-}
-
-impl Steps for Optimizer {
-    fn steps(&self) -> u64 {
-        Optimizer::steps(self)
-    }
-
-    /// Nothing to do: the ranks of one optimizer stay.
-    fn follow(&mut self, _: &mut dyn FnMut(&Round) -> Result<Workers, MembershipError>) -> Result<()> {
-        Ok(())
-    }
-
-    fn outer(&self) -> Result<Finals> {
-        Ok(Finals::new())
-    }
-}
-
-impl Steps for LocalOptimizer {
-    fn steps(&self) -> u64 {
-        LocalOptimizer::steps(self)
-    }
-
-    fn follow(&mut self, connect: &mut dyn FnMut(&Round) -> Result<Workers, MembershipError>) -> Result<()> {
-        LocalOptimizer::follow(self, connect)?;
-        Ok(())
-    }
-
-    fn outer(&self) -> Result<Finals> {
-        let mut all = Finals::new();
-        for fragment in 0..self.plan().fragments.len() {
-            for values in self.outer_params(fragment) {
-                let name = format!("outer parameters of fragment {fragment}");
-                all.push((name, values.typed::<f32>()?.to_vec()));
-            }
-        }
-        Ok(all)
-    }
-}
-
-/// Shared state of a training with changing workers.
-pub(super) struct Chaos<'a> {
-    pub(super) gate: &'a Gate,
-    pub(super) members: &'a InProcess,
-}
-
 /// Steps of one worker, and their records.
 struct Record<'a> {
     job: &'a Job<'a>,
-    /// With changing workers, the worker's membership and their shared state.
-    chaos: Option<(&'a Chaos<'a>, Arc<InProcessWorker>)>,
+    company: Company<'a>,
+    /// Exchanges in a row for which the arbiter could not be reached.
+    alone: u32,
     link: Link,
     /// Bytes sent when the backward pass ended.
     sent_before: u64,
@@ -187,28 +145,73 @@ pub(super) fn train_in_chaos(
         }
         None => chaos.gate.reach(0, 0..worker, chaos.members)?,
     }
-    let plan = job.method.plan.clone().context("--chaos needs a method with a plan")?;
-    let inner = optimizer(job, alone()?)?;
-    let digest = plan.digest(&inner);
-    let member = Arc::new(chaos.members.join(worker as u64, digest, PATIENCE)?);
-    let mut link = Link::default();
-    let mut epochs = Vec::new();
-    let local = LocalOptimizer::join(inner, plan, Arc::clone(&member) as _, |round| {
-        epochs.push(Epoch::of(round));
-        link.connect(&member, round)
-    })?;
-    let mut trainer = trainer(job, worker, local, progress)?;
-    let mut record = Record { chaos: Some((chaos, member)), ..Record::new(job, worker, &trainer, link) };
-    (record.done.epochs, record.done.planned) = (epochs, job.method.is_prompt().then_some(0));
-    match comes {
-        // A joining worker forwards the received state; these bytes are unplanned.
-        Some(_) => record.done.besides = record.link.sent(),
-        None => record.link.begin(),
-    }
+    let member = Arc::new(chaos.members.join(worker as u64, digest(job)?, PATIENCE)?);
+    let company = Company::Scheduled { chaos, member };
+    let (mut trainer, mut record) = join(job, worker, company, progress)?;
     trainer.train(&mut record)?;
     let done = record.end(&trainer)?;
     watch.well();
     Ok(done)
+}
+
+/// Trains one worker among processes that come and go, and leaves them after the last step. Returns its record, and the error that
+/// ended it before.
+pub(super) fn train_elastic(
+    job: &Job<'_>,
+    worker: u64,
+    company: Company<'_>,
+    progress: &Progress,
+) -> Result<(Done, Option<anyhow::Error>)> {
+    let (mut trainer, mut record) = join(job, worker as usize, company.clone(), progress)?;
+    progress.resume(record.done.began as usize);
+    let error = loop {
+        match trainer.train(&mut record) {
+            Ok(_) => break None,
+            // The step was taken, and the decision on its exchange is asked for before the next exchange.
+            Err(error) if record.may_go_on_alone(&error) => {
+                record.count_unrecorded(trainer.optimizer.steps())
+            }
+            Err(error) => break Some(error),
+        }
+    };
+    if let (None, Some(member)) = (&error, company.member()) {
+        // The training is done, so a lost arbiter is no failure.
+        let _ =
+            member.leave().inspect_err(|error| tracing::warn!("worker {worker} could not leave: {error}"));
+    }
+    Ok((record.end(&trainer)?, error))
+}
+
+/// Returns the digest with which the workers of a training join.
+pub(super) fn digest(job: &Job<'_>) -> Result<Digest> {
+    let plan = job.method.plan.as_ref().context("the method has no plan")?;
+    Ok(plan.digest(&optimizer(job, alone()?)?))
+}
+
+/// Joins the workers that come and go, with the state of the run or at its beginning.
+fn join<'a>(
+    job: &'a Job<'a>,
+    worker: usize,
+    company: Company<'a>,
+    progress: &'a Progress,
+) -> Result<(Trainer<'a, LocalOptimizer, Replica<'a>>, Record<'a>)> {
+    let plan = job.method.plan.clone().context("the method has no plan")?;
+    let (inner, member) = (optimizer(job, alone()?)?, company.member().context("no membership")?);
+    let (mut link, mut epochs, mut counts) = (Link::default(), Vec::new(), true);
+    let local = LocalOptimizer::join(inner, plan, member, |round| {
+        epochs.push(Epoch::of(round));
+        counts = round.counts();
+        link.connect(&company, round)
+    })?;
+    let trainer = trainer(job, worker, local, progress)?;
+    let mut record = Record { company, ..Record::new(job, worker, &trainer, link) };
+    (record.done.epochs, record.done.planned) = (epochs, job.method.is_prompt().then_some(0));
+    match counts {
+        true => record.link.begin(),
+        // A joining worker forwards the received state; these bytes are unplanned.
+        false => record.done.besides = record.link.sent(),
+    }
+    Ok((trainer, record))
 }
 
 fn trainer<'a, S: Stepper>(
@@ -221,7 +224,7 @@ fn trainer<'a, S: Stepper>(
         gpt: Gpt::new(job.model, job.batch)?,
         params: &job.params,
         corpus: job.corpus,
-        part: job.part(worker),
+        part: job.part(job.seat(worker as u64)),
         seed: job.seed,
         rank: worker,
         batch: job.batch,
@@ -237,8 +240,7 @@ impl<S: Steps> Course<S, Replica<'_>> for Record<'_> {
         if step >= self.job.steps as u64 {
             return Ok(None);
         }
-        let member = self.chaos.as_ref().map(|(_, member)| Arc::clone(member));
-        let lost = member.map_or(Ok(None), |member| self.meet(optimizer, step, &member))?;
+        let lost = if self.company.changes() { self.meet(optimizer, step)? } else { None };
         self.done.lost = lost;
         Ok(lost.is_none().then_some(step))
     }
@@ -268,50 +270,74 @@ impl<'a> Record<'a> {
         link: Link,
     ) -> Self {
         let done = Done { worker, began: trainer.optimizer.steps(), ..Done::default() };
-        Record { job, chaos: None, link, sent_before: 0, done }
+        Record { job, company: Company::Fixed, alone: 0, link, sent_before: 0, done }
     }
 
     /// Waits for the other workers before `step`, if it exchanges. Returns the way in which the worker is lost, if it is lost
     /// now.
-    fn meet(
-        &mut self,
-        optimizer: &mut impl Steps,
-        step: u64,
-        member: &InProcessWorker,
-    ) -> Result<Option<Loss>> {
-        let lost = self.job.schedule.lost(self.done.worker);
+    fn meet(&mut self, optimizer: &mut impl Steps, step: u64) -> Result<Option<Loss>> {
+        let lost = self.job.schedule.lost(self.done.worker).filter(|_| self.job.is_chaos());
         let here = lost.filter(|(at, _)| step >= *at).map(|(_, loss)| loss);
-        match (here, &self.chaos) {
-            (Some(Loss::Leaves), _) => {
-                member.leave()?;
-                return Ok(here);
+        if let Company::Scheduled { chaos, member } = &self.company {
+            match here {
+                Some(Loss::Leaves) => {
+                    member.leave()?;
+                    return Ok(here);
+                }
+                Some(Loss::Dies) => return Ok(here),
+                Some(Loss::DiesWithin) | None => {}
             }
-            (Some(Loss::Dies), _) => return Ok(here),
-            (_, Some((chaos, _))) => {
-                // A worker that joins at this step has already waited for the others that join with it.
-                let others = self.job.schedule.coming(step).filter(|_| self.done.began < step);
-                chaos.gate.reach(step, others, chaos.members)?;
-            }
-            (_, None) => {}
+            // A worker that joins at this step has already waited for the others that join with it.
+            let others = self.job.schedule.coming(step).filter(|_| self.done.began < step);
+            chaos.gate.reach(step, others, chaos.members)?;
         }
         let before = self.link.sent();
-        let (link, epochs) = (&mut self.link, &mut self.done.epochs);
-        optimizer.follow(&mut |round| {
+        let (link, epochs, company) = (&mut self.link, &mut self.done.epochs, &self.company);
+        let followed = optimizer.follow(&mut |round| {
             epochs.push(Epoch::of(round));
-            link.connect(member, round)
-        })?;
+            link.connect(company, round)
+        });
         self.done.besides += self.link.sent() - before;
+        match followed {
+            Ok(()) => self.alone = 0,
+            // The step is taken without an exchange.
+            Err(error) if self.may_go_on_alone(&error) => {}
+            Err(error) => return Err(error),
+        }
         Ok(here)
+    }
+
+    /// Counts an error of a worker among processes. Returns true if it says that the arbiter did not answer, or has too few
+    /// workers, and this one may go on without an exchange for now.
+    fn may_go_on_alone(&mut self, error: &anyhow::Error) -> bool {
+        let unanswered = match error.downcast_ref() {
+            Some(LocalError::Membership(MembershipError::Unanswered { .. })) => true,
+            Some(LocalError::Membership(MembershipError::Refused(Refusal::TooFew { .. }))) => true,
+            _ => false,
+        };
+        let may = unanswered && matches!(self.company, Company::Elastic { .. }) && self.alone < MAX_ALONE;
+        if may {
+            self.alone += 1;
+            tracing::warn!("exchange {} of at most {MAX_ALONE} is left out: {error:#}", self.alone);
+        }
+        may
+    }
+
+    /// Fills the record of steps that were taken, but ended with an error.
+    fn count_unrecorded(&mut self, steps: u64) {
+        let taken = (steps - self.done.began) as usize;
+        self.done.losses.resize(taken.max(self.done.losses.len()), f64::NAN);
+        self.done.sent.resize(taken.max(self.done.sent.len()), self.link.sent());
     }
 
     /// Compares the bytes of one exchange with the plan, if membership changes.
     fn account(&mut self, step: u64, sent: u64, exchanged: bool) -> Result<()> {
         if !exchanged {
             self.done.failed.push(step);
-            self.done.besides += if self.job.is_chaos() { sent } else { 0 };
+            self.done.besides += if self.company.changes() { sent } else { 0 };
             return Ok(());
         }
-        let (true, Some(planned)) = (self.job.is_chaos(), &mut self.done.planned) else { return Ok(()) };
+        let (true, Some(planned)) = (self.company.changes(), &mut self.done.planned) else { return Ok(()) };
         let (Some(ranks), Some(rank)) = (self.link.ranks(), self.link.rank()) else { return Ok(()) };
         let expected = self.job.planned(ranks, rank, step..step + 1)?;
         self.done.unplanned += usize::from(sent != expected);

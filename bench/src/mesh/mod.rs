@@ -12,10 +12,9 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use meshstep_comm::loopback;
 use meshstep_parallel3d::{Axis, Mesh, Model};
 
-pub(crate) use table::table;
+pub(crate) use table::{digests, table};
 pub(crate) use trained::Trained;
 pub(crate) use verdict::Verdict;
 
@@ -24,7 +23,7 @@ use parameters::Unit;
 use crate::args::train::Train;
 use crate::corpus::{Corpus, Text};
 use crate::gpt::{Config, Param};
-use crate::progress::Progress;
+use crate::ranks::Ranks;
 use crate::train::checkpoints::Checkpoints;
 use crate::train::{BUCKETS, CORPUS_CAP, all_or_cause};
 
@@ -38,6 +37,7 @@ const SIZES: Config = Config { layers: 2, heads: 8, width: 64, context: 64 };
 /// A run that is ready to start, shared by all meshes, stages and ranks.
 #[derive(Debug)]
 pub(crate) struct Run {
+    ranks: Ranks,
     asked: Train,
     sizes: Config,
     rows: usize,
@@ -66,6 +66,7 @@ impl Run {
         let job = format!("{} steps of {rows} sequences, seed {}, {text}", asked.steps, asked.seed);
         Ok(Self {
             checkpoints: Checkpoints::of(asked, folder, job)?,
+            ranks: Ranks::Threads,
             asked: asked.clone(),
             sizes,
             rows,
@@ -75,6 +76,11 @@ impl Run {
             text: text.to_string(),
             bucket: asked.bucket.unwrap_or(bucket),
         })
+    }
+
+    /// Returns the run with these ranks instead of threads.
+    pub(crate) fn among(self, ranks: Ranks) -> Self {
+        Run { ranks, ..self }
     }
 
     /// Trains every requested stage on every mesh.
@@ -88,10 +94,11 @@ impl Run {
 
     fn on(&self, mesh: &Mesh, stage: u8) -> Result<Trained> {
         let ranks = mesh.world_size();
-        let progress = Progress::new(format!("{mesh} stage {stage}"), self.asked.steps, ranks, self.tokens());
-        let done = loopback::spawn(ranks, |world| rank::train(self, mesh, stage, world, &progress));
+        let name = format!("{mesh} stage {stage}");
+        let progress = self.ranks.progress(name, self.asked.steps, ranks, self.tokens());
+        let ran = self.ranks.run(ranks, |world| rank::train(self, mesh, stage, world, &progress));
         progress.finish();
-        Trained::of(self, mesh, stage, &all_or_cause(done?)?)
+        Trained::of(self, mesh, stage, &all_or_cause(ran?.results)?)
     }
 
     fn params(&self) -> impl Iterator<Item = &Param> {
@@ -133,4 +140,4 @@ fn check(sizes: &Config, rows: usize, mesh: &Mesh) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

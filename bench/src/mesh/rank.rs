@@ -11,6 +11,7 @@ use meshstep_parallel3d::candle::Collectives;
 use meshstep_parallel3d::{Axis, Communicators, Coordinate, Mesh, Optimizer, Parameter, Piece, elements};
 use meshstep_shard::{Combine, Groups, MicroBatch, Options, Outcome, Stage, Step as _};
 use meshstep_tensor::{Meter, Slice, SliceMut};
+use serde::{Deserialize, Serialize};
 
 use super::network::{Network, Tokens};
 use super::pass::Pass;
@@ -19,20 +20,22 @@ use crate::args::train;
 use crate::corpus::Place;
 use crate::gpt::{Batch, Weights, loss_and_grads, with_values};
 use crate::progress::Progress;
+use crate::ranks::{Portable, bits};
 use crate::train::checkpoints::Journal;
 use crate::train::trainer::{self, Course, Taken, Trainer};
 use crate::train::{rules, stage_named};
 
 /// Result of one rank.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Done {
-    /// Coordinate of the rank.
-    pub(super) at: Coordinate,
     /// Losses of the run from earlier programs.
+    #[serde(with = "bits")]
     pub(super) before: Vec<f64>,
     /// Sum of the losses of this rank's tokens divided by the number of all tokens, for each step of this program.
+    #[serde(with = "bits")]
     pub(super) losses: Vec<f64>,
     /// Norm of the whole gradient in each step.
+    #[serde(with = "bits")]
     pub(super) norms: Vec<f64>,
     /// Wall time of all steps.
     pub(super) seconds: f64,
@@ -42,8 +45,14 @@ pub(super) struct Done {
     pub(super) sent_by_layers: [u64; 2],
     /// Peak bytes of the optimizer.
     pub(super) peak: u64,
-    /// Elements that the rank holds of each parameter, with their final values.
-    pub(super) finals: Vec<(Vec<usize>, Vec<f32>)>,
+    /// Final values of the elements that the rank holds of each parameter.
+    pub(super) finals: Vec<Vec<f32>>,
+}
+
+impl Portable for Done {
+    fn values(&mut self) -> Vec<&mut Vec<f32>> {
+        self.finals.iter_mut().collect()
+    }
 }
 
 /// A rank's part of the network, and the rank's position.
@@ -87,7 +96,7 @@ pub(super) fn train(
     let sent_by_layers = [after[0] - sent_before[0], after[1] - sent_before[1]];
     let finals = trainer.network.finals(&trainer.optimizer)?;
     let Record { journal: Journal { before, losses, norms, .. }, sent, peak, .. } = record;
-    Ok(Done { at: trainer.network.at, before, losses, norms, seconds, sent, sent_by_layers, peak, finals })
+    Ok(Done { before, losses, norms, seconds, sent, sent_by_layers, peak, finals })
 }
 
 impl Course<Optimizer, Part<'_>> for Record<'_> {
@@ -171,13 +180,12 @@ impl<'a> Part<'a> {
         self.layers.each_ref().map(|layers| layers.comm().stats().total().bytes)
     }
 
-    fn finals(&self, optimizer: &Optimizer) -> Result<Vec<(Vec<usize>, Vec<f32>)>> {
+    fn finals(&self, optimizer: &Optimizer) -> Result<Vec<Vec<f32>>> {
         let mut finals = Vec::new();
         for unit in &self.run.units {
             let gathered = optimizer.gather(&unit.name)?;
-            for p in unit.params.iter().filter_map(|param| self.run.model.get(&param.name)) {
-                let pieces = p.placement.pieces(&p.name, &p.shape, self.mesh, &self.at)?;
-                finals.push((elements(&p.shape, &pieces), gathered.param(&p.name)?.typed::<f32>()?.to_vec()));
+            for param in &unit.params {
+                finals.push(gathered.param(&param.name)?.typed::<f32>()?.to_vec());
             }
         }
         Ok(finals)

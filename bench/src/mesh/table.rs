@@ -15,6 +15,12 @@ const HEADS: [&str; 9] = [
     "peak B",
 ];
 
+/// Returns a line for each run with the digest of its final parameters.
+pub(crate) fn digests(runs: &[Trained]) -> String {
+    let line = |run: &Trained| format!("parameters of {} stage {}: {}\n", run.mesh, run.stage, run.digest);
+    runs.iter().map(line).collect()
+}
+
 /// Formats all runs. Bytes are those that one rank sends per step, and the peak of its optimizer.
 pub(crate) fn table(runs: &[Trained]) -> String {
     let line = |mesh: &str, cells: &[String]| {

@@ -17,7 +17,7 @@ fn asked(options: &str) -> Train {
 }
 
 /// Prepares a run of a small network on this crate's own text.
-fn run(options: &str) -> Result<Run> {
+pub(crate) fn run(options: &str) -> Result<Run> {
     let text = Text::from_path(concat!(env!("CARGO_MANIFEST_DIR"), "/src/train/mod.rs").as_ref(), 1 << 20)?;
     Run::of(&asked(options), SMALL, 4, &text, Path::new("nowhere"))
 }

@@ -1,12 +1,12 @@
 //! Result of a run on one mesh, collected from its ranks.
 
 use anyhow::{Result, ensure};
-use meshstep_parallel3d::{Axis, Mesh, Parameter};
+use meshstep_parallel3d::{Axis, Mesh, Parameter, elements};
 use serde::Serialize;
 
 use super::Run;
 use super::rank::Done;
-use crate::train::compare::Finals;
+use crate::train::compare::{Finals, digest};
 
 /// Training of the network on one mesh, at one stage.
 #[derive(Clone, Debug, Serialize)]
@@ -28,6 +28,8 @@ pub(crate) struct Trained {
     pub(crate) sent_by_layers: [u64; 2],
     /// Maximum over the ranks of the optimizer's peak bytes.
     pub(crate) peak: u64,
+    /// Digest of the whole parameters at the end, names and bits.
+    pub(crate) digest: String,
     /// Whole parameters at the end.
     #[serde(skip)]
     pub(crate) finals: Finals,
@@ -40,16 +42,18 @@ impl Trained {
         let most = |value: &dyn Fn(&Done) -> u64| done.iter().map(value).max().unwrap_or(0);
         let per_step = |value: &dyn Fn(&Done) -> u64| most(value) / steps as u64;
         let params = run.model.parameters().iter().enumerate();
+        let finals = params.map(|(i, param)| whole(mesh, param, i, done)).collect::<Result<_>>()?;
         Ok(Self {
             mesh: mesh.clone(),
             stage,
             losses: all_losses(mesh, done)?,
-            norms: norms(done)?,
+            norms: norms(mesh, done)?,
             ms_per_step: done.iter().map(|done| done.seconds).fold(0.0, f64::max) * 1e3 / steps as f64,
             sent: per_step(&|done| done.sent),
             sent_by_layers: [0, 1].map(|axis| per_step(&|done: &Done| done.sent_by_layers[axis])),
             peak: most(&|done| done.peak),
-            finals: params.map(|(i, param)| whole(param, i, done)).collect::<Result<_>>()?,
+            digest: digest([&finals]),
+            finals,
         })
     }
 }
@@ -82,23 +86,25 @@ pub(super) fn losses(mesh: &str, ranks: &[Vec<f64>]) -> Result<Vec<f64>> {
 }
 
 /// Returns the norms, after checking that they are equal on all ranks.
-fn norms(done: &[Done]) -> Result<Vec<f64>> {
+fn norms(mesh: &Mesh, done: &[Done]) -> Result<Vec<f64>> {
     let first = done.first().map(|rank| rank.norms.clone()).unwrap_or_default();
-    match done.iter().find(|rank| rank.norms != first) {
-        Some(rank) => anyhow::bail!("the norms at {} differ from those at {}", rank.at, done[0].at),
-        None => Ok(first),
+    if let Some(rank) = done.iter().position(|rank| rank.norms != first) {
+        let [at, other] = [mesh.coordinate(rank)?, mesh.coordinate(0)?];
+        anyhow::bail!("the norms at {at} differ from those at {other}");
     }
+    Ok(first)
 }
 
 /// Assembles parameter `i` from the ranks that hold parts of it.
-fn whole(param: &Parameter, i: usize, done: &[Done]) -> Result<(String, Vec<f32>)> {
+fn whole(mesh: &Mesh, param: &Parameter, i: usize, done: &[Done]) -> Result<(String, Vec<f32>)> {
     let mut all: Vec<Option<f32>> = vec![None; param.shape.iter().product()];
-    for rank in done {
-        let (held, values) = &rank.finals[i];
-        for (&place, &value) in held.iter().zip(values) {
+    for (rank, done) in done.iter().enumerate() {
+        let at = mesh.coordinate(rank)?;
+        let pieces = param.placement.pieces(&param.name, &param.shape, mesh, &at)?;
+        for (place, &value) in elements(&param.shape, &pieces).into_iter().zip(&done.finals[i]) {
             let known = *all[place].get_or_insert(value);
             let same = known.to_bits() == value.to_bits();
-            ensure!(same, "{}[{place}] is {value:e} at {}, and {known:e} elsewhere", param.name, rank.at);
+            ensure!(same, "{}[{place}] is {value:e} at {at}, and {known:e} elsewhere", param.name);
         }
     }
     let found: Option<Vec<f32>> = all.into_iter().collect();

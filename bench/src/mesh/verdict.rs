@@ -149,6 +149,7 @@ mod tests {
             sent: 0,
             sent_by_layers: [0, 0],
             peak: 0,
+            digest: String::new(),
             finals: vec![("w".to_owned(), vec![2.0, 0.0]), ("b".to_owned(), vec![1.0])],
         }
     }

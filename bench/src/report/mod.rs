@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::args::train::Train;
 use crate::memory::Seen;
@@ -58,12 +58,14 @@ pub(crate) struct StageReport {
     pub(crate) peak: Peak,
     /// Bytes that each rank sent per step, counted for ring algorithms.
     pub(crate) wire_bytes: f64,
-    /// Resident memory of the process, for all ranks together.
+    /// Digest of the final parameters, names and bits.
+    pub(crate) digest: String,
+    /// Resident memory of the process, for all ranks together; with processes as ranks, the sum of theirs.
     pub(crate) process: Seen,
 }
 
 /// Peak bytes of a rank, by purpose.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Peak {
     /// Parameters.
     pub(crate) params: u64,
@@ -91,6 +93,12 @@ impl Report {
     pub(crate) fn ring_bytes(&self) -> f64 {
         let ranks = self.asked.ranks as f64;
         2.0 * (ranks - 1.0) / ranks * self.stages.first().map_or(0, |stage| stage.peak.params) as f64
+    }
+
+    /// Returns a line for each stage with the digest of its final parameters.
+    pub(crate) fn digests(&self) -> String {
+        let line = |stage: &StageReport| format!("parameters of stage {}: {}\n", stage.stage, stage.digest);
+        self.stages.iter().map(line).collect()
     }
 
     /// Returns a sentence that all final parameters are equal.
@@ -165,6 +173,7 @@ mod tests {
             ms_per_step: 50.0,
             peak,
             wire_bytes: 6_000_000.0,
+            digest: format!("{:032x}", u32::from(stage)),
             process: Seen { before: Some(50_000_000), peak: None },
         }
     }

@@ -1,7 +1,20 @@
 //! Compares two sets of parameters bit for bit.
 
+use xxhash_rust::xxh3::Xxh3Default;
+
 /// Parameters by name, in registration order.
 pub(crate) type Finals = Vec<(String, Vec<f32>)>;
+
+/// Returns a digest of names, lengths and bits, by which the parameters of two programs are compared.
+pub(crate) fn digest<'a>(all: impl IntoIterator<Item = &'a Finals>) -> String {
+    let mut digest = Xxh3Default::new();
+    for (name, values) in all.into_iter().flatten() {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        digest.update(format!("{name} {}:", values.len()).as_bytes());
+        digest.update(&bytes);
+    }
+    format!("{:032x}", digest.digest128())
+}
 
 /// Describes the first element in which two sets differ; `None` if all bits are equal.
 pub(crate) fn first_difference(a: (&str, &Finals), b: (&str, &Finals)) -> Option<String> {
@@ -25,6 +38,22 @@ mod tests {
         let (a, b) = (finals([1.0, 2.0, 3.0], [0.5, 0.25]), finals([1.0, 2.0, 3.0], [0.5, 0.75]));
         let difference = first_difference(("here", &a), ("there", &b)).unwrap();
         assert_eq!(difference, "bias[1] is 2.5e-1 on here and 7.5e-1 on there");
+    }
+
+    #[test]
+    fn a_digest_is_of_names_lengths_and_bits() {
+        let first = finals([0.0; 3], [1.0; 2]);
+        let of = |finals: &Finals| digest([finals]);
+        assert_eq!(of(&first), of(&first.clone()));
+        let mut moved = first.clone();
+        let last = moved[0].1.pop().unwrap();
+        moved[1].1.insert(0, last);
+        let mut renamed = first.clone();
+        renamed[0].0 = "wtf".to_owned();
+        for other in [finals([0.0, -0.0, 0.0], [1.0; 2]), moved, renamed] {
+            assert_ne!(of(&other), of(&first), "{other:?}");
+        }
+        assert_ne!(digest([&first, &first]), of(&first));
     }
 
     #[test]

@@ -11,16 +11,15 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use meshstep_comm::loopback;
 
 use crate::args::train::Train;
 use crate::corpus::{Corpus, Text, byte_entropy};
 use crate::gpt::{Config, Param, VOCAB};
-use crate::memory::{Process, Seen};
-use crate::progress::Progress;
+use crate::memory::Seen;
+use crate::ranks::Ranks;
 use crate::report::{Peak, Report, StageReport};
 use checkpoints::Checkpoints;
-use compare::Finals;
+use compare::{Finals, digest};
 use rank::Done;
 pub(crate) use rank::stage_named;
 
@@ -33,6 +32,7 @@ pub(crate) const BUCKETS: usize = 16;
 /// A run that is ready to start, shared by all stages and ranks.
 #[derive(Debug)]
 pub(crate) struct Run {
+    ranks: Ranks,
     asked: Train,
     model: Config,
     text: String,
@@ -60,6 +60,7 @@ impl Run {
         );
         Ok(Self {
             checkpoints: Checkpoints::of(asked, folder, job)?,
+            ranks: Ranks::Threads,
             asked: asked.clone(),
             model,
             corpus: Corpus::new(&text.bytes, model.context)?,
@@ -67,6 +68,11 @@ impl Run {
             bucket: asked.bucket.unwrap_or(param_count(&model).div_ceil(BUCKETS)),
             text: text.to_string(),
         })
+    }
+
+    /// Returns the run with these ranks instead of threads.
+    pub(crate) fn among(self, ranks: Ranks) -> Self {
+        Run { ranks, ..self }
     }
 
     /// Trains every requested stage.
@@ -89,13 +95,13 @@ impl Run {
     /// Trains one stage on all ranks. Returns its report and the final parameters of each rank.
     fn stage(&self, stage: u8) -> Result<(StageReport, Vec<Finals>)> {
         let (steps, ranks, tokens) = (self.asked.steps, self.asked.ranks, self.tokens_per_step());
-        let progress = Progress::new(format!("stage {stage}"), steps, ranks, tokens);
-        let process = Process::watch();
-        let done = loopback::spawn(ranks, |comm| rank::train(self, stage, comm, &progress));
+        let name = format!("stage {stage}");
+        let progress = self.ranks.progress(name.clone(), steps, ranks, tokens);
+        let ran = self.ranks.run(ranks, |comm| rank::train(self, stage, comm, &progress));
         progress.finish();
-        let process = process.seen();
-        let done = all_or_cause(done?).with_context(|| format!("stage {stage}"))?;
-        let report = summary(stage, &done, process);
+        let ran = ran.with_context(|| name.clone())?;
+        let done = all_or_cause(ran.results).context(name)?;
+        let report = summary(stage, &done, ran.process);
         Ok((report, done.into_iter().map(|done| done.finals).collect()))
     }
 
@@ -165,7 +171,7 @@ fn is_consequence(error: &anyhow::Error) -> bool {
         || matches!(in_layer(), Some(candle::Error::Comm(_)))
 }
 
-/// Combines the results of a stage's ranks.
+/// Combines the results of a stage's ranks. The digest is that of rank 0, with which the others are compared.
 fn summary(stage: u8, done: &[Done], process: Seen) -> StageReport {
     let ranks = done.len() as f64;
     let mean = |value: &dyn Fn(&Done) -> f64| done.iter().map(value).sum::<f64>() / ranks;
@@ -186,12 +192,13 @@ fn summary(stage: u8, done: &[Done], process: Seen) -> StageReport {
             framework: most(|peak| peak.framework),
         },
         wire_bytes: done.iter().map(|done| done.sent).max().unwrap_or(0) as f64 / steps as f64,
+        digest: digest(done.iter().take(1).map(|done| &done.finals)),
         process,
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use clap::Parser as _;
     use meshstep_cases::{long, tried};
     use meshstep_shard::Error;
@@ -213,7 +220,7 @@ mod tests {
     }
 
     /// Prepares the same on short sequences, except in long runs.
-    fn short(options: &str) -> Run {
+    pub(crate) fn short(options: &str) -> Run {
         let run = run(options);
         if long() {
             return run;

@@ -7,6 +7,7 @@ use anyhow::Result;
 use meshstep_comm::Communicator;
 use meshstep_shard::{Optimizer, Options, Outcome, Stage};
 use meshstep_tensor::{Category, Meter};
+use serde::{Deserialize, Serialize};
 
 use super::checkpoints::Journal;
 use super::compare::Finals;
@@ -15,16 +16,20 @@ use super::trainer::{Course, Network as _, Taken, Trainer};
 use super::{Run, rules};
 use crate::gpt::{Gpt, Param};
 use crate::progress::Progress;
+use crate::ranks::{Portable, bits};
 use crate::report::Peak;
 
 /// Result of one rank.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Done {
     /// Losses of the run from earlier programs.
+    #[serde(with = "bits")]
     pub(super) before: Vec<f64>,
     /// Loss of each step of this program.
+    #[serde(with = "bits")]
     pub(super) losses: Vec<f64>,
     /// Held-out loss on this rank's share.
+    #[serde(with = "bits")]
     pub(super) held_out: f64,
     /// Number of steps that were skipped because a gradient was not finite.
     pub(super) skipped: usize,
@@ -36,6 +41,12 @@ pub(super) struct Done {
     pub(super) sent: u64,
     /// Final parameters of the rank.
     pub(super) finals: Finals,
+}
+
+impl Portable for Done {
+    fn values(&mut self) -> Vec<&mut Vec<f32>> {
+        self.finals.iter_mut().map(|(_, values)| values).collect()
+    }
 }
 
 /// Steps of this program, with their checkpoints.

@@ -9,3 +9,4 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 mod parity;
+mod workers;

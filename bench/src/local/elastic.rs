@@ -1,0 +1,170 @@
+//! `train --local METHOD --arbiter ADDR --worker ID`: this process is one worker, which joins a run and may be lost at any time.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use meshstep_comm::rendezvous::{EnvironmentError, Token};
+use meshstep_membership::{Caller, Digest, Error as MembershipError, Membership, Remote};
+use meshstep_shard::local::LocalError;
+use serde::Serialize;
+
+use super::company::{Company, Connect};
+use super::job::Job;
+use super::worker::{self, Done, Epoch};
+use super::{Run, Schedule};
+use crate::progress::Progress;
+use crate::ranks::members::Contact;
+use crate::train::compare::digest as digest_of;
+
+/// Longest wait for an answer of the arbiter.
+const ANSWER: Duration = Duration::from_secs(120);
+
+/// Number of times that a worker which was taken for lost joins again.
+const REJOINS: usize = 16;
+
+/// Identity of this worker, and its way to the others.
+pub(super) struct Elastic<'a> {
+    pub(super) worker: u64,
+    /// Joins the arbiter's run with the digest of the method.
+    pub(super) join: &'a dyn Fn(Digest) -> Result<Arc<dyn Membership>, MembershipError>,
+    pub(super) connect: &'a Connect<'a>,
+}
+
+/// Content of `worker-ID.json`.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) worker: u64,
+    /// Text of the worker, in bytes.
+    pub(super) part: std::ops::Range<usize>,
+    /// The times that the worker was a member.
+    pub(super) lives: Vec<Life>,
+}
+
+/// One membership of the worker, from its joining to its end.
+#[derive(Debug, Serialize)]
+pub(super) struct Life {
+    /// First step of the worker.
+    pub(super) began: u64,
+    pub(super) losses: Vec<f64>,
+    pub(super) held_out: Vec<(u64, f64)>,
+    /// Bytes sent to other workers.
+    pub(super) sent: u64,
+    /// Bytes of successful exchanges by the plan; none if results arrive later than in their step.
+    pub(super) planned: Option<u64>,
+    pub(super) epochs: Vec<Epoch>,
+    /// Steps with a failed exchange.
+    pub(super) failed: Vec<u64>,
+    /// Digest of the final parameters, those of the outer optimizers included.
+    pub(super) digest: String,
+    /// Reason for which the worker had to join again.
+    pub(super) ended: Option<String>,
+}
+
+/// Trains the worker that the options name, prints a summary, and writes `worker-ID.json` into `folder`.
+pub(crate) fn run(run: &Run, folder: &Path, out: &mut impl Write) -> Result<()> {
+    let local = &run.asked.local;
+    let (Some(addr), Some(worker)) = (local.arbiter, local.worker) else { bail!("--arbiter needs --worker") };
+    let (token, contact) = (token()?, Contact::free(local.contact())?);
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("--out {}: making the folder", folder.display()))?;
+    let join = |digest| {
+        let (run, contact) = (local.run().to_owned(), contact.to_string());
+        let caller =
+            Caller { addr, token: token.clone(), run, id: worker, digest, contact, deadline: ANSWER };
+        Remote::join(caller).map(|remote| Arc::new(remote) as Arc<dyn Membership>)
+    };
+    let connect = |round: &_| crate::ranks::members::connect(round, local.run(), token.as_ref());
+    let report = train(run, &Elastic { worker, join: &join, connect: &connect })?;
+    report.lives.iter().try_for_each(|life| writeln!(out, "worker {worker}: {}", life.describe()))?;
+    let path = folder.join(format!("worker-{worker}.json"));
+    crate::report::write_json(&report, &path)?;
+    writeln!(out, "wrote {}", path.display())?;
+    Ok(())
+}
+
+/// Trains one worker to the last step; a worker that was taken for lost joins again.
+pub(super) fn train(run: &Run, elastic: &Elastic<'_>) -> Result<Report> {
+    let job = job(run)?;
+    let Elastic { worker, join, connect } = *elastic;
+    let digest = worker::digest(&job)?;
+    let (part, mut lives) = (job.part(job.seat(worker)), Vec::new());
+    let tokens = job.batch * job.model.context;
+    let progress = Progress::new(format!("worker {worker}"), job.steps, 1, tokens);
+    loop {
+        let member = join(digest).context("joining the run")?;
+        let company = Company::Elastic { member: Arc::clone(&member), connect };
+        let (done, error) = worker::train_elastic(&job, worker, company, &progress)?;
+        let again = error.as_ref().is_some_and(is_lost) && lives.len() < REJOINS;
+        lives.push(Life::of(done, error.as_ref()));
+        match error {
+            None => break,
+            Some(error) if again => tracing::warn!("worker {worker} joins again: {error:#}"),
+            Some(error) => return Err(error),
+        }
+    }
+    progress.finish();
+    Ok(Report { worker, part, lives })
+}
+
+/// Returns the digest with which workers of this run join: the arbiter refuses another plan, or other rules.
+pub(super) fn digest(run: &Run) -> Result<Digest> {
+    worker::digest(&job(run)?)
+}
+
+/// Returns the token of the environment.
+pub(super) fn token() -> Result<Option<Token>> {
+    let text = |name| std::env::var(name).ok().filter(|text| !text.trim().is_empty());
+    Ok(match (text("MESHSTEP_TOKEN"), text("MESHSTEP_TOKEN_FILE")) {
+        (Some(_), Some(_)) => return Err(EnvironmentError::TwoTokens.into()),
+        (Some(token), None) => Some(Token::from_hex(&token)?),
+        (None, Some(file)) => Some(Token::from_file(Path::new(&file))?),
+        (None, None) => None,
+    })
+}
+
+fn job(run: &Run) -> Result<Job<'_>> {
+    let [method] = run.methods.as_slice() else {
+        bail!("--arbiter needs one method with rare exchanges, such as --local des-loc")
+    };
+    ensure!(
+        method.plan.is_some(),
+        "--local {} has no rare exchanges; use another with --arbiter",
+        method.task
+    );
+    Ok(Job::new(run.common(), method, run.asked.seed, Schedule::default())?.0)
+}
+
+/// Returns true if the other workers go on without this one, which has to join again.
+fn is_lost(error: &anyhow::Error) -> bool {
+    match error.downcast_ref() {
+        Some(LocalError::Missed { .. }) => true,
+        Some(LocalError::Membership(MembershipError::Refused(refusal))) => refusal.is_final(),
+        _ => false,
+    }
+}
+
+impl Life {
+    fn of(done: Done, error: Option<&anyhow::Error>) -> Self {
+        let Done { began, losses, held_out, total, planned, epochs, failed, finals, outer, .. } = done;
+        let (digest, ended) = (digest_of([&finals, &outer]), error.map(|error| format!("{error:#}")));
+        Life { began, losses, held_out, sent: total, planned, epochs, failed, digest, ended }
+    }
+
+    fn describe(&self) -> String {
+        let Life { began, losses, held_out, epochs, failed, digest, ended, .. } = self;
+        let held_out = held_out.last().map_or("not measured".to_owned(), |(_, loss)| format!("{loss:.4}"));
+        let ended = ended.as_ref().map(|why| format!("; ended: {why}")).unwrap_or_default();
+        format!(
+            "steps {began} to {}, {} epochs, {} failed exchanges, held-out loss {held_out}, parameters {digest}{ended}",
+            began + losses.len() as u64,
+            epochs.len(),
+            failed.len()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,32 @@
+//! Communicators between processes: the only place that names their backends.
+
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use meshstep_comm::{Communicator, loopback};
+
+use super::{Launch, Ranks};
+
+/// Joins the other processes, and returns the ranks of this program.
+pub(crate) fn join(launch: &Launch) -> Result<Ranks> {
+    match launch {
+        Launch::Alone => Ok(Ranks::Threads),
+        _ => Ok(Ranks::Process(communicator(launch)?)),
+    }
+}
+
+/// Returns this process's communicator among those that its launcher started.
+pub(super) fn communicator(launch: &Launch) -> Result<Arc<dyn Communicator>> {
+    match launch.world_size() {
+        Some(1) | None => Ok(alone()?),
+        Some(processes) => bail!(
+            "this build has no communicator between {processes} processes; start the program alone, with --ranks {processes}"
+        ),
+    }
+}
+
+/// Returns the communicator of a single rank.
+pub(crate) fn alone() -> Result<Arc<dyn Communicator>, meshstep_comm::Error> {
+    let mut world = loopback::world(loopback::Config::new(1))?;
+    world.pop().ok_or(meshstep_comm::Error::ZeroRanks)
+}

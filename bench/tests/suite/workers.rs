@@ -1,0 +1,101 @@
+//! `meshstep-bench arbiter` and a worker as processes, and ranks that a launcher starts with contradictory options.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+/// Options of a short training that the arbiter and the worker share.
+const TRAINING: &[&str] = &[
+    "--local",
+    "local-adam",
+    "--kx",
+    "1",
+    "--workers",
+    "1",
+    "--steps",
+    "6",
+    "--batch",
+    "1",
+    "--held-out",
+    "1",
+];
+
+/// An arbiter that is killed when it is dropped.
+struct Arbiter(Child);
+
+impl Drop for Arbiter {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+fn bench(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_meshstep-bench"));
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/src/train");
+    command.args(args).args(["--corpus", corpus]);
+    // Variables of a launcher that runs these tests do not count.
+    for name in ["RANK", "WORLD_SIZE", "MESHSTEP_TOKEN", "MESHSTEP_TOKEN_FILE"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Starts an arbiter, and returns it with its address.
+fn arbiter(log: &Path, addr: &str) -> (Arbiter, String) {
+    let mut command = bench(&["arbiter", "--addr", addr, "--log", log.to_str().unwrap()]);
+    let mut child = command.args(TRAINING).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let addr = line.split(" on ").nth(1).and_then(|rest| rest.split(',').next()).unwrap().to_owned();
+    (Arbiter(child), addr)
+}
+
+fn worker(addr: &str, out: &Path) -> Output {
+    let out = out.to_str().unwrap();
+    let mut command = bench(&["train", "--arbiter", addr, "--worker", "0", "--out", out]);
+    command.args(TRAINING).output().unwrap()
+}
+
+#[test]
+fn a_worker_trains_with_an_arbiter_of_its_own_and_another_arbiter_continues_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let (first, addr) = arbiter(&log, "127.0.0.1:0");
+    let output = worker(&addr, dir.path());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("worker 0: steps 0 to 6, 1 epochs, 0 failed exchanges"), "{text}");
+    let report = std::fs::read(dir.path().join("worker-0.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
+    assert_eq!(report["lives"][0]["losses"].as_array().unwrap().len(), 6);
+    // The arbiter is killed. Its successor knows from the log that the run is over: nobody has its state.
+    drop(first);
+    let (_second, again) = arbiter(&log, &addr);
+    assert_eq!(again, addr);
+    let output = worker(&addr, dir.path());
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && error.contains("begin a new run, with a new log"), "{error}");
+}
+
+#[test]
+fn a_rank_among_contradictory_variables_and_options_says_so() {
+    let torchrun = [
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_RANK", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "29999"),
+    ];
+    let refused = |args: &[&str], variables: &[(&str, &str)]| {
+        let output = bench(args).envs(variables.iter().copied()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let error = refused(&["train", "--ranks", "3"], &torchrun);
+    assert!(error.contains("2 processes were started, but --ranks is 3"), "{error}");
+    let error = refused(&["train", "--mesh", "tp=4"], &torchrun);
+    assert!(error.contains("the largest mesh has 4 ranks; start 4 processes"), "{error}");
+    let error = refused(&["train"], &torchrun[..1]);
+    assert!(error.contains("WORLD_SIZE is not set"), "{error}");
+}
