@@ -134,10 +134,11 @@ fn supervise(processes: &mut [Process], events: &Receiver<Event>) -> Outcome {
         let action = match event {
             Ok(Event::Ended(index)) => {
                 let end = processes[index].reap();
-                supervision.ended(index, end, now)
+                supervision.ended(index, end, now);
+                None
             }
             Ok(Event::Signal(signal)) => supervision.signal(signal, now),
-            Err(_) => supervision.time_is_up(),
+            Err(_) => supervision.time_is_up(now),
         };
         if let Some(Action::Send(signal)) = action {
             processes.iter().for_each(|process| process.signal(signal));

@@ -48,6 +48,9 @@ impl Screen {
             return;
         }
         let mut shown = self.lock();
+        if shown.is_empty() && status.is_empty() {
+            return;
+        }
         shown.clear();
         if !status.is_empty() {
             shown.extend_from_slice(prefix.as_bytes());

@@ -4,6 +4,9 @@ use super::outcome::{Cause, End, Outcome};
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
+/// Time that ranks have to end by themselves after the first failure: most fail in consequence, and say what they saw.
+pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
+
 /// Time that ranks have to end after SIGTERM, before SIGKILL.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
@@ -15,8 +18,8 @@ pub(super) struct Supervision {
     cause: Option<Cause>,
     /// Number of interrupts so far.
     interrupts: usize,
-    /// Time of the SIGKILL.
-    deadline: Option<Instant>,
+    /// Next signal to the ranks, and its time.
+    due: Option<(Instant, Signal)>,
 }
 
 /// Consequence of an event.
@@ -28,7 +31,7 @@ pub(super) enum Action {
 
 impl Supervision {
     pub(super) fn new(processes: usize) -> Self {
-        Self { ends: vec![None; processes], cause: None, interrupts: 0, deadline: None }
+        Self { ends: vec![None; processes], cause: None, interrupts: 0, due: None }
     }
 
     /// Returns true once all processes have ended.
@@ -38,17 +41,16 @@ impl Supervision {
 
     /// Returns the time at which [`time_is_up`](Self::time_is_up) is to be called.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.deadline
+        self.due.map(|(at, _)| at)
     }
 
-    /// A process has ended; the first failure ends the others.
-    pub(super) fn ended(&mut self, index: usize, end: End, now: Instant) -> Option<Action> {
+    /// A process has ended; the first failure ends the others, a moment later.
+    pub(super) fn ended(&mut self, index: usize, end: End, now: Instant) {
         self.ends[index] = Some(end);
-        if end.is_success() || self.cause.is_some() {
-            return None;
+        if !end.is_success() && self.cause.is_none() {
+            self.cause = Some(Cause::Process(index, end));
+            self.due = Some((now + LAST_WORDS, Signal::TERM));
         }
-        self.cause = Some(Cause::Process(index, end));
-        (!self.is_over()).then(|| self.terminate(now))
     }
 
     /// The launcher got a signal. The first Ctrl-C goes to all ranks, the second kills them; other signals end them.
@@ -58,26 +60,23 @@ impl Supervision {
             return Some(Action::Send(Signal::INT));
         }
         self.cause.get_or_insert(Cause::Signal(signal));
-        if self.interrupts == 1 {
-            return Some(self.terminate(now));
-        }
-        self.deadline = None;
-        Some(Action::Send(Signal::KILL))
+        let signal = if self.interrupts == 1 { Signal::TERM } else { Signal::KILL };
+        Some(self.send(signal, now))
     }
 
-    /// The grace after SIGTERM is over.
-    pub(super) fn time_is_up(&mut self) -> Option<Action> {
-        self.deadline = None;
-        Some(Action::Send(Signal::KILL))
+    /// The time of the next signal to the ranks has come.
+    pub(super) fn time_is_up(&mut self, now: Instant) -> Option<Action> {
+        let (_, signal) = self.due?;
+        Some(self.send(signal, now))
     }
 
     pub(super) fn into_outcome(self) -> Outcome {
         Outcome { ends: self.ends, cause: self.cause }
     }
 
-    fn terminate(&mut self, now: Instant) -> Action {
-        self.deadline = Some(now + GRACE);
-        Action::Send(Signal::TERM)
+    fn send(&mut self, signal: Signal, now: Instant) -> Action {
+        self.due = (signal == Signal::TERM).then_some((now + GRACE, Signal::KILL));
+        Action::Send(signal)
     }
 }
 
@@ -92,22 +91,30 @@ mod tests {
     fn the_first_failure_ends_the_others_and_gives_the_code() {
         let now = Instant::now();
         let mut three = Supervision::new(3);
-        assert_eq!(three.ended(2, End::Exit(0), now), None);
-        assert_eq!((three.ended(1, End::Exit(7), now), three.deadline()), (TERM, Some(now + GRACE)));
-        assert_eq!((three.time_is_up(), three.deadline(), three.is_over()), (KILL, None, false));
-        assert_eq!((three.ended(0, End::Signal(9), now), three.is_over()), (None, true));
+        three.ended(2, End::Exit(0), now);
+        assert_eq!((three.deadline(), three.time_is_up(now)), (None, None));
+        three.ended(1, End::Exit(7), now);
+        assert_eq!((three.deadline(), three.time_is_up(now)), (Some(now + LAST_WORDS), TERM));
+        assert_eq!((three.deadline(), three.time_is_up(now)), (Some(now + GRACE), KILL));
+        assert_eq!((three.deadline(), three.is_over()), (None, false));
+        three.ended(0, End::Signal(9), now);
+        assert!(three.is_over());
         assert_eq!(three.into_outcome().code(), 7);
     }
 
     #[test]
-    fn nothing_is_sent_to_processes_that_have_all_ended() {
+    fn a_second_failure_changes_neither_time_nor_code() {
         let now = Instant::now();
-        let mut one = Supervision::new(1);
-        assert_eq!((one.ended(0, End::Signal(11), now), one.deadline()), (None, None));
-        assert_eq!(one.into_outcome().code(), 128 + 11);
+        let mut three = Supervision::new(3);
+        three.ended(0, End::Signal(11), now);
+        three.ended(1, End::Exit(1), now + LAST_WORDS / 2);
+        assert_eq!((three.deadline(), three.is_over()), (Some(now + LAST_WORDS), false));
+        three.ended(2, End::Exit(2), now + LAST_WORDS);
+        assert!(three.is_over());
+        assert_eq!(three.into_outcome().code(), 128 + 11);
         let mut well = Supervision::new(2);
-        assert_eq!([0, 1].map(|index| well.ended(index, End::Exit(0), now)), [None; 2]);
-        assert_eq!(well.into_outcome().code(), 0);
+        [0, 1].into_iter().for_each(|index| well.ended(index, End::Exit(0), now));
+        assert_eq!((well.is_over(), well.into_outcome().code()), (true, 0));
     }
 
     #[test]
@@ -132,8 +139,8 @@ mod tests {
         let now = Instant::now();
         let mut two = Supervision::new(2);
         assert_eq!((two.signal(Signal::TERM, now), two.deadline()), (TERM, Some(now + GRACE)));
-        assert_eq!(two.ended(0, End::Signal(15), now), None);
-        assert_eq!(two.signal(Signal::TERM, now), KILL);
+        two.ended(0, End::Signal(15), now);
+        assert_eq!((two.deadline(), two.signal(Signal::TERM, now)), (Some(now + GRACE), KILL));
         two.ended(1, End::Exit(0), now);
         assert_eq!(two.into_outcome().code(), 128 + 15);
     }

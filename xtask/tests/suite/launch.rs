@@ -63,6 +63,20 @@ fn the_first_failure_ends_all_and_is_the_exit_code() {
 }
 
 #[test]
+fn ranks_that_fail_at_once_all_say_why() {
+    let finished = run(3, "sleep 0.0$RANK; echo rank $RANK fails >&2; exit $((3 + RANK))");
+    for rank in 0..3 {
+        let said = format!("[{rank}] rank {rank} fails\n");
+        assert!(finished.stderr.contains(&said), "{}", finished.stderr);
+    }
+    let code = finished.status.code().unwrap();
+    assert!(
+        (3..6).contains(&code)
+            && finished.stderr.contains(&format!("launch: rank {} exited with {code}\n", code - 3))
+    );
+}
+
+#[test]
 fn a_killed_rank_is_a_failure_of_its_signal() {
     let finished = run(3, "if [ $RANK = 2 ]; then kill -9 $$; fi; exec sleep 600");
     assert_eq!(finished.status.code(), Some(128 + 9), "{}", finished.stderr);
@@ -103,8 +117,7 @@ fn ctrl_c_goes_to_every_rank_once() {
     launched.signal("-INT");
     let finished = launched.finish();
     let count = finished.stdout.iter().filter(|line| line.ends_with("interrupted")).count();
-    // The first that ends is a failure, so that the others may be terminated before they print.
-    assert!((1..=3).contains(&count), "{:?}", finished.stdout);
+    assert_eq!(count, 3, "{:?}", finished.stdout);
     assert_eq!(finished.status.code(), Some(4), "{}", finished.stderr);
     no_orphan(&finished.mark);
     let mut well = start(3, "trap 'echo saved; exit 0' INT; echo ready; while :; do sleep 0.05; done");
