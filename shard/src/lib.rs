@@ -17,7 +17,7 @@
 //! | [`Verified`], [`Difference`] | bitwise comparison of replicas and sharded state, and its findings |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
 //! | `checkpoint` (a feature) | steps saved to folders, also in the background, and loaded onto any ranks; in-memory moves |
-//! | [`local`] | workers that step alone and exchange seldom, by a plan |
+//! | `local` | workers that step alone and exchange seldom, by a plan |
 //! | [`Plan`], [`Part`] | ownership and bytes, computed without memory or ranks |
 //! | [`prelude`] | names of a training loop, for a glob import |
 //!
@@ -139,7 +139,6 @@ mod config;
 mod cross_shard;
 mod error;
 mod gather;
-pub mod local;
 mod optimizer;
 mod plan;
 pub mod prelude;

@@ -13,10 +13,6 @@ mod failing;
 mod graph;
 mod launches;
 mod lbfgs;
-mod local;
-mod local_failing;
-#[cfg(feature = "checkpoint")]
-mod local_moving;
 mod missing;
 mod pair;
 mod propagate;
