@@ -13,8 +13,6 @@ mod alone;
 mod among;
 mod backend;
 mod behaviour;
-#[cfg(feature = "checkpoint")]
-mod checkpoint;
 mod cross_shard;
 #[cfg(feature = "cuda")]
 mod cuda;
