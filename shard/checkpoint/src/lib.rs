@@ -44,8 +44,8 @@
 //!
 //! | folder of the source | contents |
 //! |---|---|
-//! | format | pieces of tensors, `manifest.json`, one rank's file, safetensors headers, sections of settings; knows no ranks |
-//! | store | folder of checkpoints: how a step becomes the newest one; readers, and checks of every byte |
+//! | format | pieces of tensors, `manifest.json`, safetensors headers, sections of settings; knows no ranks |
+//! | store | folder of checkpoints: how a step becomes the newest one; one rank's file; readers, and checks of every byte |
 //! | collective | saves, loads, resharding and background saves of all ranks; checkpoints in memory |
 //! | saveable | the saved parts of an optimizer, of L-BFGS, and of replicas in groups |
 //! | pytorch | export to and import from one file with PyTorch's names |
@@ -90,10 +90,10 @@ pub use format::manifest::{
 pub use format::mismatch::Mismatch;
 pub use format::piece::{Piece, Region, Run};
 pub use format::placement::{ModelPlacement, Unsharded};
-pub use format::shard_file::{ShardWriter, Vector};
 pub use pytorch::{export_pytorch, import_pytorch};
 pub use store::disk::{Disk, Os, Reader, Writer};
 pub use store::reader::{Saved, SavedFile};
+pub use store::shard_file::{ShardWriter, Vector};
 pub use store::tensor_reader::SavedVectors;
 pub use store::verify::Checked;
 pub use store::{Draft, Folder, Store};

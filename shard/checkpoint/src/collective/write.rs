@@ -3,8 +3,8 @@
 use crate::error::CheckpointError;
 use crate::format::local_pieces::Part;
 use crate::format::manifest::{FileEntry, PieceEntry, Stored, Type};
-use crate::format::shard_file::{ShardWriter, Vector};
 use crate::store::Folder;
+use crate::store::shard_file::{ShardWriter, Vector};
 use crate::tensors::{PARAM, SavedTensor, Source, Wanted};
 use meshstep_shard::extend::VectorKind as Slot;
 use meshstep_tensor::{Buffer, Category, Meter, Place, Queue, Slice};

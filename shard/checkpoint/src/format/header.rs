@@ -1,10 +1,9 @@
 //! Header of a safetensors file. Loading a checkpoint does not use it; other programs do, so it must agree with the manifest.
 
-use super::manifest::{PieceEntry, Type, Whose};
+use super::manifest::{PieceEntry, Type};
 use super::piece::product;
 use super::unique_keys;
 use crate::error::CheckpointError;
-use crate::store::reader::SavedFile;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::collections::BTreeMap;
@@ -44,30 +43,6 @@ pub(crate) struct Header {
 
 struct Entries(BTreeMap<String, Entry>);
 
-/// Calls `report` for each of `pieces` that the header of `file`, a file of `bytes` bytes, lacks or describes differently.
-pub(crate) fn check(
-    file: &SavedFile,
-    bytes: u64,
-    pieces: &[(Whose<'_>, Type, &PieceEntry)],
-    report: &mut impl FnMut(CheckpointError),
-) {
-    let error = |whose: Whose<'_>, reason: String| {
-        let (path, what) = (file.path().to_owned(), whose.to_string());
-        CheckpointError::Header { path, what, reason }
-    };
-    let Some((first, ..)) = pieces.first() else { return };
-    let fill = |at, room: &mut [u8]| file.fill(at, room).map_err(|unread| error(*first, unread.to_string()));
-    let Header { data, entries, .. } = match read(bytes, fill, |reason| error(*first, reason)) {
-        Ok(header) => header,
-        Err(error) => return report(error),
-    };
-    for (whose, dtype, piece) in pieces {
-        if let Err(reason) = agrees(entries.get(&piece.key), *dtype, piece, data) {
-            report(error(*whose, reason));
-        }
-    }
-}
-
 /// Reads the header of a file of `bytes` bytes. `fill` reads bytes from an offset on; `wrong` makes an error from the reason why a header
 /// is invalid.
 pub(crate) fn read(
@@ -93,7 +68,8 @@ pub(crate) fn read(
     Ok(Header { data: 8 + len, text, entries })
 }
 
-fn agrees(said: Option<&Entry>, dtype: Type, piece: &PieceEntry, data: u64) -> Result<(), String> {
+/// Returns the difference between the header's entry of a vector and the manifest's; `data` is the offset of the data.
+pub(crate) fn agrees(said: Option<&Entry>, dtype: Type, piece: &PieceEntry, data: u64) -> Result<(), String> {
     let PieceEntry { key, stored, .. } = piece;
     let Some(Entry { dtype: said, shape, data_offsets: [from, to] }) = said else {
         return Err(format!("it has no vector called {key:?}"));

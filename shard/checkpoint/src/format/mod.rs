@@ -10,6 +10,5 @@ pub(crate) mod placement;
 pub(crate) mod progress;
 pub(crate) mod rules;
 pub(crate) mod settings;
-pub(crate) mod shard_file;
 pub(crate) mod tied_names;
 pub(crate) mod unique_keys;

@@ -1,8 +1,8 @@
 //! Single file that is written beside its place, and moved there when it is complete.
 
 use crate::error::{CheckpointError, io};
-use crate::format::shard_file::{ShardWriter, Vector};
 use crate::store::disk::{Disk, Os};
+use crate::store::shard_file::{ShardWriter, Vector};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

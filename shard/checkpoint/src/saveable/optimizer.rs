@@ -90,7 +90,7 @@ impl SavedProgress {
     }
 
     /// Lets an optimizer continue from here, after its vectors have been written.
-    pub fn resume(&self, opt: &mut Optimizer) -> Result<(), Error> {
+    pub(crate) fn resume(&self, opt: &mut Optimizer) -> Result<(), Error> {
         let steps = self.steps.unwrap_or(opt.steps());
         opt.resume_from(self.run_progress(steps))
     }

@@ -13,14 +13,15 @@
 pub(crate) mod direct_io;
 pub(crate) mod disk;
 pub(crate) mod reader;
+pub(crate) mod shard_file;
 pub(crate) mod tensor_reader;
 pub(crate) mod verify;
 
-use super::error::{CheckpointError, io};
-use super::format::manifest::Manifest;
-use super::format::shard_file::{ShardWriter, Vector};
-use super::store::disk::{Disk, Os};
-use super::store::reader::{Saved, read_all};
+use crate::error::{CheckpointError, io};
+use crate::format::manifest::Manifest;
+use crate::store::disk::{Disk, Os};
+use crate::store::reader::{Saved, read_all};
+use crate::store::shard_file::{ShardWriter, Vector};
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};

@@ -2,8 +2,8 @@
 
 use super::reader::{Saved, SavedFile, unreadable};
 use crate::error::CheckpointError;
-use crate::format::header;
-use crate::format::manifest::{FileEntry, Stored, WINDOW, Whose};
+use crate::format::header::{self, Header};
+use crate::format::manifest::{FileEntry, PieceEntry, Stored, Type, WINDOW, Whose};
 
 /// Totals of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Saved {
                 Ok(file) => {
                     checked.files += 1;
                     check_file(&file, entry, here, &mut checked, &mut report);
-                    header::check(&file, entry.bytes, described, &mut report);
+                    check_header(&file, entry.bytes, described, &mut report);
                 }
                 Err(error) => report(of_all(here, error)),
             }
@@ -135,5 +135,29 @@ fn names(here: &[(Whose<'_>, &Stored)]) -> String {
         [] => "the bytes between vectors".to_owned(),
         [(one, _)] => one.to_string(),
         [(first, _), others @ ..] => format!("{first}, with {} more pieces,", others.len()),
+    }
+}
+
+/// Calls `report` for each of `pieces` that the header of `file`, a file of `bytes` bytes, lacks or describes differently.
+fn check_header(
+    file: &SavedFile,
+    bytes: u64,
+    pieces: &[(Whose<'_>, Type, &PieceEntry)],
+    report: &mut impl FnMut(CheckpointError),
+) {
+    let error = |whose: Whose<'_>, reason: String| {
+        let (path, what) = (file.path().to_owned(), whose.to_string());
+        CheckpointError::Header { path, what, reason }
+    };
+    let Some((first, ..)) = pieces.first() else { return };
+    let fill = |at, room: &mut [u8]| file.fill(at, room).map_err(|unread| error(*first, unread.to_string()));
+    let Header { data, entries, .. } = match header::read(bytes, fill, |reason| error(*first, reason)) {
+        Ok(header) => header,
+        Err(error) => return report(error),
+    };
+    for (whose, dtype, piece) in pieces {
+        if let Err(reason) = header::agrees(entries.get(&piece.key), *dtype, piece, data) {
+            report(error(*whose, reason));
+        }
     }
 }

@@ -19,7 +19,7 @@ mod verify;
 mod windows;
 
 use crate::common::gpus::{all, alone, devices, on_ranks, room_for, seed, some, stand_in};
-use crate::common::{End, PRECISIONS, Run, WhichRule};
+use crate::common::{End, Run, WhichRule};
 use meshstep_comm::nccl;
 use meshstep_optim::Norm;
 use meshstep_shard::{Optimizer, Options};

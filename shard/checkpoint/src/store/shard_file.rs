@@ -1,8 +1,8 @@
 //! One rank's file: safetensors, written from the first byte to the last and hashed on the way.
 
-use super::manifest::{FileEntry, Stored, Type, WINDOW};
+use super::disk::Writer;
 use crate::error::{CheckpointError, io};
-use crate::store::disk::Writer;
+use crate::format::manifest::{FileEntry, Stored, Type, WINDOW};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
