@@ -1,6 +1,6 @@
 //! Saving and loading against a plain write with fsync, and a plain read, of as many bytes on the same disk, in turns.
 //!
-//! `cargo bench -p meshstep-shard --features checkpoint --bench checkpoint -- --mb 2048 --rounds 5 --dir DIR`; DIR is on the disk
+//! `cargo bench -p meshstep-checkpoint --bench checkpoint -- --mb 2048 --rounds 5 --dir DIR`; DIR is on the disk
 //! to measure. Reads are measured twice: with nothing of the files in the page cache, and with all of them. A plain read goes into
 //! memory that is there already; a load takes as much anew, which is its own to pay for, but not that the host of a virtual machine may
 //! have taken it back: so that is asked for before. Last comes what a save in the background stops training for, beside a copy of as

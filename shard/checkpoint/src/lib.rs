@@ -97,3 +97,8 @@ pub use store::shard_file::{ShardWriter, Vector};
 pub use store::tensor_reader::SavedVectors;
 pub use store::verify::Checked;
 pub use store::{Draft, Folder, Store};
+
+/// Keeps the crate's README.md true.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
