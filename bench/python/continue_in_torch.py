@@ -2,12 +2,12 @@
 
     pip install torch==2.11.0 numpy safetensors
     python bench/python/continue_in_torch.py            # both directions, every rule; prints a table
-    python bench/python/continue_in_torch.py --fixtures # writes shard/examples/with_torch/recorded, from which a test continues
+    python bench/python/continue_in_torch.py --fixtures # writes shard/checkpoint/examples/with_torch/recorded, from which a test continues
 
 One program takes twenty steps and saves parameters and state in a safetensors file, then both programs take ten more steps.
 Afterwards the relative difference of each vector, by norms, must be at most 2e-6. Parameters have the shapes of a small
 transformer; gradients are those of parabolas, with noise, which both programs compute to the same bits. Meshstep's half is
-shard/examples/with_torch/main.rs, which this script builds and runs with cargo.
+shard/checkpoint/examples/with_torch/main.rs, which this script builds and runs with cargo.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-FIXTURES = ROOT / "shard/examples/with_torch/recorded"
+FIXTURES = ROOT / "shard/checkpoint/examples/with_torch/recorded"
 BEFORE, AFTER, APART = 20, 10, 2e-6
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -135,7 +135,7 @@ class Run:
 
 def meshstep(action, case, folder):
     """Runs Meshstep's half and returns its output; ends the script if it fails."""
-    cargo = ["cargo", "run", "--quiet", "-p", "meshstep-shard", "--features", "checkpoint", "--example", "with_torch"]
+    cargo = ["cargo", "run", "--quiet", "-p", "meshstep-checkpoint", "--example", "with_torch"]
     done = subprocess.run([*cargo, "--", action, case, folder], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(f"{case}: {action} failed. {done.stdout}")

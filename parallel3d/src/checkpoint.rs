@@ -1,12 +1,12 @@
 //! Checkpoints of an optimizer on a mesh: each rank saves boxes of whole parameters, so that any other mesh can load them.
 //!
-//! The functions of [`meshstep_shard::checkpoint`] take the types here. All ranks of the mesh make a call together, and each element of each
+//! The functions of [`meshstep_checkpoint`] take the types here. All ranks of the mesh make a call together, and each element of each
 //! parameter is saved once, under the parameter's own name, independent of its placement. Names of tied parameters also match, those of
 //! this model and those of the saved one.
 
 use crate::mesh::site::Site;
 use crate::{Coordinate, LocalOptimizer, Mesh, Model, Optimizer, Parameter, Piece, ShardedLbfgs};
-use meshstep_shard::checkpoint::{Contents, LocalPieces, ModelPlacement, Region, Saveable};
+use meshstep_checkpoint::{Contents, LocalPieces, ModelPlacement, Region, Saveable};
 use meshstep_tensor::Param;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use std::ops::Range;
 /// # use meshstep_optim::AdamW;
 /// # use meshstep_parallel3d::{Axis, Error, Mesh, Model, Optimizer, Placement};
 /// # use meshstep_shard::Options;
-/// # use meshstep_shard::checkpoint::{self, Load, Save, Store};
+/// # use meshstep_checkpoint::{self as checkpoint, Load, Save, Store};
 /// # use meshstep_tensor::DType;
 /// # let dir = std::env::temp_dir().join(format!("meshstep-mesh-doc-{}", std::process::id()));
 /// # std::fs::create_dir_all(&dir)?;

@@ -16,9 +16,8 @@
 //! | [`RankRoles`], [`ParamGroup`] | parameters that groups of ranks share in different ways, stepped together |
 //! | [`Verified`], [`Difference`] | bitwise comparison of replicas and sharded state, and its findings |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
-//! | `checkpoint` (a feature) | steps saved to folders, also in the background, and loaded onto any ranks; in-memory moves |
-//! | [`local`] | workers that step alone and exchange seldom, by a plan |
 //! | [`Plan`], [`Part`] | ownership and bytes, computed without memory or ranks |
+//! | [`extend`] | interface for crates that extend the optimizer, such as `meshstep-checkpoint` |
 //! | [`prelude`] | names of a training loop, for a glob import |
 //!
 //! ```
@@ -42,40 +41,6 @@
 //! })?;
 //! let first = finals[0].clone()?;
 //! assert!(finals.into_iter().all(|w| w.is_ok_and(|w| w == first)));
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
-//!
-//! # Checkpoints
-//!
-//! With the feature `checkpoint` all ranks save a step together, and any number of ranks load it, at any stage:
-//!
-//! ```
-//! # #[cfg(feature = "checkpoint")] {
-//! use meshstep_optim::AdamW;
-//! use meshstep_shard::checkpoint::{self, Load, Save, Store};
-//! use meshstep_shard::{Optimizer, Options, Stage};
-//! use meshstep_tensor::{DType, Layout};
-//!
-//! # let dir = std::env::temp_dir().join(format!("meshstep-lib-doc-{}", std::process::id()));
-//! # std::fs::create_dir_all(&dir)?;
-//! let store = Store::new(&dir); // a folder that all ranks share
-//! let make = |comm, stage| -> Result<Optimizer, meshstep_shard::Error> {
-//!     let layout = Layout::builder().param("w", &[3, 5], DType::F32).build()?;
-//!     Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), Options { stage, ..Options::default() })
-//! };
-//! let saved = meshstep_comm::loopback::spawn(4, |comm| {
-//!     let save = Save { keep: Some(2), blobs: vec![("loader", b"sample 4711")], ..Save::default() };
-//!     checkpoint::save(&mut make(comm, Stage::Zero3)?, &store, save)
-//! })?;
-//! saved.into_iter().collect::<Result<Vec<u64>, checkpoint::Error>>()?;
-//! let loaded = meshstep_comm::loopback::spawn(3, |comm| {
-//!     checkpoint::load(&mut make(comm, Stage::Zero1)?, &store, Load::default())
-//! })?;
-//! for rank in loaded {
-//!     assert_eq!(rank?.blobs["loader"], b"sample 4711");
-//! }
-//! # std::fs::remove_dir_all(&dir)?;
-//! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -120,8 +85,7 @@
 //! # Limits
 //! - One group of ranks, or several ([`RankRoles`]).
 //! - On GPUs rules must be element-wise. [`Clip::BeforeReduce`] makes the host wait for each step, reading a dynamic loss scale
-//!   for the steps launched so far, and L-BFGS for each evaluation. A background save becomes the newest checkpoint only when the
-//!   ranks join it or save again, because its control words must not come between training's collectives.
+//!   for the steps launched so far, and L-BFGS for each evaluation.
 //! - Rules that see whole matrices (Muon) need [`Stage::WholeParams`] or [`Stage::Replicated`].
 //! - [`Stage::Zero3`] shards trainable parameters; every rank holds the frozen ones.
 //! - A rank that gives up in the middle of a gather leaves the group, which ends the run of the others.
@@ -132,14 +96,12 @@
 //! - Gradients accumulate in their own type: f32 micro-batches in f32, bf16 ones in bf16. Weighted means round w g once to the
 //!   gradients' type.
 
-#[cfg(feature = "checkpoint")]
-pub mod checkpoint;
 mod closure;
 mod config;
 mod cross_shard;
 mod error;
+pub mod extend;
 mod gather;
-pub mod local;
 mod optimizer;
 mod plan;
 pub mod prelude;

@@ -116,8 +116,8 @@ mod tests {
         let table: [(&str, &str, &[&str]); 5] = [
             ("tensor", "tensor", &[]),
             ("comm", "comm", &["tensor"]),
-            ("shard", "shard", &["comm", "fuzzed"]),
-            ("fuzzed", "shard/tests/fuzzed", &["shard"]),
+            ("shard", "shard", &["comm", "cases"]),
+            ("cases", "shard/tests/cases", &["shard"]),
             (TOP, "bench", &["shard"]),
         ];
         table.map(member).into()
@@ -131,12 +131,12 @@ mod tests {
 
     #[test]
     fn what_depends_on_a_change_is_tested_and_nothing_else() {
-        assert_eq!(affected(&["comm/src/lib.rs"]), ["comm", "fuzzed", TOP, "shard"]);
+        assert_eq!(affected(&["comm/src/lib.rs"]), ["cases", "comm", TOP, "shard"]);
         assert_eq!(affected(&["bench/src/main.rs", "README.md"]), [TOP]);
         assert_eq!(affected(&["README.md", "benches/x.rs"]), [] as [&str; 0]);
         // The innermost package owns the file, although the outer package has a folder `tests` too.
         let members = members();
-        assert_eq!(owner("shard/tests/fuzzed/lib.rs", &members), Some("fuzzed"));
+        assert_eq!(owner("shard/tests/cases/lib.rs", &members), Some("cases"));
         assert_eq!(owner("shard/tests/suite/main.rs", &members), Some("shard"));
     }
 

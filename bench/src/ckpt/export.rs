@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use meshstep_shard::checkpoint::{Piece, Saved, Type};
+use meshstep_checkpoint::{Piece, Saved, Type};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use meshstep_shard::checkpoint::{Manifest, PieceEntry, Saved, SlotEntry, TensorEntry};
+use meshstep_checkpoint::{Manifest, PieceEntry, Saved, SlotEntry, TensorEntry};
 
 use super::table::{aligned, shown};
 use crate::report::bytes;
@@ -24,7 +24,7 @@ pub(super) fn report(saved: &Saved) -> String {
     let all = sum(files.iter().map(|file| file.bytes));
     text += &format!("{}, {} bytes\n", count(files.len(), "file"), bytes(all));
     if !blobs.is_empty() {
-        let row = |(name, stored): (&String, &meshstep_shard::checkpoint::Stored)| {
+        let row = |(name, stored): (&String, &meshstep_checkpoint::Stored)| {
             [shown(name), bytes(stored.bytes), shown(&files[stored.file].name)]
         };
         let rows: Vec<_> = blobs.iter().map(row).collect();

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use meshstep_shard::checkpoint::{CheckpointError, Saved, Store};
+use meshstep_checkpoint::{CheckpointError, Saved, Store};
 
 /// Subcommands of `ckpt`.
 #[derive(Clone, Debug, Subcommand)]

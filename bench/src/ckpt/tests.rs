@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Parser as _;
-use meshstep_shard::checkpoint::{
+use meshstep_checkpoint::{
     FORMAT, Manifest, PieceEntry, Region, SlotEntry, Store, TensorEntry, Type, Vector,
 };
 use safetensors::{Dtype, SafeTensors};

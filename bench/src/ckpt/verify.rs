@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Write};
 use std::time::Instant;
 
 use anyhow::Result;
-use meshstep_shard::checkpoint::{Checked, CheckpointError};
+use meshstep_checkpoint::{Checked, CheckpointError};
 
 use super::{Opened, Verdict, Which, open};
 use crate::report::bytes;

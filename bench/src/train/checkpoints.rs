@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use meshstep_shard::checkpoint::{self, Load, Save, Saveable, Saved, Store};
+use meshstep_checkpoint::{self as checkpoint, Load, Save, Saveable, Saved, Store};
 
 use crate::args::train::Train;
 

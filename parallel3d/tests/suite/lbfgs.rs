@@ -239,7 +239,7 @@ fn a_sum_counts_the_loss_of_a_micro_batch_once() {
 #[cfg(feature = "checkpoint")]
 #[test]
 fn a_history_goes_on_on_another_mesh() {
-    use meshstep_shard::checkpoint::{self, Load, Save, Store};
+    use meshstep_checkpoint::{self as checkpoint, Load, Save, Store};
     let model = model(F64);
     let rule = Lbfgs { max_iter: 5, ..rules()[1].clone() };
     let steps = |store: &Store, mesh: &str, stage: Stage, first: bool, last: bool| {

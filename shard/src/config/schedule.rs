@@ -3,7 +3,7 @@
 use meshstep_optim::schedule::Schedule;
 
 /// Returns lines for ranks to compare.
-pub(crate) fn describe(schedule: Option<&Schedule>) -> String {
+pub fn describe(schedule: Option<&Schedule>) -> String {
     let Some(schedule) = schedule else { return "schedule = none\n".to_owned() };
     let line = |(name, value): (&str, String)| format!("{name} of schedule = {value}\n");
     std::iter::once("schedule = some\n".to_owned()).chain(schedule.parameters().map(line)).collect()

@@ -54,7 +54,7 @@ impl Stage {
     }
 
     /// Returns true if a rank keeps only its chunks of the parameters.
-    pub(crate) fn cuts_params(self) -> bool {
+    pub fn cuts_params(self) -> bool {
         matches!(self, Stage::Zero3)
     }
 }

@@ -2,8 +2,7 @@
 
 pub(crate) mod assignment;
 mod room;
-#[cfg(feature = "checkpoint")]
-mod saving;
+pub(crate) mod shard;
 mod step;
 mod synchronize;
 
@@ -64,7 +63,6 @@ pub struct CrossShard {
     world: Arc<dyn Communicator>,
     group: Vec<usize>,
     /// Index of the group.
-    #[cfg(feature = "checkpoint")]
     number: usize,
 }
 
@@ -104,13 +102,7 @@ impl CrossShard {
         let built = Optimizer::new(comm, layout, rules, initial, options.clone());
         let text = objection(built.as_ref().err());
         let optimizer = agreed(&*world, &options, built, &text)?;
-        let mut both = CrossShard {
-            optimizer,
-            world,
-            group: groups[group].clone(),
-            #[cfg(feature = "checkpoint")]
-            number: group,
-        };
+        let mut both = CrossShard { optimizer, world, group: groups[group].clone(), number: group };
         both.first_values([0; 3])?;
         Ok(both)
     }

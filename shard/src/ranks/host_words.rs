@@ -5,7 +5,7 @@ use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, Slice
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Runs `op` on a buffer, ordered by `queue` at both ends.
-pub(crate) fn run(comm: &dyn Communicator, queue: &Queue, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
+pub fn run(comm: &dyn Communicator, queue: &Queue, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
     let (whole, result) = match queue.place() {
         // The host waits in any case, so the waiting thread carries the operation out.
         Place::Cpu => comm.complete(op, buffer.take()),
@@ -24,7 +24,7 @@ pub(crate) fn land(started: Result<InFlight, (Buffer, Error)>, queue: &Queue) ->
 }
 
 /// Replaces each word by its reduction over all ranks.
-pub(crate) fn all_reduce(
+pub fn all_reduce(
     comm: &dyn Communicator,
     queue: &Queue,
     meter: &Meter,
@@ -111,7 +111,7 @@ pub(crate) fn digest(queue: &Queue, meter: &Meter, memory: Slice<'_>) -> Result<
 }
 
 /// Calls `look` with memory of the queue's place, through a host copy if that is not the CPU.
-pub(crate) fn read<T>(
+pub fn read<T>(
     queue: &Queue,
     meter: &Meter,
     memory: Slice<'_>,
@@ -126,7 +126,7 @@ pub(crate) fn read<T>(
 }
 
 /// Calls `write` with memory of the queue's place, through a host copy if that is not the CPU.
-pub(crate) fn fill(
+pub fn fill(
     queue: &Queue,
     meter: &Meter,
     memory: SliceMut<'_>,

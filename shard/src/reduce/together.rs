@@ -22,7 +22,7 @@ impl Begun {
 }
 
 /// Returns the first line of the text that ranks compare: the error of this rank, or that there is none.
-pub(crate) fn objection(error: Option<&Error>) -> String {
+pub fn objection(error: Option<&Error>) -> String {
     error.map_or("this call = no objection\n".to_owned(), |error| format!("this call = {error}\n"))
 }
 

@@ -1,7 +1,7 @@
 //! The allocator of this program: the system's, with optional counting of requests and refusal of one buffer.
 //!
-//! Three tests need it. Tests of memory bounds count the bytes of one thread ([`most`]). Tests of steps count the allocations of
-//! all ranks ([`Counts`]). Tests of failures refuse one buffer of one thread ([`without`]).
+//! Tests of steps count the allocations of all ranks ([`Counts`]). Tests of failures refuse one buffer of one thread
+//! ([`without`]).
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -13,8 +13,6 @@ struct Watched;
 static ALLOCATOR: Watched = Watched;
 
 thread_local! {
-    /// Bytes that this thread holds, and their peak.
-    static HELD: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
     /// True if this thread's allocations are counted in [`NUMBER`].
     static COUNTED: Cell<bool> = const { Cell::new(false) };
     /// Number of this thread's buffers before the refused one.
@@ -27,17 +25,7 @@ static COUNTS: AtomicBool = AtomicBool::new(false);
 static NUMBER: AtomicUsize = AtomicUsize::new(0);
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts the bytes of this thread. A thread that ends has no cells left, so it is no longer counted.
-fn hold(bytes: isize) {
-    let count = |held: &Cell<(isize, isize)>| {
-        let (now, most) = held.get();
-        held.set((now + bytes, most.max(now + bytes)));
-    };
-    let _ = HELD.try_with(count);
-}
-
 fn count(bytes: usize) {
-    hold(bytes as isize);
     if COUNTS.load(SeqCst) {
         let counted = COUNTED.try_with(Cell::get).unwrap_or(false);
         NUMBER.fetch_add(usize::from(counted), SeqCst);
@@ -77,7 +65,6 @@ unsafe impl GlobalAlloc for Watched {
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        hold(-(layout.size() as isize));
         // SAFETY: the caller's promise is passed on.
         unsafe { System.dealloc(ptr, layout) }
     }
@@ -86,20 +73,10 @@ unsafe impl GlobalAlloc for Watched {
         if refuses(layout) {
             return std::ptr::null_mut();
         }
-        // The old and the new memory may exist at once.
         count(size);
-        hold(-(layout.size() as isize));
         // SAFETY: the caller's promise is passed on.
         unsafe { System.realloc(ptr, layout, size) }
     }
-}
-
-/// Returns the most bytes that `work` holds at once on this thread, in addition to those held before.
-pub(crate) fn most<T>(work: impl FnOnce() -> T) -> (T, usize) {
-    let before = HELD.with(Cell::get).0;
-    HELD.with(|held| held.set((before, before)));
-    let result = work();
-    (result, (HELD.with(Cell::get).1 - before) as usize)
 }
 
 /// Runs `body` with buffer `at` of this thread refused. Returns true if `body` asked for that buffer.
@@ -140,13 +117,4 @@ impl Counts {
     pub(crate) fn largest() -> usize {
         LARGEST.load(SeqCst)
     }
-}
-
-#[test]
-fn memory_is_counted() {
-    let (kept, most) = most(|| {
-        drop(vec![1u8; 3000]);
-        vec![0u8; 1000]
-    });
-    assert_eq!((kept.len(), most), (1000, 3000));
 }

@@ -165,12 +165,12 @@ pub(super) const MUTANTS: [Mutant; 30] = [
         test: "behaviour::a_missing_gradient_is_zeros_even_where_one_was_before",
     },
     Mutant {
-        name: "shard-checkpoint-reads-past-a-piece",
-        file: "shard/src/checkpoint/format/piece.rs",
+        name: "checkpoint-reads-past-a-piece",
+        file: "shard/checkpoint/src/format/piece.rs",
         from: ".min(from.range.end - a).min(to.range.end - b);",
         to: ".min(from.range.end - a);",
-        package: "meshstep-shard",
-        test: "checkpoint::pieces::runs_are_the_elements_two_pieces_have_in_common",
+        package: "meshstep-checkpoint",
+        test: "pieces::runs_are_the_elements_two_pieces_have_in_common",
     },
     Mutant {
         name: "shard-late-mean-counts-in-full",

@@ -18,12 +18,24 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "meshstep-tensor",
             "meshstep-cases",
             "meshstep-shard-cases",
-            "meshstep-shard-fuzzed",
+        ],
+    ),
+    (
+        "meshstep-checkpoint",
+        &[
+            "meshstep-shard",
+            "meshstep-comm",
+            "meshstep-optim",
+            "meshstep-tensor",
+            "meshstep-cases",
+            "meshstep-checkpoint-cases",
+            "meshstep-shard-cases",
         ],
     ),
     (
         "meshstep-parallel3d",
         &[
+            "meshstep-checkpoint",
             "meshstep-shard",
             "meshstep-membership",
             "meshstep-comm",
@@ -36,6 +48,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "meshstep-bench",
         &[
             "meshstep-parallel3d",
+            "meshstep-checkpoint",
             "meshstep-shard",
             "meshstep-membership",
             "meshstep-comm",
@@ -56,7 +69,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "meshstep-shard-cases",
         &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor", "meshstep-cases"],
     ),
-    ("meshstep-shard-fuzzed", &["meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"]),
+    (
+        "meshstep-checkpoint-cases",
+        &["meshstep-checkpoint", "meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"],
+    ),
     ("meshstep-simt", &[]),
     ("meshstep-gpu-runner", &[]),
 ];

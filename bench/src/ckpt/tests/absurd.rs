@@ -1,7 +1,7 @@
 //! Manifests with numbers that overflow 64 bits.
 
 use super::{ckpt, saved, text};
-use meshstep_shard::checkpoint::{FileEntry, Manifest, SlotEntry, TensorEntry, Type};
+use meshstep_checkpoint::{FileEntry, Manifest, SlotEntry, TensorEntry, Type};
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;

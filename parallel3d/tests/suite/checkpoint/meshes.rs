@@ -2,13 +2,13 @@
 
 use crate::common::{STAGES, build, held_at, model, take_step};
 use meshstep_cases::{long, tried};
+use meshstep_checkpoint::pytorch::{Import, PyTorchFile};
+use meshstep_checkpoint::{self as checkpoint, Load, Save, Saver, Store};
 use meshstep_comm::{Kind, loopback};
 use meshstep_optim::{AdamW, Sgd};
 use meshstep_parallel3d::{
     Axis, Gradient, Mesh, Model, ModelBuilder, Optimizer, Parameter, Piece, Placement,
 };
-use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
-use meshstep_shard::checkpoint::{self, Load, Save, Saver, Store};
 use meshstep_shard::{Groups, Master, Options, Precision, Stage, Step};
 use meshstep_tensor::{DType, Meter, Slice, SliceMut};
 use proptest::prelude::*;

@@ -2,9 +2,9 @@
 
 use crate::local::worker::{Has, Job, assert_same, cases, has, plans};
 use meshstep_cases::{long, tried};
+use meshstep_checkpoint::{self as checkpoint, Load, Save, Saver, Store};
 use meshstep_comm::loopback;
 use meshstep_parallel3d::{Mesh, Model, ModelBuilder};
-use meshstep_shard::checkpoint::{self, Load, Save, Saver, Store};
 use meshstep_shard::{Owners, Stage};
 use std::path::Path;
 

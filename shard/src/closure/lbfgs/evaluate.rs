@@ -107,7 +107,6 @@ impl Spread {
     }
 
     /// Returns the first element of bucket `b` in this rank's vector.
-    #[cfg(feature = "checkpoint")]
     pub(super) fn first(&self, b: usize) -> usize {
         self.firsts[b]
     }

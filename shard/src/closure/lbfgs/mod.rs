@@ -2,8 +2,7 @@
 
 mod evaluate;
 pub(crate) mod refusal;
-#[cfg(feature = "checkpoint")]
-mod saving;
+pub(crate) mod shard;
 
 pub(crate) use evaluate::{EvaluationFailed, backward};
 pub use refusal::NotForLbfgs;

@@ -1,7 +1,6 @@
 //! Replicas in groups, on loopback: combining, clipping and missing gradients, drift of groups, and refusals.
 
 pub(crate) mod cases;
-#[cfg(feature = "checkpoint")]
 mod whole_interface;
 
 use cases::Loopback;

@@ -1,8 +1,7 @@
-//! Replicas in groups support an optimizer's whole interface: more parameters, tied names, minimization, verification, bytes.
+//! Replicas in groups support an optimizer's whole interface: more parameters, tied names, minimization, verification.
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Sgd};
-use meshstep_shard::checkpoint;
 use meshstep_shard::{CrossShard, Error, Options, Outcome, Stage, Step, StepArgs, Until};
 use meshstep_tensor::{DType::F32, Layout, Param, Slice, SliceMut};
 use std::sync::Arc;
@@ -90,32 +89,4 @@ fn a_group_minimizes_its_own_loss() {
         (values(&opt, "w")[0] - target).abs()
     });
     assert!(ends.unwrap().iter().all(|apart| *apart < 0.1));
-}
-
-/// Bytes of a rank, whole values of a group, and a bit flipped in one of its replicas.
-#[test]
-fn a_group_is_compared_brought_together_and_serialized() {
-    loopback::spawn(4, |world| {
-        let rank = world.rank();
-        let mut opt = replicas(world);
-        step(&mut opt, &[("w", if rank % 2 == 0 { 1.0 } else { -1.0 })]);
-        let (bytes, then) = (checkpoint::serialize(&mut opt).unwrap(), values(&opt, "w"));
-        let mut brought = Vec::new();
-        checkpoint::consolidate(&mut opt, 1, &mut |part| {
-            brought.push(format!("{} {}", part.param, part.slot));
-            Ok(())
-        })
-        .unwrap();
-        let all = ["w param", "w m", "w v"];
-        assert_eq!(brought, if rank < 2 { &[][..] } else { &all[..] });
-        step(&mut opt, &[("w", 0.5)]);
-        assert_ne!(values(&opt, "w"), then);
-        checkpoint::deserialize(&mut opt, &bytes).unwrap();
-        assert_eq!((values(&opt, "w"), opt.optimizer().steps()), (then, 1));
-        opt.verify().unwrap();
-        opt.verify_every(1).unwrap();
-        step(&mut opt, &[("w", 0.5)]);
-        assert_eq!(opt.optimizer().verified().map(|verified| verified.compared), Some(3));
-    })
-    .unwrap();
 }

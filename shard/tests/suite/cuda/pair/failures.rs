@@ -4,7 +4,7 @@ use crate::common::{Gradients, Run};
 use crate::cuda::pair::{Process, Rank, finish, ready, ready_pair};
 use crate::cuda::verify::take;
 use crate::cuda::{alone, stand_in};
-use meshstep_comm::{Communicator as _, Error as CommError};
+use meshstep_comm::Error as CommError;
 use meshstep_shard::{Error, Optimizer, Stage};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ pub(super) fn aborts(rank: &Rank) {
     if rank.number() == 0 {
         return assert_left_alone(&until_failure(&run, &mut opt));
     }
-    rank.comm.abort();
+    rank.comm().abort();
     assert_eq!(until_failure(&run, &mut opt), CommError::Aborted { rank: 1 });
 }
 

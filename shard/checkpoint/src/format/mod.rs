@@ -1,0 +1,14 @@
+//! Format of a checkpoint: pieces of tensors, the manifest, and the files of ranks. No collectives.
+
+pub(crate) mod coverage;
+pub(crate) mod header;
+pub(crate) mod local_pieces;
+pub(crate) mod manifest;
+pub(crate) mod mismatch;
+pub(crate) mod piece;
+pub(crate) mod placement;
+pub(crate) mod progress;
+pub(crate) mod rules;
+pub(crate) mod settings;
+pub(crate) mod tied_names;
+pub(crate) mod unique_keys;

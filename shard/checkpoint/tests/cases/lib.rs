@@ -1,0 +1,9 @@
+//! Disks in memory, and the bodies of the fuzz targets of checkpoints.
+#![allow(clippy::unwrap_used, reason = "a finding is a panic")]
+
+pub mod fuzzed;
+mod memory;
+mod sim;
+
+pub use memory::Memory;
+pub use sim::Sim;

@@ -1,7 +1,0 @@
-//! Parses bytes as a manifest.
-
-#![no_main]
-
-use meshstep_shard_fuzzed as fuzzed;
-
-libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzzed::manifest(input));

@@ -1,7 +1,0 @@
-//! Reads bytes as a step: a manifest and safetensors files.
-
-#![no_main]
-
-use meshstep_shard_fuzzed as fuzzed;
-
-libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzzed::shard(input));
