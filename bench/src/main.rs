@@ -15,7 +15,6 @@ mod parity;
 mod progress;
 mod ranks;
 mod report;
-mod threads;
 mod train;
 
 use std::fs;
@@ -98,7 +97,7 @@ fn prepare(asked: &mut Train, ranks_given: bool) -> Result<Ranks> {
     let launch = if is_elastic { Launch::Alone } else { Launch::from_env()? };
     launch.settle(asked, ranks_given)?;
     let one_rank = is_elastic || launch.world_size().is_some();
-    threads::prepare(asked.threads, launch.ranks_here(asked), one_rank)?;
+    ranks::threads::prepare(asked.threads, launch.ranks_here(asked), one_rank)?;
     log()?;
     ranks::world::join(&launch)
 }
