@@ -16,7 +16,6 @@ mod parity;
 mod progress;
 mod ranks;
 mod report;
-mod threads;
 mod train;
 
 use std::fs;
@@ -99,7 +98,7 @@ fn prepare(asked: &mut Train, ranks_given: bool) -> Result<Ranks> {
     let launch = if is_elastic { Launch::Alone } else { Launch::from_env()? };
     launch.settle(asked, ranks_given)?;
     let one_rank = is_elastic || launch.world_size().is_some();
-    threads::prepare(asked.threads, launch.ranks_here(asked), one_rank)?;
+    ranks::threads::prepare(asked.threads, launch.ranks_here(asked), one_rank)?;
     log()?;
     ranks::world::join(&launch)
 }

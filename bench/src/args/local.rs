@@ -70,6 +70,10 @@ pub(crate) struct Asked {
     /// Name of the run, the same as the arbiter's [default: train]
     #[arg(long, value_name = "NAME", requires = "local")]
     pub(crate) run: Option<String>,
+    /// Longest wait for an answer of the arbiter in seconds; longer than workers take for the steps between two exchanges [default:
+    /// 120]
+    #[arg(long, value_name = "SECONDS", requires = "arbiter", value_parser = crate::args::within::<1, 86_400>)]
+    pub(crate) answer: Option<usize>,
     /// Address by which the other workers reach this one [default: 127.0.0.1]
     #[arg(long, value_name = "IP", requires = "arbiter")]
     pub(crate) contact: Option<IpAddr>,

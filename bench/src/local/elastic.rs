@@ -19,7 +19,7 @@ use crate::progress::Progress;
 use crate::ranks::members::Contact;
 use crate::train::compare::digest as digest_of;
 
-/// Longest wait for an answer of the arbiter.
+/// Default of the longest wait for an answer of the arbiter: twice the time that members wait for each other by default.
 const ANSWER: Duration = Duration::from_secs(120);
 
 /// Number of times that a worker which was taken for lost joins again.
@@ -68,12 +68,12 @@ pub(crate) fn run(run: &Run, folder: &Path, out: &mut impl Write) -> Result<()> 
     let local = &run.asked.local;
     let (Some(addr), Some(worker)) = (local.arbiter, local.worker) else { bail!("--arbiter needs --worker") };
     let (token, contact) = (token()?, Contact::free(local.contact())?);
+    let deadline = local.answer.map_or(ANSWER, |seconds| Duration::from_secs(seconds as u64));
     std::fs::create_dir_all(folder)
         .with_context(|| format!("--out {}: making the folder", folder.display()))?;
     let join = |digest| {
         let (run, contact) = (local.run().to_owned(), contact.to_string());
-        let caller =
-            Caller { addr, token: token.clone(), run, id: worker, digest, contact, deadline: ANSWER };
+        let caller = Caller { addr, token: token.clone(), run, id: worker, digest, contact, deadline };
         Remote::join(caller).map(|remote| Arc::new(remote) as Arc<dyn Membership>)
     };
     let connect = |round: &_| crate::ranks::members::connect(round, local.run(), token.as_ref());

@@ -310,15 +310,15 @@ impl<'a> Record<'a> {
     /// Counts an error of a worker among processes. Returns true if it says that the arbiter did not answer, or has too few
     /// workers, and this one may go on without an exchange for now.
     fn may_go_on_alone(&mut self, error: &anyhow::Error) -> bool {
-        let unanswered = match error.downcast_ref() {
-            Some(LocalError::Membership(MembershipError::Unanswered { .. })) => true,
-            Some(LocalError::Membership(MembershipError::Refused(Refusal::TooFew { .. }))) => true,
-            _ => false,
-        };
+        let Some(LocalError::Membership(error)) = error.downcast_ref() else { return false };
+        let unanswered = matches!(
+            error,
+            MembershipError::Unanswered { .. } | MembershipError::Refused(Refusal::TooFew { .. })
+        );
         let may = unanswered && matches!(self.company, Company::Elastic { .. }) && self.alone < MAX_ALONE;
         if may {
             self.alone += 1;
-            tracing::warn!("exchange {} of at most {MAX_ALONE} is left out: {error:#}", self.alone);
+            tracing::warn!("exchange {} of at most {MAX_ALONE} is left out: {error}", self.alone);
         }
         may
     }

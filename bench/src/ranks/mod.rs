@@ -7,6 +7,7 @@ pub(crate) mod members;
 mod portable;
 #[cfg(test)]
 pub(crate) mod tests;
+pub(crate) mod threads;
 pub(crate) mod world;
 
 pub(crate) use launch::Launch;

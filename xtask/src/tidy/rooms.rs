@@ -48,7 +48,9 @@ const HOUSES: &[House] = &[
     House {
         folder: "bench",
         now: 0,
-        rooms: &["args", "gpt", "report", "corpus", "train", "measure", "local", "mesh", "ckpt", "parity"],
+        rooms: &[
+            "args", "ranks", "gpt", "report", "corpus", "train", "measure", "local", "mesh", "ckpt", "parity",
+        ],
     },
 ];
 

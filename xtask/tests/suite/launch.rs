@@ -164,6 +164,40 @@ fn a_launcher_that_is_killed_leaves_no_rank() {
     no_orphan(&mark);
 }
 
+/// A script in place of mpirun, so that the test needs no MPI.
+#[test]
+fn mpirun_gets_the_program_and_its_exit_code_is_passed_on() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = std::env::temp_dir().join(format!("launch-test-mpirun-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let script = folder.join("mpirun");
+    std::fs::write(&script, "#!/bin/sh\necho mpirun $* rank=$RANK\nexit 6\n").unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    let launch = std::process::Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args([
+            "launch",
+            "-n",
+            "3",
+            "--backend",
+            "mpi",
+            "--program",
+            "/bin/bench",
+            "--",
+            "train",
+            "--steps",
+            "2",
+        ])
+        .env("PATH", path)
+        .output()
+        .unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    let said = String::from_utf8(launch.stderr).unwrap();
+    assert_eq!((launch.status.code(), said.as_str()), (Some(6), "launch: mpirun exited with 6\n"));
+    assert_eq!(String::from_utf8(launch.stdout).unwrap(), "mpirun -n 3 /bin/bench train --steps 2 rank=\n");
+}
+
 #[test]
 fn a_program_that_does_not_exist_is_named() {
     let xtask = env!("CARGO_BIN_EXE_xtask");

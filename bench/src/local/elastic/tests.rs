@@ -15,10 +15,13 @@ use crate::args::arbiter::Arbiter;
 use crate::cli::{Cli, Command};
 use crate::local::{arbiter, tests};
 
-/// Communicators by epoch, then by rank, until they are taken.
+/// Communicators of an epoch by rank, until they are taken.
+type Seats = Vec<Option<Arc<dyn Communicator>>>;
+
+/// Communicators by epoch.
 #[derive(Default)]
 struct Worlds {
-    worlds: Mutex<BTreeMap<u64, Vec<Option<Arc<dyn Communicator>>>>>,
+    worlds: Mutex<BTreeMap<u64, Seats>>,
 }
 
 impl Worlds {
