@@ -17,7 +17,7 @@
 //! | [`Verified`], [`Difference`] | bitwise comparison of replicas and sharded state, and its findings |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
 //! | `checkpoint` (a feature) | steps saved to folders, also in the background, and loaded onto any ranks; in-memory moves |
-//! | [`local`] | workers that step alone and exchange seldom, by a plan |
+//! | [`extend`] | for crates that extend the optimizer, as `meshstep-local`: workers that exchange seldom |
 //! | [`Plan`], [`Part`] | ownership and bytes, computed without memory or ranks |
 //! | [`prelude`] | names of a training loop, for a glob import |
 //!
@@ -138,8 +138,8 @@ mod closure;
 mod config;
 mod cross_shard;
 mod error;
+pub mod extend;
 mod gather;
-pub mod local;
 mod optimizer;
 mod plan;
 pub mod prelude;

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use meshstep_comm::Communicator;
+use meshstep_local::{LocalOptimizer, Workers};
 use meshstep_membership::{
     Departure, Error as MembershipError, InProcess, InProcessWorker, Membership as _, Round,
 };
-use meshstep_shard::local::{LocalOptimizer, Workers};
 use meshstep_shard::{Optimizer, Options};
 use serde::Serialize;
 

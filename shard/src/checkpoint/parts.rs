@@ -24,11 +24,16 @@ pub(crate) struct Live<'a>(pub(crate) &'a mut dyn SavedParts);
 
 /// Calls that some types do not support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CheckpointCall {
+pub enum CheckpointCall {
+    /// `serialize`.
     Serialize,
+    /// `deserialize`.
     Deserialize,
+    /// `export_pytorch`.
     Export,
+    /// `import_pytorch`.
     Import,
+    /// `reshard`.
     Reshard,
 }
 
@@ -36,7 +41,7 @@ pub(crate) enum CheckpointCall {
 ///
 /// Calls of all ranks use the communicator of [`ranks`](Self::ranks), which several groups or workers may share. Calls of one group or
 /// worker use [`inside`](Self::inside).
-pub(crate) trait SavedParts {
+pub trait SavedParts {
     /// Returns the optimizer of this rank's group.
     fn optimizer(&mut self) -> &mut Optimizer;
 
@@ -174,7 +179,7 @@ impl Source for Live<'_> {
 
 impl CheckpointCall {
     /// Returns the error of a call that is not supported; `works` is one that is.
-    pub(crate) fn unsupported(self, of: &str, works: &str) -> CheckpointError {
+    pub fn unsupported(self, of: &str, works: &str) -> CheckpointError {
         let [call, of, works] = [self.to_string(), of.to_owned(), works.to_owned()];
         CheckpointError::Unsupported { call, of, works }
     }

@@ -72,11 +72,13 @@ enum ContentsParts<'a> {
 }
 
 impl<'a> Contents<'a> {
-    pub(crate) fn of(parts: &'a mut dyn SavedParts) -> Self {
+    /// Returns the contents of a type that is its own state.
+    pub fn of(parts: &'a mut dyn SavedParts) -> Self {
         Contents { parts: ContentsParts::Borrowed(parts), placement: None }
     }
 
-    pub(crate) fn made(parts: impl SavedParts + 'a) -> Self {
+    /// Returns the contents of state that is made for one call.
+    pub fn made(parts: impl SavedParts + 'a) -> Self {
         Contents { parts: ContentsParts::Made(Box::new(parts)), placement: None }
     }
 

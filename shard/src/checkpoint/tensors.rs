@@ -10,31 +10,36 @@ use std::ops::Range;
 
 /// Parameter and its state.
 #[derive(Clone, Debug)]
-pub(crate) struct SavedTensor {
-    pub(crate) name: String,
+pub struct SavedTensor {
+    /// Name of the parameter.
+    pub name: String,
     /// Number of updates of the parameter.
-    pub(crate) t: u64,
+    pub t: u64,
     /// Local part of the parameter on this rank.
-    pub(crate) holding: LocalPieces,
+    pub holding: LocalPieces,
     /// Elements of the local part of which this rank has all vectors.
-    pub(crate) owned: Range<usize>,
+    pub owned: Range<usize>,
     /// True if other ranks have all vectors of the same elements.
-    pub(crate) shared: bool,
+    pub shared: bool,
     /// Its vectors.
-    pub(crate) vectors: Vec<Named>,
+    pub vectors: Vec<Named>,
 }
 
 /// Vector of a parameter.
 #[derive(Clone, Debug)]
-pub(crate) struct Named {
-    pub(crate) slot: Slot,
+pub struct Named {
+    /// Kind of the vector.
+    pub slot: Slot,
     /// `param`, `master`, `remainder`, or the name of the rule's state.
-    pub(crate) name: String,
-    pub(crate) dtype: Type,
+    pub name: String,
+    /// Type of the values.
+    pub dtype: Type,
 }
 
-pub(crate) const PARAM: &str = "param";
-pub(crate) const MASTER: &str = "master";
+/// Name of the vector of values.
+pub const PARAM: &str = "param";
+/// Name of the vector of f32 masters.
+pub const MASTER: &str = "master";
 pub(crate) const REMAINDER: &str = "remainder";
 
 /// Part of a vector.
@@ -62,7 +67,7 @@ pub(crate) trait Source {
 }
 
 /// Vector that was read: parameter, slot, and this rank's values.
-pub(crate) type Read = (usize, Slot, Buffer);
+pub type Read = (usize, Slot, Buffer);
 
 impl SavedTensor {
     /// Returns the local part as one piece.

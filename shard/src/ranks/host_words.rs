@@ -5,7 +5,7 @@ use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, Slice
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Runs `op` on a buffer, ordered by `queue` at both ends.
-pub(crate) fn run(comm: &dyn Communicator, queue: &Queue, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
+pub fn run(comm: &dyn Communicator, queue: &Queue, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
     let (whole, result) = match queue.place() {
         // The host waits in any case, so the waiting thread carries the operation out.
         Place::Cpu => comm.complete(op, buffer.take()),
@@ -16,7 +16,7 @@ pub(crate) fn run(comm: &dyn Communicator, queue: &Queue, op: Op, buffer: &mut B
 }
 
 /// Waits for an operation, if it was started.
-pub(crate) fn land(started: Result<InFlight, (Buffer, Error)>, queue: &Queue) -> (Buffer, Result<(), Error>) {
+pub fn land(started: Result<InFlight, (Buffer, Error)>, queue: &Queue) -> (Buffer, Result<(), Error>) {
     match started {
         Ok(flight) => flight.wait(queue),
         Err((buffer, error)) => (buffer, Err(error)),
@@ -24,7 +24,7 @@ pub(crate) fn land(started: Result<InFlight, (Buffer, Error)>, queue: &Queue) ->
 }
 
 /// Replaces each word by its reduction over all ranks.
-pub(crate) fn all_reduce(
+pub fn all_reduce(
     comm: &dyn Communicator,
     queue: &Queue,
     meter: &Meter,
@@ -106,7 +106,7 @@ pub(crate) fn all_reduce_both(
 }
 
 /// Returns a digest of the bytes at the queue's place.
-pub(crate) fn digest(queue: &Queue, meter: &Meter, memory: Slice<'_>) -> Result<u64, meshstep_tensor::Error> {
+pub fn digest(queue: &Queue, meter: &Meter, memory: Slice<'_>) -> Result<u64, meshstep_tensor::Error> {
     read(queue, meter, memory, |memory| Ok(xxh3_64(memory.bytes()?)))
 }
 

@@ -23,9 +23,12 @@ pub struct ParamState<'a> {
 
 /// Kind of a vector that a rank keeps of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum VectorKind {
+pub enum VectorKind {
+    /// The values, as the model reads them.
     Params,
+    /// The f32 master values, or the remainders.
     Master,
+    /// The state vector of this index among the rule's.
     State(usize),
 }
 

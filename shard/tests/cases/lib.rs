@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, missing_docs, reason = "helpers of tests, which fail by panicking")]
 
 pub mod elsewhere;
+#[cfg(feature = "cuda")]
+pub mod gpus;
 mod naive;
 mod values;
 

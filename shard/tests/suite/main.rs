@@ -13,7 +13,6 @@ mod alone;
 mod among;
 mod backend;
 mod behaviour;
-mod chaos_local;
 #[cfg(feature = "checkpoint")]
 mod checkpoint;
 mod cross_shard;
@@ -28,7 +27,6 @@ mod group_predicates;
 mod hyperparameters;
 mod layer_wise;
 mod lbfgs;
-mod local;
 mod loss_scale;
 mod misuse;
 mod one_sided;

@@ -24,14 +24,17 @@ pub struct Cast {
 
 /// Source of every vector.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Fitting<'m> {
+pub struct Fitting<'m> {
     /// Sources of each parameter's vectors, in order; `None` for a vector that stays as it is.
-    pub(crate) sources: Vec<Vec<Option<&'m SlotEntry>>>,
+    pub sources: Vec<Vec<Option<&'m SlotEntry>>>,
     /// Number of updates of each parameter; `None` leaves it as it is.
-    pub(crate) t: Vec<Option<u64>>,
-    pub(crate) missing: Vec<String>,
-    pub(crate) unexpected: Vec<String>,
-    pub(crate) cast: Vec<Cast>,
+    pub t: Vec<Option<u64>>,
+    /// Vectors that the checkpoint lacks.
+    pub missing: Vec<String>,
+    /// Vectors that only the checkpoint has.
+    pub unexpected: Vec<String>,
+    /// Vectors of another type.
+    pub cast: Vec<Cast>,
 }
 
 /// Counts of updates from this value on are refused.

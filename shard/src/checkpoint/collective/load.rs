@@ -62,7 +62,7 @@ pub(crate) struct Staged {
 /// | `thing` | loads |
 /// |---|---|
 /// | [`CrossShard`](crate::CrossShard) | with the same number of groups each group's state, onto any number of ranks. With another number, and from a checkpoint of an [`Optimizer`](crate::Optimizer), the state that all groups shared, with the first group's steps, skips and loss scale; if the saved groups had diverged, this is [`CheckpointError::Groups`]: call [`synchronize_state`](crate::CrossShard::synchronize_state) before saving |
-/// | [`LocalOptimizer`](crate::local::LocalOptimizer) | with the same number of workers each worker's state, onto any ranks and stage. Another number merges the saved workers, and another plan begins anew, as below |
+/// | `LocalOptimizer` of `meshstep-local` | with the same number of workers each worker's state, onto any ranks and stage. Another number merges the saved workers, and another plan begins anew, as below |
 ///
 /// For another number of workers, parameters, masters, moments and sent values become the mean of the workers with values that count, in
 /// f64, rounded once, weighted by tokens if the plan says so. Tokens since each fragment's last exchange are divided evenly, rounded up.
@@ -146,7 +146,7 @@ fn stage(
 }
 
 /// Reads this rank's elements of every vector.
-pub(crate) fn read_own(
+pub fn read_own(
     parts: &mut dyn SavedParts,
     saved: &Saved,
     contents: &[SavedTensor],
@@ -161,7 +161,7 @@ pub(crate) fn read_own(
 }
 
 /// Reads elements `range` of the local part of a vector from each of several tensors.
-pub(crate) fn read_same(
+pub fn read_same(
     saved: &Saved,
     from: &[(&SavedTensor, &SlotEntry)],
     (slot, range, dtype): (&str, Range<usize>, DType),

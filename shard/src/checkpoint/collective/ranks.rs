@@ -24,7 +24,7 @@ pub(crate) type Work<'a, T> = Box<dyn FnOnce() -> Result<T, CheckpointError> + S
 
 /// Ranks of a save or a load, with the exchanges among them.
 #[derive(Clone, Debug)]
-pub(crate) struct Ranks {
+pub struct Ranks {
     comm: Arc<dyn Communicator>,
     options: Options,
 }
@@ -48,7 +48,7 @@ impl Ranks {
     }
 
     /// Returns every rank's bytes, in the order of ranks. Collective.
-    pub(crate) fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, crate::Error> {
+    pub fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, crate::Error> {
         let lens = gather_words(&*self.comm, &self.options, &[bytes.len() as u64])?;
         let words = lens.iter().max().map_or(0, |&longest| (longest as usize).div_ceil(8));
         if words == 0 {
@@ -113,7 +113,7 @@ impl Ranks {
     }
 
     /// Returns `made` if every rank succeeded; otherwise the error of the lowest rank that failed. Collective.
-    pub(crate) fn agree<T>(&self, made: Result<T, CheckpointError>) -> Result<T, Error> {
+    pub fn agree<T>(&self, made: Result<T, CheckpointError>) -> Result<T, Error> {
         let objection = made.as_ref().err().map_or(Vec::new(), encode);
         let objections = self.gather(&objection)?;
         let failed = objections.iter().enumerate().find(|(_, objection)| !objection.is_empty());

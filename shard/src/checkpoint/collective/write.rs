@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// Maximum memory in bytes that a save needs beside the saved values.
-pub(crate) const STAGING: usize = 16 << 20;
+pub const STAGING: usize = 16 << 20;
 
 /// Length in bytes from which host memory is written without a copy to the window.
 const DIRECT: usize = 64 << 10;

@@ -48,11 +48,14 @@ impl ModelPlacement for Unsharded {
 }
 
 /// Placement of several groups or workers, each of which is placed like `inside`.
-pub(crate) struct Copies<'a> {
+#[expect(missing_debug_implementations, reason = "placements need no Debug")]
+pub struct Copies<'a> {
     /// `groups` or `workers`.
-    pub(crate) of: &'static str,
-    pub(crate) count: usize,
-    pub(crate) inside: Box<dyn ModelPlacement + 'a>,
+    pub of: &'static str,
+    /// Number of groups or workers.
+    pub count: usize,
+    /// Placement of each.
+    pub inside: Box<dyn ModelPlacement + 'a>,
 }
 
 impl ModelPlacement for Copies<'_> {

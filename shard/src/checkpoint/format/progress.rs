@@ -8,20 +8,21 @@ use serde::{Deserialize, Serialize};
 /// Counts and loss scale between two steps.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct SavedProgress {
+pub struct SavedProgress {
     /// Number of steps taken or skipped; `None` means the manifest's step.
-    pub(crate) steps: Option<u64>,
+    pub steps: Option<u64>,
     /// Number of steps skipped in a row.
-    pub(crate) skips: u32,
+    pub skips: u32,
     /// Number of latest skips in a row at which the loss scale could not fall.
     #[serde(rename = "hopeless")]
-    pub(crate) skips_at_min_scale: u32,
-    pub(crate) loss_scale: Option<Scale>,
+    pub skips_at_min_scale: u32,
+    /// State of the loss scale, if there is one.
+    pub loss_scale: Option<Scale>,
 }
 
 /// State of a loss scale.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Scale {
+pub struct Scale {
     /// As text, which loses no bits.
     scale: String,
     growth_tracker: u64,
@@ -29,21 +30,21 @@ pub(crate) struct Scale {
 }
 
 /// Counts of steps from this value on are refused.
-pub(crate) const MOST_STEPS: u64 = 1 << 53;
+pub const MOST_STEPS: u64 = 1 << 53;
 
 /// Counts of skipped steps in a row from this value on are refused.
 const MOST_SKIPS: u64 = 1 << 31;
 
 impl SavedProgress {
     /// Reads the section and checks it.
-    pub(crate) fn read(settings: &Settings) -> Result<Self, CheckpointError> {
+    pub fn read(settings: &Settings) -> Result<Self, CheckpointError> {
         let progress: Self = settings.section()?;
         progress.check()?;
         Ok(progress)
     }
 
     /// Checks the limits on counts, and that the loss scale is a number.
-    pub(crate) fn check(&self) -> Result<(), CheckpointError> {
+    pub fn check(&self) -> Result<(), CheckpointError> {
         let skips = u64::from(self.skips.max(self.skips_at_min_scale));
         let counts = [(self.steps.unwrap_or(0), MOST_STEPS), (skips, MOST_SKIPS)];
         match counts.into_iter().find(|(count, most)| count >= most) {
@@ -56,7 +57,7 @@ impl SavedProgress {
     }
 
     /// Returns the state of the loss scale.
-    pub(crate) fn scale(&self) -> Option<LossScaleState> {
+    pub fn scale(&self) -> Option<LossScaleState> {
         let Scale { scale, growth_tracker, hysteresis_tracker } = self.loss_scale.as_ref()?;
         let (growth_tracker, hysteresis_tracker) = (*growth_tracker, *hysteresis_tracker);
         Some(LossScaleState { scale: scale.parse().ok()?, growth_tracker, hysteresis_tracker })

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// The manifest's `settings`. A section is a struct with some of the members as fields; the type that a section belongs to writes and
 /// reads it. Members of other programs are left alone.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Settings(BTreeMap<String, Value>);
+pub struct Settings(BTreeMap<String, Value>);
 
 /// Section of all types: other names of parameters, and the parameters they denote.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -20,16 +20,18 @@ pub(crate) struct TiedNames {
 }
 
 impl Settings {
-    pub(crate) fn new(members: BTreeMap<String, Value>) -> Self {
+    /// Creates settings of these members.
+    pub fn new(members: BTreeMap<String, Value>) -> Self {
         Settings(members)
     }
 
-    pub(crate) fn members(&self) -> &BTreeMap<String, Value> {
+    /// Returns all members.
+    pub fn members(&self) -> &BTreeMap<String, Value> {
         &self.0
     }
 
     /// Returns the settings with the members of `section`, which replace those of the same names.
-    pub(crate) fn with(mut self, section: &impl Serialize) -> Self {
+    pub fn with(mut self, section: &impl Serialize) -> Self {
         if let Ok(Value::Object(members)) = serde_json::to_value(section) {
             self.0.extend(members);
         }
@@ -37,7 +39,7 @@ impl Settings {
     }
 
     /// Reads a section; absent members have their defaults.
-    pub(crate) fn section<S: DeserializeOwned>(&self) -> Result<S, CheckpointError> {
+    pub fn section<S: DeserializeOwned>(&self) -> Result<S, CheckpointError> {
         let members = self.0.iter().map(|(name, value)| (&**name, value));
         S::deserialize(MapDeserializer::new(members))
             .map_err(|error: serde_json::Error| contradiction(error.to_string()))

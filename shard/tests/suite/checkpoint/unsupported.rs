@@ -6,7 +6,6 @@ use meshstep_comm::{Communicator, loopback::spawn};
 use meshstep_optim::{AdamW, Lbfgs};
 use meshstep_shard::checkpoint::pytorch::{Import, PyTorchFile};
 use meshstep_shard::checkpoint::{self, CheckpointError, Error, Saveable};
-use meshstep_shard::local::{LocalOptimizer, LocalPlan, Workers};
 use meshstep_shard::{CrossShard, Optimizer, Options, ShardedLbfgs};
 use meshstep_tensor::{DType, Layout};
 use std::path::Path;
@@ -54,15 +53,11 @@ fn each_type_names_the_calls_it_refuses() {
         let (rule, options) = (AdamW::default(), Options::default());
         let cross =
             CrossShard::new(Arc::clone(&world), Some(&groups), layout(), rule, |_, _| Ok(()), options);
-        let cross = refused(&mut cross.unwrap(), &world);
-        let (inside, workers) = Workers::split(Arc::clone(&world), world.rank() as u32 / 2).unwrap();
-        let mut local = LocalOptimizer::new(make(inside), workers, LocalPlan::local_adam(2)).unwrap();
-        [own, lbfgs, cross, refused(&mut local, &world)]
+        [own, lbfgs, refused(&mut cross.unwrap(), &world)]
     });
     let all = ["serialize", "deserialize", "export_pytorch", "import_pytorch", "reshard"];
-    for [own, lbfgs, cross, local] in ranks.unwrap() {
+    for [own, lbfgs, cross] in ranks.unwrap() {
         assert_eq!((own, lbfgs), (Vec::<String>::new(), all[2..4].iter().map(ToString::to_string).collect()));
         assert_eq!(cross, all[2..]);
-        assert_eq!(local, all);
     }
 }

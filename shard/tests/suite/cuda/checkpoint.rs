@@ -1,8 +1,8 @@
 //! Checkpoints saved on GPUs are loaded on the CPU, and vice versa, and training continues unchanged.
 
 use crate::checkpoint::whole::{Whole, join, part};
+use crate::common::gpus::on;
 use crate::common::{F32_MASTER, Gradients, Run, STAGES};
-use crate::cuda::ranks::on;
 use crate::cuda::{alone, room_for, seed, some, stand_in};
 use meshstep_comm::Communicator;
 use meshstep_optim::{DynamicLossScale, LossScale};

@@ -1,7 +1,7 @@
 //! Verification of GPU memory: the same findings as on the CPU.
 
+use crate::common::gpus::on_ranks;
 use crate::common::{Gradients, Run, STAGES};
-use crate::cuda::ranks::on_ranks;
 use crate::cuda::{alone, room_for, seed, stand_in};
 use meshstep_shard::{Difference, Error, Optimizer, Options, Stage};
 
