@@ -6,12 +6,13 @@ use cargo_metadata::{Metadata, MetadataCommand, Package};
 use std::path::PathBuf;
 
 /// Published crates, lowest first. `ci` packages them, and they keep to the strict dependency rules.
-pub(crate) const LIBRARIES: [&str; 6] = [
+pub(crate) const LIBRARIES: [&str; 7] = [
     "meshstep-tensor",
     "meshstep-comm",
     "meshstep-optim",
     "meshstep-membership",
     "meshstep-shard",
+    "meshstep-local",
     "meshstep-parallel3d",
 ];
 

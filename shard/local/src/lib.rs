@@ -11,6 +11,75 @@
 //! | [`ParamSpec`] | a parameter as plans are checked against it |
 //! | [`LocalTraffic`], [`Shares`] | bytes that a plan sends, known before a rank exists |
 //!
+//! ```
+//! use meshstep_local::{LocalOptimizer, LocalPlan, Workers};
+//! use meshstep_optim::AdamW;
+//! use meshstep_shard::{Optimizer, Options, Step, StepArgs};
+//! use meshstep_tensor::{DType, Layout};
+//!
+//! // Four workers of one rank each average parameters every 2 steps, first moments every 4, second moments every 8.
+//! let finals = meshstep_comm::loopback::spawn(4, |world| -> Result<f32, Box<dyn std::error::Error + Send + Sync>> {
+//!     let worker = world.rank();
+//!     let (comm, workers) = Workers::split(world, worker as u32)?;
+//!     let layout = Layout::builder().param("w", &[3], DType::F32).build()?;
+//!     let inner = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), Options::default())?;
+//!     let mut local = LocalOptimizer::new(inner, workers, LocalPlan::des_loc(2, 4, 8))?;
+//!     for _ in 0..8 {
+//!         let mb = local.micro_batch(1)?;
+//!         mb.grad("w", &[worker as f32, 1.0, -1.0])?; // each worker has its own data
+//!         mb.finish()?;
+//!         local.step(StepArgs { lr: 0.1, ..StepArgs::default() })?;
+//!     }
+//!     Ok(local.param("w")?.typed::<f32>()?[0])
+//! })?;
+//! let all: Vec<u32> = finals.into_iter().map(|w| w.map(f32::to_bits)).collect::<Result<_, _>>().map_err(|e| e.to_string())?;
+//! assert!(all.iter().all(|w| *w == all[0]));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Elastic workers
+//!
+//! Workers [join](LocalOptimizer::join) and leave a run through a [`Membership`](meshstep_membership::Membership), and
+//! [follow](LocalOptimizer::follow) its members before every step:
+//!
+//! ```
+//! use meshstep_comm::{Clock, loopback};
+//! use meshstep_local::{LocalOptimizer, LocalPlan, Workers};
+//! use meshstep_membership::{Config, Error, InProcess, InProcessWorker, Round};
+//! use meshstep_optim::AdamW;
+//! use meshstep_shard::{Optimizer, Options, Step, StepArgs};
+//! use meshstep_tensor::{DType, Layout};
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! const LONG: Duration = Duration::from_secs(60);
+//! # fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! // The communicator of a round's members; workers of several ranks also split it by shard.
+//! let connect = |member: &InProcessWorker, round: &Round| -> Result<Workers, Error> {
+//!     let world = member.communicator(round, LONG)?;
+//!     Ok(Workers { across: Arc::clone(&world), world })
+//! };
+//! # let outcome = loopback::spawn(1, |comm| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! let layout = Layout::builder().param("w", &[3], DType::F32).build()?;
+//! let inner = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), Options::default())?;
+//! let plan = LocalPlan::local_adam(2);
+//! let digest = plan.digest(&inner);
+//! let run = InProcess::new(Config::new(digest, 1), Clock::real())?; // begins with one worker
+//! let member = Arc::new(run.join(7, digest, LONG)?);
+//! let mut local = LocalOptimizer::join(inner, plan, member.clone(), |round| connect(&member, round))?;
+//! for _ in 0..4 {
+//!     local.follow(|round| connect(&member, round))?; // waits for the members if the step exchanges
+//!     let mb = local.micro_batch(1)?;
+//!     mb.grad("w", &[1f32, 2.0, 3.0])?;
+//!     mb.finish()?;
+//!     local.step(StepArgs::default())?;
+//! }
+//! # Ok(())
+//! # });
+//! # outcome?.remove(0)
+//! # }
+//! ```
+//!
 //! # What is exact
 //!
 //! On loopback, sharded workers equal whole ones in a plain loop, bit for bit. A mean of f32 is taken in f64 and rounded once. A
@@ -76,3 +145,8 @@ pub use timing::{Placement, Timing};
 pub use traffic::{LocalTraffic, Ring, Shares, Worker};
 pub use votes::Veto;
 pub use workers::Workers;
+
+/// Keeps README.md true.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

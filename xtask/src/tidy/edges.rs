@@ -12,7 +12,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "meshstep-shard",
         &[
-            "meshstep-membership",
             "meshstep-comm",
             "meshstep-optim",
             "meshstep-tensor",
@@ -22,8 +21,21 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "meshstep-local",
+        &[
+            "meshstep-shard",
+            "meshstep-membership",
+            "meshstep-comm",
+            "meshstep-optim",
+            "meshstep-tensor",
+            "meshstep-cases",
+            "meshstep-shard-cases",
+        ],
+    ),
+    (
         "meshstep-parallel3d",
         &[
+            "meshstep-local",
             "meshstep-shard",
             "meshstep-membership",
             "meshstep-comm",
@@ -36,6 +48,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "meshstep-bench",
         &[
             "meshstep-parallel3d",
+            "meshstep-local",
             "meshstep-shard",
             "meshstep-membership",
             "meshstep-comm",
@@ -47,7 +60,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     (
         "meshstep-bench-cases",
-        &["meshstep-parallel3d", "meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"],
+        &[
+            "meshstep-parallel3d",
+            "meshstep-local",
+            "meshstep-shard",
+            "meshstep-comm",
+            "meshstep-optim",
+            "meshstep-tensor",
+        ],
     ),
     ("xtask", &[]),
     // Helpers of tests. They are not published, so a library may use them in its tests only.

@@ -37,6 +37,7 @@ const HOUSES: &[House] = &[
             "optimizer",
             "closure",
             "cross_shard",
+            "extend",
         ],
     },
     House {
