@@ -1,6 +1,6 @@
-"""Trajectories of two workers in local training, with which shard/tests/suite/local/trajectories.rs compares Meshstep's.
+"""Trajectories of two workers in local training, with which shard/local/tests/suite/trajectories.rs compares Meshstep's.
 
-    python bench/python/local_reference.py > shard/tests/suite/local/data/trajectories.txt
+    python bench/python/local_reference.py > shard/local/tests/suite/data/trajectories.txt
 
 Computed with Python's floats, without packages. Worker w minimizes curvature[w] / 2 * (x - centre[w])^2 from x = 5. Each case is
 a line: its name, then x of both workers after each step, with enough digits to identify a float64. The formulas are those of the

@@ -3,13 +3,13 @@
 use crate::mesh::site::Site;
 use crate::{Axis, Coordinate, Error, Mesh, Model, Optimizer, RankPlan};
 use meshstep_comm::Communicator;
+use meshstep_local::{LocalError, LocalPlan, LocalTraffic, Ring, Select, Shares, Workers};
 use meshstep_membership::{Digest, Error as MembershipError, Membership, Round};
 use meshstep_shard::Options;
-use meshstep_shard::local::{LocalError, LocalPlan, LocalTraffic, Ring, Select, Shares, Workers};
 use std::ops::Range;
 use std::sync::Arc;
 
-type Inner = meshstep_shard::local::LocalOptimizer;
+type Inner = meshstep_local::LocalOptimizer;
 
 /// Splits `world` into workers, one for each index along `dp_replicate`.
 ///
@@ -31,7 +31,7 @@ pub fn replicas(
     Ok((inside, mesh.replica(), workers))
 }
 
-/// Worker on a mesh of its own that exchanges with other workers by a plan: [`meshstep_shard::local::LocalOptimizer`] over an
+/// Worker on a mesh of its own that exchanges with other workers by a plan: [`meshstep_local::LocalOptimizer`] over an
 /// [`Optimizer`].
 ///
 /// A plan selects elements of the model, so a selection covers the same parameters independent of their cuts. Each rank exchanges its
@@ -39,8 +39,9 @@ pub fn replicas(
 ///
 /// ```
 /// use meshstep_optim::AdamW;
+/// use meshstep_local::LocalPlan;
 /// use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Model, Optimizer, Placement, replicas};
-/// use meshstep_shard::{Options, Step, StepArgs, local::LocalPlan};
+/// use meshstep_shard::{Options, Step, StepArgs};
 /// use meshstep_tensor::DType::F32;
 ///
 /// let model = Model::builder().param("up", &[16, 4], F32, Placement::whole().cut(Axis::Tp, 0)).build()?;
@@ -69,13 +70,13 @@ pub struct LocalOptimizer {
 }
 
 impl LocalOptimizer {
-    /// [`meshstep_shard::local::LocalOptimizer::new`] over an optimizer on the worker's ranks. Collective over all ranks of all workers.
+    /// [`meshstep_local::LocalOptimizer::new`] over an optimizer on the worker's ranks. Collective over all ranks of all workers.
     pub fn new(inner: Optimizer, workers: Workers, plan: LocalPlan) -> Result<Self, LocalError> {
         let plan = first_names(&plan, &inner.site.model);
         Self::of(inner, |inner| Inner::new(inner, workers, plan))
     }
 
-    /// [`meshstep_shard::local::LocalOptimizer::join`], called by rank 0 of a worker of an elastic run.
+    /// [`meshstep_local::LocalOptimizer::join`], called by rank 0 of a worker of an elastic run.
     pub fn join(
         inner: Optimizer,
         plan: LocalPlan,
@@ -86,7 +87,7 @@ impl LocalOptimizer {
         Self::of(inner, |inner| Inner::join(inner, plan, member, connect))
     }
 
-    /// [`meshstep_shard::local::LocalOptimizer::join_through_rank0`], called by the worker's other ranks.
+    /// [`meshstep_local::LocalOptimizer::join_through_rank0`], called by the worker's other ranks.
     pub fn join_through_rank0(
         inner: Optimizer,
         plan: LocalPlan,
@@ -120,21 +121,21 @@ impl LocalOptimizer {
     }
 
     /// Returns the worker without its mesh, for reading: its plan, steps, warnings and outer parameters.
-    pub fn local(&self) -> &meshstep_shard::local::LocalOptimizer {
+    pub fn local(&self) -> &meshstep_local::LocalOptimizer {
         &self.inner
     }
 
-    /// [`meshstep_shard::local::LocalOptimizer::enter`].
+    /// [`meshstep_local::LocalOptimizer::enter`].
     pub fn enter(&mut self) {
         self.inner.enter();
     }
 
-    /// [`meshstep_shard::local::LocalOptimizer::regroup`].
+    /// [`meshstep_local::LocalOptimizer::regroup`].
     pub fn regroup(&mut self, workers: Workers) -> Result<(), LocalError> {
         self.inner.regroup(workers)
     }
 
-    /// [`meshstep_shard::local::LocalOptimizer::follow`].
+    /// [`meshstep_local::LocalOptimizer::follow`].
     pub fn follow(
         &mut self,
         connect: impl FnOnce(&Round) -> Result<Workers, MembershipError>,

@@ -1,7 +1,7 @@
 //! Steps on a mesh.
 
 use crate::{Error, LocalOptimizer, Optimizer};
-use meshstep_shard::local::{LocalError, LocalStep};
+use meshstep_local::{LocalError, LocalStep};
 use meshstep_shard::{Guarded, Pending, Step, StepArgs, Verified};
 
 /// Steps are decided by all ranks of the mesh together, and errors name axes and coordinates: a difference is
@@ -38,7 +38,7 @@ impl Step for Optimizer {
     }
 }
 
-/// The worker's steps and exchanges ([`meshstep_shard::local::LocalOptimizer`]).
+/// The worker's steps and exchanges ([`meshstep_local::LocalOptimizer`]).
 impl Step for LocalOptimizer {
     type Outcome = LocalStep;
     type Error = LocalError;

@@ -17,7 +17,7 @@
 //! | [`Verified`], [`Difference`] | bitwise comparison of replicas and sharded state, and its findings |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
 //! | [`Plan`], [`Part`] | ownership and bytes, computed without memory or ranks |
-//! | [`extend`] | interface for crates that extend the optimizer, such as `meshstep-checkpoint` |
+//! | [`extend`] | interface for crates that extend the optimizer: `meshstep-checkpoint`, `meshstep-local` |
 //! | [`prelude`] | names of a training loop, for a glob import |
 //!
 //! ```

@@ -6,13 +6,14 @@ use cargo_metadata::{Metadata, MetadataCommand, Package};
 use std::path::PathBuf;
 
 /// Published crates, lowest first. `ci` packages them, and they keep to the strict dependency rules.
-pub(crate) const LIBRARIES: [&str; 7] = [
+pub(crate) const LIBRARIES: [&str; 8] = [
     "meshstep-tensor",
     "meshstep-comm",
     "meshstep-optim",
     "meshstep-membership",
     "meshstep-shard",
     "meshstep-checkpoint",
+    "meshstep-local",
     "meshstep-parallel3d",
 ];
 

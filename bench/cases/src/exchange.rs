@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use meshstep_comm::{Communicator, Op, Reduction};
+use meshstep_local::{LocalOptimizer, LocalPlan, Workers};
 use meshstep_optim::AdamW;
-use meshstep_shard::local::{LocalOptimizer, LocalPlan, Workers};
 use meshstep_shard::{Optimizer, Options, Outcome, Step, StepArgs};
 use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Param, SliceMut};
 

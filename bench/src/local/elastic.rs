@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use meshstep_comm::rendezvous::{EnvironmentError, Token};
+use meshstep_local::LocalError;
 use meshstep_membership::{Caller, Digest, Error as MembershipError, Membership, Remote};
-use meshstep_shard::local::LocalError;
 use serde::Serialize;
 
 use super::company::{Company, Connect};

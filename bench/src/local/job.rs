@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use anyhow::Result;
 use meshstep_comm::{Clock, loopback};
+use meshstep_local::{ParamSpec as Params, Ring, Worker};
 use meshstep_membership::{Config as Membership, InProcess};
 use meshstep_optim::AdamW;
-use meshstep_shard::local::{ParamSpec as Params, Ring, Worker};
 use meshstep_shard::{Options, Part, Plan, Sizes};
 use meshstep_tensor::Layout;
 
@@ -211,8 +211,8 @@ fn all_or_cause(results: Vec<Result<Done>>) -> Result<Vec<Done>> {
 
 /// A worker that fails leaves the group, so the exchanges of the other workers fail.
 fn is_consequence(error: &anyhow::Error) -> bool {
+    use meshstep_local::LocalError;
     use meshstep_shard::Error;
-    use meshstep_shard::local::LocalError;
     error.is::<Stopped>()
         || matches!(error.downcast_ref(), Some(Error::Comm(_)))
         || matches!(

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use meshstep_comm::{Clock, Communicator, Faults, loopback};
+use meshstep_local::Workers;
 use meshstep_membership::{Error, Round};
-use meshstep_shard::local::Workers;
 
 use super::company::Company;
 use super::worker::PATIENCE;

@@ -1,10 +1,10 @@
 //! A training method: an update rule, its learning rate, and the plan of the exchanges between workers.
 
 use anyhow::{Context as _, Result, ensure};
+use meshstep_local::{Fragment, LocalPlan, Merge, Outer, Slots, Timing, What};
 use meshstep_optim::schedule::Schedule;
 use meshstep_optim::{Moments, QhAdamW, Rule as _, Sgd};
 use meshstep_shard::Groups;
-use meshstep_shard::local::{Fragment, LocalPlan, Merge, Outer, Slots, Timing, What};
 
 use crate::args::local::{Asked, Moment, Task};
 use crate::args::train::Optimizer;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use anyhow::{Result, ensure};
-use meshstep_shard::local::{LocalPlan, Placement};
+use meshstep_local::{LocalPlan, Placement};
 use serde::{Deserialize, Serialize};
 
 use crate::keyed::Stream;

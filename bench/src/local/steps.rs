@@ -1,9 +1,9 @@
 //! Optimizer of a worker: one that all workers share, or one of its own that exchanges seldom.
 
 use anyhow::Result;
+use meshstep_local::{LocalOptimizer, Workers};
 use meshstep_membership::{Error as MembershipError, Round};
 use meshstep_shard::Optimizer;
-use meshstep_shard::local::{LocalOptimizer, Workers};
 
 use crate::train::compare::Finals;
 use crate::train::trainer::Stepper;

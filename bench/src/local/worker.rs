@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use meshstep_comm::Communicator;
+use meshstep_local::{LocalError, LocalOptimizer, Workers};
 use meshstep_membership::{Departure, Digest, Error as MembershipError, Membership as _, Refusal, Round};
-use meshstep_shard::local::{LocalError, LocalOptimizer, Workers};
 use meshstep_shard::{Optimizer, Options};
 use serde::{Deserialize, Serialize};
 

@@ -4,8 +4,8 @@ use std::error::Error;
 use std::time::Instant;
 
 use anyhow::Result;
+use meshstep_local::LocalStep;
 use meshstep_optim::schedule::Schedule;
-use meshstep_shard::local::LocalStep;
 use meshstep_shard::{MicroBatch, Optimizer, Outcome, Pending, Step, StepArgs};
 
 use crate::progress::Progress;

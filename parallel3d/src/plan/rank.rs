@@ -2,7 +2,7 @@
 
 use super::{PipelineStage, Plan, deciding};
 use crate::{Axes, Coordinate, Error, Group, Parameter, Piece, Sharing};
-use meshstep_shard::local::Shares;
+use meshstep_local::Shares;
 use meshstep_shard::{Memory, Part, Placed, Seat, Seats, Stage, Wire};
 use std::fmt;
 use std::ops::Range;

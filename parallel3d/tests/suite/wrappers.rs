@@ -1,9 +1,9 @@
 //! The trait `Step`: one training loop, over an optimizer and each of its wrappers.
 
 use meshstep_comm::{Communicator, loopback};
+use meshstep_local::{LocalPlan, Workers};
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::{LocalOptimizer, Mesh, Model, Optimizer, Placement, replicas};
-use meshstep_shard::local::{self, LocalPlan, Workers};
 use meshstep_shard::{CrossShard, Error as ShardError, Options, Pending, Step, StepArgs, Until};
 use meshstep_tensor::{DType, Layout};
 use std::fmt::Debug;
@@ -62,7 +62,7 @@ fn one_loop_trains_an_optimizer_and_each_wrapper_to_the_same_bits() {
         let rank = comm.rank();
         let alone = || comm.split(Some(0), 0).unwrap().unwrap();
         let (inside, workers) = Workers::split(alone(), 0)?;
-        let mut worker = local::LocalOptimizer::new(plain(inside), workers, never())?;
+        let mut worker = meshstep_local::LocalOptimizer::new(plain(inside), workers, never())?;
         let (inside, mesh, workers) = replicas(alone(), &"dp_shard=2".parse()?)?;
         let mut replica = LocalOptimizer::new(meshed(inside, mesh), workers, never())?;
         let mut groups =

@@ -267,7 +267,7 @@ pub enum CheckpointError {
 
 impl CheckpointError {
     /// Returns an error of this rank's memory.
-    pub(crate) fn memory<E: ToString>(error: E) -> Self {
+    pub fn memory<E: ToString>(error: E) -> Self {
         CheckpointError::Memory { message: error.to_string() }
     }
 }

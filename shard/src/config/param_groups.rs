@@ -163,6 +163,12 @@ impl Groups {
         })
     }
 
+    /// Returns the rule of each parameter, by registration index, or an error in the groups.
+    pub fn rules(&self, layout: &Layout) -> Result<Vec<Arc<dyn Rule>>, Error> {
+        let groups = self.assign(layout)?;
+        Ok(groups.into_iter().map(|group| Arc::clone(&self.groups[group].rule)).collect())
+    }
+
     /// Returns the group of each parameter, by registration index, or an error in the groups.
     pub(crate) fn assign(&self, layout: &Layout) -> Result<Vec<usize>, Error> {
         self.groups.iter().try_for_each(|g| g.check(&self.groups[0]))?;

@@ -153,7 +153,7 @@ impl Optimizer {
     }
 
     /// Describes how a model's parameters are cut into the ones here, in `key = value` lines. Optimizers that exchange owned
-    /// ranges, as [workers](crate::local) do, must agree on this text in addition to the parameters. All ranks pass the same
+    /// ranges, as the workers of `meshstep-local` do, must agree on this text in addition to the parameters. All ranks pass the same
     /// text.
     pub fn arranged(&mut self, text: impl Into<String>) {
         self.params.arrangement = text.into();
@@ -197,11 +197,6 @@ impl Optimizer {
         self.reducer.finish_dropped()?;
         self.check_outcomes()?;
         self.reducer.check_idle()
-    }
-
-    /// Gathers all parameters on every rank, after their owners have changed them.
-    pub(crate) fn gather_all(&mut self) -> Result<(), Error> {
-        self.gatherer.gather_all(&mut self.params, &self.reducer)
     }
 
     /// Waits for the steps launched on a GPU, and counts their updates.

@@ -147,7 +147,7 @@ sums!(Memory, Wire);
 
 /// Returns the bytes that `rank` of `n` sends to all-reduce `len` elements on a ring: all chunks except its own, twice; `len`
 /// need not divide.
-pub(crate) fn ring_all_reduce(len: usize, n: usize, rank: usize, size: usize) -> u64 {
+pub fn ring_all_reduce(len: usize, n: usize, rank: usize, size: usize) -> u64 {
     let own = len / n + usize::from(rank < len % n);
     (2 * (len - own) * size) as u64
 }

@@ -100,7 +100,7 @@ impl Part {
     }
 
     /// Returns the positions that [`at`](Self::at) has set.
-    pub(crate) fn positions(&self) -> Option<&[usize]> {
+    pub fn positions(&self) -> Option<&[usize]> {
         self.positions.as_deref()
     }
 
@@ -123,7 +123,7 @@ impl Part {
     }
 
     /// Returns the position of parameter `index` among all, and its number of elements before a cut.
-    pub(crate) fn in_model(&self, index: usize) -> (usize, usize) {
+    pub fn in_model(&self, index: usize) -> (usize, usize) {
         let position = self.positions.as_ref().map_or(index, |positions| positions[index]);
         let len = self.layout.params()[index].len();
         (position, self.wholes.as_ref().map_or(len, |wholes| wholes[index]))

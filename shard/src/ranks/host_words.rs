@@ -16,7 +16,7 @@ pub fn run(comm: &dyn Communicator, queue: &Queue, op: Op, buffer: &mut Buffer) 
 }
 
 /// Waits for an operation, if it was started.
-pub(crate) fn land(started: Result<InFlight, (Buffer, Error)>, queue: &Queue) -> (Buffer, Result<(), Error>) {
+pub fn land(started: Result<InFlight, (Buffer, Error)>, queue: &Queue) -> (Buffer, Result<(), Error>) {
     match started {
         Ok(flight) => flight.wait(queue),
         Err((buffer, error)) => (buffer, Err(error)),
@@ -106,7 +106,7 @@ pub(crate) fn all_reduce_both(
 }
 
 /// Returns a digest of the bytes at the queue's place.
-pub(crate) fn digest(queue: &Queue, meter: &Meter, memory: Slice<'_>) -> Result<u64, meshstep_tensor::Error> {
+pub fn digest(queue: &Queue, meter: &Meter, memory: Slice<'_>) -> Result<u64, meshstep_tensor::Error> {
     read(queue, meter, memory, |memory| Ok(xxh3_64(memory.bytes()?)))
 }
 

@@ -5,15 +5,15 @@ use crate::update::params::Params;
 
 /// Hooks around the update of a step that is decided. They run on all ranks of the optimizer or on none; an error is this rank's
 /// alone, and ends the run.
-pub(crate) trait UpdateHooks {
+pub trait UpdateHooks {
     /// Returns true if updated parameters wait for [`after`](Self::after) before they are sent.
     fn holds(&self) -> bool {
         false
     }
 
     /// Returns true if the hooks have work in this step, so that the host waits for the GPU's decision. Otherwise a GPU decides
-    /// and updates without them, and neither [`before`](Self::before) nor [`after`](Self::after) is called.
-    #[cfg(feature = "cuda")]
+    /// and updates without them, and neither [`before`](Self::before) nor [`after`](Self::after) is called. On the CPU both are
+    /// always called.
     fn waits(&self) -> bool {
         false
     }

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// Parameters of one rank, the state that it owns, and the rules that update them.
 #[derive(Debug)]
-pub(crate) struct Params {
+pub struct Params {
     pub(crate) options: Options,
     pub(crate) entries: Vec<ParamEntry>,
     by_name: HashMap<String, usize>,
@@ -145,7 +145,7 @@ impl Params {
     }
 
     /// Makes the queue wait for all parameters of the last step that may still be in flight.
-    pub(crate) fn wait(&self) -> Result<(), Error> {
+    pub fn wait(&self) -> Result<(), Error> {
         self.buckets.iter().try_for_each(Owned::wait_for_params)
     }
 }

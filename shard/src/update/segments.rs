@@ -147,7 +147,7 @@ fn tables(plan: &BucketPlan, range: &Range<usize>, of: impl Fn(usize) -> ParamKe
 }
 
 /// Returns the intersection of two ranges.
-pub(crate) fn overlap(a: &Range<usize>, b: &Range<usize>) -> Option<Range<usize>> {
+pub fn overlap(a: &Range<usize>, b: &Range<usize>) -> Option<Range<usize>> {
     let both = a.start.max(b.start)..a.end.min(b.end);
     (!both.is_empty()).then_some(both)
 }

@@ -5,7 +5,12 @@ use meshstep_comm::{Communicator, loopback, nccl};
 use meshstep_shard::Options;
 use meshstep_tensor::Queue;
 use meshstep_tensor::cuda::{self, Stream};
+use std::ffi::{CStr, c_char};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Long enough for calls that succeed, short enough to notice a rank that waits.
+pub const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Lock held by every test: the order of work is chosen for the whole process.
 pub fn alone() -> MutexGuard<'static, ()> {
@@ -38,6 +43,16 @@ pub fn seed(seed: u64) {
     unsafe {
         let driver = libloading::Library::new("libcuda.so.1").unwrap();
         driver.get::<Seed>(b"meshstep_standin_seed").unwrap()(seed);
+    }
+}
+
+/// Makes the next call of a function of the stand-in fail with `code`.
+pub fn fail(function: &CStr, code: i32) {
+    type Fail = extern "C" fn(*const c_char, i32);
+    // SAFETY: the stand-in is loaded and stays, and documents this type.
+    unsafe {
+        let driver = libloading::Library::new("libcuda.so.1").unwrap();
+        driver.get::<Fail>(b"meshstep_standin_fail").unwrap()(function.as_ptr(), code);
     }
 }
 
@@ -76,4 +91,17 @@ pub fn on_ranks<T: Send>(run: &Run, body: impl Fn(Arc<dyn Communicator>, &Run) -
 /// Runs `body` on GPUs or on the CPU.
 pub fn on<T: Send>(gpus: bool, run: &Run, body: impl Fn(Arc<dyn Communicator>, &Run) -> T + Sync) -> Vec<T> {
     if gpus { on_ranks(run, body) } else { loopback::spawn(run.ranks, |comm| body(comm, run)).unwrap() }
+}
+
+/// Runs `body` on two ranks; neither may wait for its deadline.
+pub fn two<T: Send>(body: impl Fn(Run, Arc<nccl::Nccl>) -> T + Sync) -> Vec<T> {
+    let options = nccl::Options { deadline: DEADLINE, ..nccl::Options::default() };
+    let began = Instant::now();
+    let ends = nccl::spawn(&[0, 1 % devices()], options, |comm| {
+        let queue = Queue::cuda(Stream::new(comm.device()).unwrap());
+        let base = Run { ranks: 2, ..Run::default() };
+        body(Run { options: Options { queue, ..base.options.clone() }, ..base }, comm)
+    });
+    assert!(began.elapsed() < DEADLINE, "a rank waited for one that did not come");
+    ends.unwrap()
 }

@@ -39,6 +39,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
     Program { package: "meshstep-comm", features: "nccl", target: Target::NcclTest("suite") },
     Program { package: "meshstep-shard", features: "cuda", target: Target::NcclTest("suite") },
     Program { package: "meshstep-checkpoint", features: "cuda", target: Target::NcclTest("suite") },
+    Program { package: "meshstep-local", features: "cuda,checkpoint", target: Target::NcclTest("suite") },
     Program { package: "meshstep-bench-cases", features: "cuda", target: Target::Bench("gpu") },
     Program { package: "meshstep-bench-cases", features: "cuda", target: Target::StagesBench("stages") },
     Program { package: "meshstep-bench-cases", features: "cuda", target: Target::CpuBench("ranks") },

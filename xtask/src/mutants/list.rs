@@ -173,12 +173,12 @@ pub(super) const MUTANTS: [Mutant; 30] = [
         test: "pieces::runs_are_the_elements_two_pieces_have_in_common",
     },
     Mutant {
-        name: "shard-late-mean-counts-in-full",
+        name: "local-late-mean-counts-in-full",
         file: "optim/src/merge/cpu.rs",
         from: "let share = merge.taken * left;",
         to: "let share = merge.taken;",
-        package: "meshstep-shard",
-        test: "local::trajectories::a_delayed_moment_is_the_one_that_was_averaged_at_once",
+        package: "meshstep-local",
+        test: "trajectories::a_delayed_moment_is_the_one_that_was_averaged_at_once",
     },
     Mutant {
         name: "membership-arbiter-commits-a-failed-exchange",

@@ -127,6 +127,7 @@ impl Mutant {
         let features = match self.package {
             "meshstep-comm" => "--features nccl",
             "meshstep-parallel3d" => "--features candle,checkpoint,cuda",
+            "meshstep-local" => "--features checkpoint,cuda",
             "meshstep-membership" | "xtask" => "",
             _ => "--features cuda",
         };

@@ -11,14 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("meshstep-optim", &["meshstep-tensor", "meshstep-cases", "meshstep-simt"]),
     (
         "meshstep-shard",
-        &[
-            "meshstep-membership",
-            "meshstep-comm",
-            "meshstep-optim",
-            "meshstep-tensor",
-            "meshstep-cases",
-            "meshstep-shard-cases",
-        ],
+        &["meshstep-comm", "meshstep-optim", "meshstep-tensor", "meshstep-cases", "meshstep-shard-cases"],
     ),
     (
         "meshstep-checkpoint",
@@ -33,8 +26,22 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "meshstep-local",
+        &[
+            "meshstep-checkpoint",
+            "meshstep-shard",
+            "meshstep-membership",
+            "meshstep-comm",
+            "meshstep-optim",
+            "meshstep-tensor",
+            "meshstep-cases",
+            "meshstep-shard-cases",
+        ],
+    ),
+    (
         "meshstep-parallel3d",
         &[
+            "meshstep-local",
             "meshstep-checkpoint",
             "meshstep-shard",
             "meshstep-membership",
@@ -48,6 +55,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "meshstep-bench",
         &[
             "meshstep-parallel3d",
+            "meshstep-local",
             "meshstep-checkpoint",
             "meshstep-shard",
             "meshstep-membership",
@@ -60,7 +68,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     (
         "meshstep-bench-cases",
-        &["meshstep-parallel3d", "meshstep-shard", "meshstep-comm", "meshstep-optim", "meshstep-tensor"],
+        &[
+            "meshstep-parallel3d",
+            "meshstep-local",
+            "meshstep-shard",
+            "meshstep-comm",
+            "meshstep-optim",
+            "meshstep-tensor",
+        ],
     ),
     ("xtask", &[]),
     // Helpers of tests. They are not published, so a library may use them in its tests only.

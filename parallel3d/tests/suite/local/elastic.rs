@@ -2,10 +2,10 @@
 
 use crate::local::worker::{Has, Job, assert_same, has};
 use meshstep_comm::{Clock, Communicator, loopback};
+use meshstep_local::{LocalPlan, Workers};
 use meshstep_membership::{Config, Error, InProcess, Membership, Round};
 use meshstep_optim::AdamW;
 use meshstep_parallel3d::{LocalOptimizer, Mesh};
-use meshstep_shard::local::{LocalPlan, Workers};
 use meshstep_shard::{Groups, Stage};
 use std::sync::{Arc, Barrier};
 use std::thread;

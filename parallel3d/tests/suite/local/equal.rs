@@ -3,8 +3,8 @@
 use crate::local::worker::{Job, STEPS, assert_same, cases, plans, run};
 use meshstep_cases::long;
 use meshstep_comm::loopback;
+use meshstep_local::{Fragment, LocalPlan, Ring, Timing, What};
 use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Plan, replicas};
-use meshstep_shard::local::{Fragment, LocalPlan, Ring, Timing, What};
 use meshstep_shard::{Owners, Stage};
 
 const MESHES: [&str; 6] = [

@@ -2,8 +2,8 @@
 
 use crate::local::worker::{Job, plans};
 use meshstep_comm::loopback;
+use meshstep_local::{Fragment, LocalError, LocalPlan, Select, Timing, What, Workers};
 use meshstep_parallel3d::{Axis, Error, LocalOptimizer, Mesh, MeshError, Model, Placement, replicas};
-use meshstep_shard::local::{Fragment, LocalError, LocalPlan, Select, Timing, What, Workers};
 use meshstep_shard::{Error as ShardError, Stage};
 use meshstep_tensor::DType;
 

@@ -3,9 +3,9 @@
 use crate::common::{self, AT};
 use meshstep_cases::{long, tried};
 use meshstep_comm::{Communicator, loopback};
+use meshstep_local::{LocalPlan, Placement, Weights};
 use meshstep_optim::{AdamW, QhAdamW, Rounding};
 use meshstep_parallel3d::{Axis, LocalOptimizer, Mesh, Model, Optimizer, replicas};
-use meshstep_shard::local::{LocalPlan, Placement, Weights};
 use meshstep_shard::{Combine, Groups, Master, Moments, Options, Outcome, Precision, Stage, Step, StepArgs};
 use meshstep_tensor::{DType, Slice};
 use std::collections::BTreeMap;

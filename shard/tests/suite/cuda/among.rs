@@ -1,7 +1,8 @@
 //! Parameters that several groups of GPUs share in different ways: loopback's steps, bit for bit, because sums are exact.
 
 use crate::among::sharing::{on_rank, troubled, weighed};
-use crate::cuda::{alone, apart, devices, room_for, seed, stand_in};
+use crate::common::gpus::DEADLINE;
+use crate::cuda::{alone, devices, room_for, seed, stand_in};
 use meshstep_comm::{Communicator, loopback, nccl};
 use meshstep_optim::AdamW;
 use meshstep_shard::{Combine, Initial, NonFinite, Options, Owners, Stage};
@@ -16,7 +17,7 @@ fn both<R: Send + PartialEq + std::fmt::Debug>(
 ) {
     let here = loopback::spawn(8, |world| rank(world, options.clone())).unwrap();
     let devices: Vec<usize> = (0..8).map(|rank| rank % devices()).collect();
-    let patience = nccl::Options { deadline: apart::DEADLINE, ..nccl::Options::default() };
+    let patience = nccl::Options { deadline: DEADLINE, ..nccl::Options::default() };
     let there = nccl::spawn(&devices, patience, |world| {
         let queue = Queue::cuda(Stream::new(world.device()).unwrap());
         rank(world, Options { queue, ..options.clone() })

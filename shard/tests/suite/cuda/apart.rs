@@ -1,34 +1,17 @@
 //! Ranks on GPUs, one of which fails, reads fewer outcomes than another, or leaves: no rank waits for it, and none reports
 //! success.
 
+use crate::common::gpus::{fail, two};
 use crate::common::{self, Run};
-use crate::cuda::{alone, devices, room_for, stand_in};
-use meshstep_comm::{Communicator, nccl};
+use crate::cuda::{alone, room_for, stand_in};
+use meshstep_comm::Communicator;
 use meshstep_optim::{DynamicLossScale, Lamb, LossScale, LossScaleState, Norm};
 use meshstep_shard::{Clip, Combine, Error, Optimizer, Options, Outcome, Stage, StepArgs, Until};
-use meshstep_tensor::cuda::Stream;
-use meshstep_tensor::{DType, Layout, LayoutBuilder, Meter, Queue};
+use meshstep_tensor::{DType, Layout, LayoutBuilder, Meter};
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
-
-/// Long enough for calls that succeed, short enough to notice a rank that waits.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A rate that every rank refuses.
 const BAD: f64 = -1.0;
-
-/// Runs `body` on two ranks; neither may wait for its deadline.
-pub(crate) fn two<T: Send>(body: impl Fn(Run, Arc<nccl::Nccl>) -> T + Sync) -> Vec<T> {
-    let options = nccl::Options { deadline: DEADLINE, ..nccl::Options::default() };
-    let began = Instant::now();
-    let ends = nccl::spawn(&[0, 1 % devices()], options, |comm| {
-        let queue = Queue::cuda(Stream::new(comm.device()).unwrap());
-        let base = Run { ranks: 2, ..Run::default() };
-        body(Run { options: Options { queue, ..base.options.clone() }, ..base }, comm)
-    });
-    assert!(began.elapsed() < DEADLINE, "somebody waited for a rank that did not come");
-    ends.unwrap()
-}
 
 fn more(b: LayoutBuilder) -> Layout {
     b.param("more", &[40], DType::F32).build().unwrap()
@@ -42,15 +25,6 @@ fn step(
 ) -> Result<meshstep_shard::Pending, Error> {
     run.hand_over(optimizer, t, 0)?;
     optimizer.step(at)
-}
-
-pub(crate) fn fail(function: &std::ffi::CStr, code: i32) {
-    type Fail = extern "C" fn(*const std::ffi::c_char, i32);
-    // SAFETY: the stand-in is loaded and stays, and documents this type.
-    unsafe {
-        let driver = libloading::Library::new("libcuda.so.1").unwrap();
-        driver.get::<Fail>(b"meshstep_standin_fail").unwrap()(function.as_ptr(), code);
-    }
 }
 
 /// Rank 0 has read a step's error and rank 1 has not: parameters are added on both or on neither.

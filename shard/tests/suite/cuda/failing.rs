@@ -1,7 +1,7 @@
 //! Driver calls that fail on one rank alone, in the middle of a collective call: every rank gets an error, and none waits.
 
+use crate::common::gpus::{fail, two};
 use crate::common::{self, Run, params, state};
-use crate::cuda::apart::{fail, two};
 use crate::cuda::lbfgs::{self, SEARCHES};
 use crate::cuda::{alone, stand_in};
 use crate::lbfgs::problems::Problem;

@@ -1,6 +1,6 @@
 //! Number of NCCL calls and kernel launches of a step, as the stand-ins count them.
 
-use super::on_ranks;
+use crate::common::gpus::on_ranks;
 use crate::common::{self, Gradients, Run, STAGES};
 use crate::cuda::{alone, room_for, stand_in};
 use meshstep_comm::Kind;

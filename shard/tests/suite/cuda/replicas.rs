@@ -1,8 +1,9 @@
 //! Replicas in groups on GPUs: the cases of loopback, and faults that only a GPU can have.
 
 use crate::common::adamw;
+use crate::common::gpus::{DEADLINE, fail};
 use crate::cross_shard::cases::{self, Comm, Loopback, Ranks};
-use crate::cuda::{alone, apart, devices, room_for, seed, stand_in};
+use crate::cuda::{alone, devices, room_for, seed, stand_in};
 use meshstep_comm::nccl;
 use meshstep_shard::{Clip, Combine, CrossShard, Error, MicroBatch, Missing, Options, Stage, Step, StepArgs};
 use meshstep_tensor::Queue;
@@ -16,7 +17,7 @@ struct Gpus;
 impl Ranks for Gpus {
     fn run<T: Send>(&self, ranks: usize, body: impl Fn(Comm, Queue) -> T + Sync) -> Vec<T> {
         let devices: Vec<usize> = (0..ranks).map(|rank| rank % devices()).collect();
-        let options = nccl::Options { deadline: apart::DEADLINE, ..nccl::Options::default() };
+        let options = nccl::Options { deadline: DEADLINE, ..nccl::Options::default() };
         let ends = nccl::spawn(&devices, options, |comm| {
             let queue = Queue::cuda(Stream::new(comm.device()).unwrap());
             body(comm, queue)
@@ -131,7 +132,7 @@ fn who_cannot_compare_ends_it_for_all() {
             let mut opt = replicas(comm, queue);
             both.wait();
             if rank == 1 {
-                apart::fail(call, 2);
+                fail(call, 2);
             }
             both.wait();
             // The failing call may be on either rank.
@@ -140,7 +141,7 @@ fn who_cannot_compare_ends_it_for_all() {
             let next = opt.micro_batch(1).and_then(MicroBatch::finish);
             assert!(matches!(next, Err(Error::Comm(_))), "{call:?} on rank {rank}: {next:?}");
         });
-        assert!(began.elapsed() < apart::DEADLINE, "somebody waited for a rank that did not come");
+        assert!(began.elapsed() < DEADLINE, "somebody waited for a rank that did not come");
     }
 }
 
