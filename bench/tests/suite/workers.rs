@@ -78,6 +78,36 @@ fn a_worker_trains_with_an_arbiter_of_its_own_and_another_arbiter_continues_the_
     assert!(output.status.code() == Some(2) && error.contains("begin a new run, with a new log"), "{error}");
 }
 
+/// Returns the digest of the worker's last parameters.
+fn digest(out: &Path) -> String {
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(out.join("worker-0.json")).unwrap()).unwrap();
+    let life = &report["lives"][0];
+    assert_eq!((life["failed"].as_array().unwrap().len(), &life["ended"]), (0, &serde_json::Value::Null));
+    life["digest"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn an_arbiter_that_is_killed_and_continues_its_log_changes_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_arbiter, addr) = arbiter(&dir.path().join("undisturbed"), "127.0.0.1:0");
+    assert!(worker(&addr, dir.path()).status.success());
+    let undisturbed = digest(dir.path());
+    let log = dir.path().join("log");
+    let (mut current, addr) = arbiter(&log, "127.0.0.1:0");
+    std::thread::scope(|scope| {
+        let trains = scope.spawn(|| worker(&addr, dir.path()));
+        while !trains.is_finished() {
+            std::thread::sleep(std::time::Duration::from_millis(300)); // some exchanges long
+            drop(current);
+            current = arbiter(&log, &addr).0;
+        }
+        let output = trains.join().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    });
+    assert_eq!(digest(dir.path()), undisturbed);
+}
+
 #[test]
 fn a_rank_among_contradictory_variables_and_options_says_so() {
     let torchrun = [
