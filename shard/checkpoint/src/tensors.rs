@@ -78,7 +78,7 @@ impl SavedTensor {
     }
 
     /// Returns the number of elements of the whole parameter.
-    pub fn len(&self) -> u64 {
+    pub fn elements(&self) -> u64 {
         self.holding.shape.iter().product()
     }
 }

@@ -137,7 +137,7 @@ impl Sources {
         let parts = parts(&contents);
         let claims = ranks.gather(&serde_json::to_vec(&claims(&contents, &parts)).unwrap_or_default())?;
         let (queue, meter) = ranks.memory();
-        let words = contents.iter().map(SavedTensor::len).max().unwrap_or(0).min(WINDOW) as usize + 1;
+        let words = contents.iter().map(SavedTensor::elements).max().unwrap_or(0).min(WINDOW) as usize + 1;
         let room = Buffer::zeroed_on(queue, words, DType::U64, meter, Category::Staging);
         let made = elect(&contents, &claims, to)
             .and_then(|pieces| Ok((pieces, room.map_err(CheckpointError::memory)?)));
@@ -163,7 +163,7 @@ impl Sources {
         sink: Sink<'_>,
     ) -> Result<(), Error> {
         let mut so_far = if self.receives() { self.make_window(vector) } else { Ok(()) };
-        let (len, shape) = (self.contents[param].len(), self.contents[param].holding.shape.clone());
+        let (len, shape) = (self.contents[param].elements(), self.contents[param].holding.shape.clone());
         let (mut at, mut sent) = (0, true);
         while at < len {
             let range = at..len.min(at + WINDOW);

@@ -62,7 +62,7 @@ pub(crate) struct Staged {
 /// | `thing` | loads |
 /// |---|---|
 /// | [`CrossShard`](meshstep_shard::CrossShard) | with the same number of groups each group's state, onto any number of ranks. With another number, and from a checkpoint of an [`Optimizer`](meshstep_shard::Optimizer), the state that all groups shared, with the first group's steps, skips and loss scale; if the saved groups had diverged, this is [`CheckpointError::Groups`]: call [`synchronize_state`](meshstep_shard::CrossShard::synchronize_state) before saving |
-/// | [`LocalOptimizer`](crate::local::LocalOptimizer) | with the same number of workers each worker's state, onto any ranks and stage. Another number merges the saved workers, and another plan begins anew, as below |
+/// | `LocalOptimizer`, a worker | with the same number of workers each worker's state, onto any ranks and stage. Another number merges the saved workers, and another plan begins anew, as below |
 ///
 /// For another number of workers, parameters, masters, moments and sent values become the mean of the workers with values that count, in
 /// f64, rounded once, weighted by tokens if the plan says so. Tokens since each fragment's last exchange are divided evenly, rounded up.

@@ -73,7 +73,7 @@ pub(crate) struct Agreed {
 /// | [`Optimizer`](meshstep_shard::Optimizer) | each element of each parameter once, with its state |
 /// | [`ShardedLbfgs`](meshstep_shard::ShardedLbfgs) | also the directions `d0`, .., and `y0`, .., the gradients `g0`, .., and the point `x`; named by the iterations |
 /// | [`CrossShard`](meshstep_shard::CrossShard) | what a single optimizer would save, if all groups have the same values by their hashes; otherwise tensors `group.<number>/<parameter>`, in the order in which the groups were given; steps, skips and loss scale of each group if they differ. Ranks of one group that differ are [`Disagree`](meshstep_shard::Error::Disagree) |
-/// | [`LocalOptimizer`](crate::local::LocalOptimizer) | each worker's parameters, moments and `t`, the result of the last exchange, the outer optimizer's state, exchanges in flight (after waiting for their values), the step, and the plan |
+/// | `LocalOptimizer`, a worker | each worker's parameters, moments and `t`, the result of the last exchange, the outer optimizer's state, exchanges in flight (after waiting for their values), the step, and the plan |
 pub fn save<T: Saveable + ?Sized>(thing: &mut T, store: &Store, mut save: Save<'_>) -> Result<u64, Error> {
     let mut nobody = |_, _| {};
     let (progress, after) = (save.progress.take(), save.after.take());

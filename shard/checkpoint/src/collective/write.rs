@@ -98,7 +98,7 @@ impl WriteJob<'_> {
             let content = &self.contents[*param];
             for vector in &content.vectors {
                 let slot = if vector.name == PARAM { String::new() } else { format!(":{}", vector.name) };
-                let whole = part.global.len() == content.len();
+                let whole = part.global.len() == content.elements();
                 let at = if whole { String::new() } else { format!("#{}", place(part)) };
                 let key = unique(format!("{}{slot}{at}", content.name), keys);
                 let (slot, name, dtype) = (vector.slot, &*vector.name, vector.dtype);

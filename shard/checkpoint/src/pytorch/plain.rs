@@ -55,7 +55,7 @@ impl Plain {
         to: &mut Target<'_>,
     ) -> Result<(), CheckpointError> {
         let held = content.held();
-        let whole = Piece { region: Region::whole(&entry.shape), range: 0..content.len() };
+        let whole = Piece { region: Region::whole(&entry.shape), range: 0..content.elements() };
         for Part { global, local } in content.holding.parts(range.start as u64..range.end as u64) {
             let places: Vec<Run> = local.runs(&held).collect();
             let runs = join(whole.runs(&global), &places);
