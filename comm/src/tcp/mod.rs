@@ -18,3 +18,6 @@ mod world;
 pub use error::Error;
 pub use options::{Address, Encrypt, Options};
 pub use world::{World, join};
+
+#[cfg(test)]
+mod tests;

@@ -91,6 +91,9 @@ impl Stream {
     }
 
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<usize, LostWhy> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
         if self.closed || self.inbox.is_done() {
             return Err(self.report(LostWhy::Closed));
         }

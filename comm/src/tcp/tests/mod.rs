@@ -1,0 +1,5 @@
+//! Tests of streams between ranks, as threads and as processes.
+
+mod carry;
+mod common;
+mod joining;
