@@ -9,10 +9,12 @@ use std::ops::Range;
 
 /// Payloads from this length on are worth a receive of their own, into the caller's memory.
 const BULK: usize = 16 << 10;
+/// Bytes received with a long payload, from behind it: the next header, or a short record and the header behind that.
+const TAIL: usize = 64;
 /// Unchecked bytes up to this length are moved to the front of the memory.
 const SHORT: usize = 4 << 10;
 /// Memory of an inbox: a record in use, and the next one behind it.
-const CAPACITY: usize = 2 * (RECORD + HEADER) + SHORT;
+const CAPACITY: usize = 2 * (HEADER + RECORD + TAIL) + SHORT;
 
 /// Records of one direction, as they arrive.
 #[derive(Debug)]
@@ -176,7 +178,7 @@ impl Inbox {
         }
     }
 
-    /// Receives the payload of the record at `begin` into `into`, and the next header behind it. Returns 0 if the system gave less
+    /// Receives the payload of the record at `begin` into `into`, and a few bytes behind it. Returns 0 if the system gave less
     /// than it had announced; the bytes are then in the inbox.
     fn receive_into(
         &mut self,
@@ -186,7 +188,7 @@ impl Inbox {
     ) -> Result<usize, LostWhy> {
         let have = self.end - self.begin - HEADER;
         into[..have].copy_from_slice(&self.raw[self.begin + HEADER..self.end]);
-        let mut next = [0; HEADER];
+        let mut next = [0; TAIL];
         let mut parts = [IoSliceMut::new(&mut into[have..]), IoSliceMut::new(&mut next)];
         let result = socket.read_vectored(&mut parts);
         let Some(len) = self.moved(result)? else { return Ok(0) };
@@ -252,7 +254,7 @@ impl Inbox {
     /// Moves unchecked bytes to the front if they are few, or if the record at `begin` does not fit there.
     fn make_room(&mut self) {
         let in_use = self.cipher.is_none() && !self.checked.is_empty();
-        let needed = HEADER + self.header.map_or(0, |header| header.len) + HEADER;
+        let needed = HEADER + self.header.map_or(0, |header| header.len) + TAIL;
         let few = self.end - self.begin <= SHORT;
         if !in_use && self.begin > 0 && (few || self.raw.len() - self.begin < needed) {
             self.raw.copy_within(self.begin..self.end, 0);
@@ -260,14 +262,14 @@ impl Inbox {
         }
     }
 
-    /// End of the next receive: behind a long payload only the next header, so that nothing long has to be moved; if the caller takes
+    /// End of the next receive: behind a long payload only few bytes, so that nothing long has to be moved; if the caller takes
     /// payloads directly, behind a short one too.
     fn limit(&self) -> usize {
         let end = match self.header {
             Some(header) if self.direct || (self.cipher.is_none() && header.len >= BULK) => {
-                self.begin + HEADER + header.len + HEADER
+                self.begin + HEADER + header.len + TAIL
             }
-            None if self.direct => self.begin + HEADER,
+            None if self.direct => self.begin + TAIL,
             _ => self.raw.len(),
         };
         end.min(self.raw.len())

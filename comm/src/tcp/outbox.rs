@@ -5,6 +5,11 @@ use crate::p2p::transport::LostWhy;
 use crate::rendezvous::Cipher;
 use std::io::{ErrorKind, IoSlice, Write};
 
+/// Writes up to this length are gathered, so that a short one shares a system call with the next.
+const SHORT: usize = 1 << 10;
+/// Longest gathered records.
+const GATHERED: usize = 4 << 10;
+
 /// Records of one direction, as they are sent.
 ///
 /// A record is promised by its header, so one that the system takes in part is kept here to its end. Its last byte is then not yet
@@ -13,7 +18,7 @@ use std::io::{ErrorKind, IoSlice, Write};
 pub(super) struct Outbox {
     cipher: Option<Cipher>,
     sequence: u32,
-    /// Rest of a record that the system has taken in part, from `sent` on.
+    /// Records to be sent, from `sent` on.
     kept: Vec<u8>,
     sent: usize,
     /// True if the last byte of the kept record was not reported as written.
@@ -29,12 +34,19 @@ enum Taken {
 
 impl Outbox {
     pub(super) fn new(cipher: Option<Cipher>) -> Self {
-        Outbox { cipher, sequence: 0, kept: Vec::with_capacity(HEADER + RECORD), sent: 0, owes: false }
+        let kept = Vec::with_capacity(GATHERED + HEADER + RECORD);
+        Outbox { cipher, sequence: 0, kept, sent: 0, owes: false }
     }
 
-    /// Writes as many bytes as fit now; returns their number.
+    /// Writes as many bytes as fit now; returns their number. A short write is sent with the next long one, or by
+    /// [`flush`](Self::flush).
     pub(super) fn write(&mut self, socket: &mut impl Write, bytes: &[u8]) -> Result<usize, LostWhy> {
-        if bytes.is_empty() || !self.flush(socket)? {
+        let gathers = self.sent == 0 && !self.owes && self.kept.len() + HEADER + SHORT <= GATHERED;
+        if bytes.len() <= SHORT && gathers {
+            self.append(bytes);
+            return Ok(bytes.len());
+        }
+        if !gathers && !self.flush(socket)? {
             return Ok(0);
         }
         let mut done = usize::from(std::mem::take(&mut self.owes));
@@ -73,7 +85,11 @@ impl Outbox {
 
     /// Sends the goodbye, an empty record, if the system takes it now.
     pub(super) fn goodbye(&mut self, socket: &mut impl Write) -> Result<bool, LostWhy> {
-        Ok(self.flush(socket)? && !matches!(self.send(socket, &[])?, Taken::Nothing) && self.flush(socket)?)
+        if !self.flush(socket)? {
+            return Ok(false);
+        }
+        self.append(&[]);
+        self.flush(socket)
     }
 
     fn longest(&self) -> usize {
@@ -84,14 +100,20 @@ impl Outbox {
         if self.cipher.is_some() { self.send_sealed(socket, payload) } else { self.send_plain(socket, payload) }
     }
 
+    /// Sends the kept records and one of `payload` behind them.
     fn send_plain(&mut self, socket: &mut impl Write, payload: &[u8]) -> Result<Taken, LostWhy> {
-        let (len, sequence) = (payload.len(), self.sequence);
-        let header = Header { len, sequence, checksum: checksum(payload, sequence) }.encode();
-        let Some(sent) = taken(socket.write_vectored(&[IoSlice::new(&header), IoSlice::new(payload)]))? else {
+        let header = self.header(payload);
+        let parts = [IoSlice::new(&self.kept[self.sent..]), IoSlice::new(&header), IoSlice::new(payload)];
+        let Some(sent) = taken(socket.write_vectored(&parts))? else { return Ok(Taken::Nothing) };
+        let kept = self.kept.len() - self.sent;
+        if sent <= kept && kept > 0 {
+            self.sent += sent;
             return Ok(Taken::Nothing);
-        };
-        self.sequence = sequence.wrapping_add(1);
-        if sent == HEADER + len {
+        }
+        self.kept.clear();
+        (self.sent, self.sequence) = (0, self.sequence.wrapping_add(1));
+        let sent = sent - kept;
+        if sent == HEADER + payload.len() {
             return Ok(Taken::All);
         }
         self.kept.extend_from_slice(header.get(sent..).unwrap_or_default());
@@ -100,12 +122,29 @@ impl Outbox {
     }
 
     fn send_sealed(&mut self, socket: &mut impl Write, payload: &[u8]) -> Result<Taken, LostWhy> {
-        let Some(cipher) = &mut self.cipher else { return Ok(Taken::Nothing) };
-        let header = Header { len: payload.len() + Cipher::TAG, sequence: self.sequence, checksum: 0 };
-        self.kept.extend_from_slice(&header.encode());
-        cipher.seal(payload, &mut self.kept);
-        self.sequence = self.sequence.wrapping_add(1);
+        self.append(payload);
         Ok(if self.flush(socket)? { Taken::All } else { Taken::Part })
+    }
+
+    /// Adds the record of `payload` to those that are kept.
+    fn append(&mut self, payload: &[u8]) {
+        let header = self.header(payload);
+        self.kept.extend_from_slice(&header);
+        match &mut self.cipher {
+            Some(cipher) => cipher.seal(payload, &mut self.kept),
+            None => self.kept.extend_from_slice(payload),
+        }
+        self.sequence = self.sequence.wrapping_add(1);
+    }
+
+    /// Header of the next record.
+    fn header(&self, payload: &[u8]) -> [u8; HEADER] {
+        let sequence = self.sequence;
+        let (len, checksum) = match self.cipher {
+            Some(_) => (payload.len() + Cipher::TAG, 0),
+            None => (payload.len(), checksum(payload, sequence)),
+        };
+        Header { len, sequence, checksum }.encode()
     }
 }
 
