@@ -8,6 +8,7 @@ mod hub;
 mod inbox;
 mod interface;
 mod mailbox;
+mod mixed;
 mod options;
 mod outbox;
 mod record;

@@ -2,4 +2,6 @@
 
 mod carry;
 mod common;
+mod fakes;
 mod joining;
+mod mixed;
