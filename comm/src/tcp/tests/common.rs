@@ -107,12 +107,17 @@ impl Exchange {
         Exchange { seed, outgoing, incoming: vec![Vec::new(); n], len, dice, until: Instant::now() + LONG }
     }
 
-    /// Runs to the end, and compares every byte.
+    /// Runs to the end or to the loss of a rank, and compares every byte that has arrived.
     pub(super) fn run(mut self, transport: &mut dyn Transport) -> Result<(), Lost> {
-        while !self.turn(transport)? {
-            assert!(Instant::now() < self.until, "hangs with {:?} left", self.left());
-        }
+        let result = loop {
+            match self.turn(transport) {
+                Ok(false) => assert!(Instant::now() < self.until, "hangs with {:?} left", self.left()),
+                Ok(true) => break Ok(()),
+                Err(lost) => break Err(lost),
+            }
+        };
         self.compare(transport.rank());
+        result?;
         // Short writes leave with this call.
         transport.progress().map(drop)
     }

@@ -23,12 +23,12 @@ pub(super) struct Fake {
     rank: usize,
     members: Vec<usize>,
     audience: Vec<usize>,
-    arrived: HashMap<Source2, Vec<u8>>,
+    arrived: HashMap<StreamKey, Vec<u8>>,
     reported: Vec<usize>,
 }
 
 /// Source as a key: the rank, and true for its common stream.
-type Source2 = (usize, bool);
+type StreamKey = (usize, bool);
 
 /// Loses a rank of the fakes, for all others.
 pub(super) struct Loss(Arc<Network>);
@@ -60,7 +60,7 @@ impl Fake {
         self.network.news.notify_all();
     }
 
-    fn key(from: Source) -> Source2 {
+    fn key(from: Source) -> StreamKey {
         match from {
             Source::Rank(rank) => (rank, false),
             Source::Common(rank) => (rank, true),

@@ -2,6 +2,9 @@
 
 mod carry;
 mod common;
+mod damage;
 mod fakes;
 mod joining;
 mod mixed;
+mod processes;
+mod relay;
