@@ -65,6 +65,9 @@ pub(super) fn on_ranks<T: Send>(
     results.into_iter().map(Result::unwrap).collect()
 }
 
+/// Long streams repeat a block of this length, which no record has.
+const BLOCK: usize = 50_021;
+
 /// Generator of reproducible bytes: the stream from one rank to another under a seed.
 #[derive(Clone)]
 pub(super) struct Bytes(u64);
@@ -82,8 +85,12 @@ impl Bytes {
     }
 
     pub(super) fn take(&mut self, len: usize) -> Vec<u8> {
-        let words = (0..len.div_ceil(8)).flat_map(|_| self.number().to_le_bytes());
-        let mut bytes: Vec<u8> = words.collect();
+        let words = (0..len.min(BLOCK).div_ceil(8)).flat_map(|_| self.number().to_le_bytes());
+        let block: Vec<u8> = words.take(BLOCK).collect();
+        let mut bytes = Vec::with_capacity(len + BLOCK);
+        while bytes.len() < len {
+            bytes.extend_from_slice(&block);
+        }
         bytes.truncate(len);
         bytes
     }

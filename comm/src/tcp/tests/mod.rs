@@ -1,5 +1,6 @@
 //! Tests of streams between ranks, as threads and as processes.
 
+mod allocations;
 mod carry;
 mod common;
 mod damage;
@@ -7,4 +8,5 @@ mod fakes;
 mod joining;
 mod mixed;
 mod processes;
+mod records;
 mod relay;

@@ -57,7 +57,7 @@ fn flow(world: &mut World) {
 /// Exchanges bytes, in calls that do not block.
 fn exchange(world: &mut World) {
     let transport = world.transport();
-    let mut exchange = Exchange::new(transport, 9, 40_000_000);
+    let mut exchange = Exchange::new(transport, 9, 20_000_000);
     let mut done = false;
     while !done {
         let begin = Instant::now();
