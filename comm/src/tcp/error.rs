@@ -11,7 +11,9 @@ pub enum Error {
     #[error(transparent)]
     Rendezvous(#[from] rendezvous::Error),
     /// The given interface does not exist.
-    #[error("this machine has no interface {name:?}, it has {known:?}; set MESHSTEP_IFACE to one of them, or to an address")]
+    #[error(
+        "this machine has no interface {name:?}, it has {known:?}; set MESHSTEP_IFACE to one of them, or to an address"
+    )]
     NoInterface {
         /// Name of the interface.
         name: String,
@@ -19,13 +21,17 @@ pub enum Error {
         known: Vec<String>,
     },
     /// The given interface has no address that other ranks could call.
-    #[error("interface {name:?} has no usable address; give it one, or set MESHSTEP_IFACE to another interface or to an address")]
+    #[error(
+        "interface {name:?} has no usable address; give it one, or set MESHSTEP_IFACE to another interface or to an address"
+    )]
     NoAddress {
         /// Name of the interface.
         name: String,
     },
     /// A rank runs another version of this program.
-    #[error("rank {rank} has version {theirs} of the streams, or sent an invalid card; start all ranks with the same program")]
+    #[error(
+        "rank {rank} has version {theirs} of the streams, or sent an invalid card; start all ranks with the same program"
+    )]
     OtherVersion {
         /// The rank.
         rank: usize,
@@ -33,7 +39,9 @@ pub enum Error {
         theirs: u8,
     },
     /// Ranks have different options of encryption.
-    #[error("rank {rank} has encryption {theirs:?}, this rank has {mine:?}; give all ranks the same Options::encrypt")]
+    #[error(
+        "rank {rank} has encryption {theirs:?}, this rank has {mine:?}; give all ranks the same Options::encrypt"
+    )]
     OtherEncryption {
         /// The rank.
         rank: usize,

@@ -15,7 +15,8 @@ impl Host {
     /// Reads the marks of this process.
     pub(super) fn read() -> Self {
         let link = |name: &str| std::fs::read_link(format!("/proc/self/ns/{name}")).ok();
-        let text = |name: &str| link(name).map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
+        let text =
+            |name: &str| link(name).map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Host { boot: boot.trim().to_owned(), network: text("net"), ipc: text("ipc") }
     }

@@ -4,7 +4,7 @@ use super::card::Card;
 use super::error::Error;
 use super::hello::{GroupId, Hello};
 use super::host::{is_local, same_host};
-use super::mailbox::{Arrival, Mailbox, Mailboxes};
+use super::mailbox::{Mailbox, Mailboxes, NewConnection};
 use crate::p2p::transport::LostWhy;
 use crate::rendezvous::{Accepted, Failure, Generation, Listener, RawConnection, Store, Token, Why, connect};
 use crate::sync::real::Mutex;
@@ -19,7 +19,7 @@ pub(super) const PURPOSE: &str = "streams";
 const TICK: Duration = Duration::from_millis(50);
 /// Wait for the first message of one accepted connection, in turns.
 const TURN: Duration = Duration::from_millis(1);
-/// Time for the first message of an accepted connection, whose caller has proven the token.
+/// Time for the first message of an accepted connection.
 const GREETING: Duration = Duration::from_secs(30);
 /// Longest wait for the answer of one call; the caller then calls again.
 const CALL: Duration = Duration::from_secs(2);
@@ -50,8 +50,7 @@ impl Hub {
         connect: Duration,
     ) -> Result<Self, Error> {
         let near = |card: &Card| same_host(&cards[rank].host, &card.host, is_local(card.addr.ip()));
-        let sealed: Vec<bool> =
-            cards.iter().map(|card| cards[rank].encrypt.seals(near(card))).collect();
+        let sealed: Vec<bool> = cards.iter().map(|card| cards[rank].encrypt.seals(near(card))).collect();
         let (mailboxes, stop): (Arc<Mailboxes>, Arc<AtomicBool>) = Default::default();
         let (for_thread, stopped) = (Arc::clone(&mailboxes), Arc::clone(&stop));
         let body = move || accept(&listener, &for_thread, &stopped);
@@ -106,7 +105,7 @@ impl Hub {
         mailbox: &Arc<Mailbox>,
     ) -> Result<(), LostWhy> {
         let sealed = self.sealed[to];
-        let call = Call {
+        let call = RankCall {
             card: self.cards[to].clone(),
             token: self.token.clone(),
             hello: Hello { group, from, sealed },
@@ -116,7 +115,8 @@ impl Hub {
         let mailbox = Arc::clone(mailbox);
         let body = move || mailbox.put(peer, call.make());
         let started = Builder::new().name(format!("call to rank {to}")).spawn(body);
-        let refused = |error: std::io::Error| LostWhy::System { what: "starting a thread", message: error.to_string() };
+        let refused =
+            |error: std::io::Error| LostWhy::System { what: "starting a thread", message: error.to_string() };
         started.map(drop).map_err(refused)
     }
 }
@@ -130,7 +130,7 @@ impl Drop for Hub {
 }
 
 /// Call to one rank.
-struct Call {
+struct RankCall {
     card: Card,
     token: Option<Token>,
     hello: Hello,
@@ -138,9 +138,9 @@ struct Call {
     stop: Arc<AtomicBool>,
 }
 
-impl Call {
+impl RankCall {
     /// Calls until the rank answers, the time is over or the process's groups have ended.
-    fn make(&self) -> Arrival {
+    fn make(&self) -> NewConnection {
         loop {
             let left = self.until.saturating_duration_since(Instant::now());
             let end = match self.once(left.min(CALL)) {
@@ -164,7 +164,8 @@ impl Call {
             last,
         };
         outgoing.send(&self.hello.encode()).map_err(|why| unreachable(why.to_string()))?;
-        RawConnection::new(incoming, outgoing).ok_or_else(|| unreachable("it is not authenticated".to_owned()))
+        RawConnection::new(incoming, outgoing)
+            .ok_or_else(|| unreachable("it is not authenticated".to_owned()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Receiving half of a stream: gathers records from the socket and checks them before anything of them is delivered.
 
 use super::outbox::lost;
-use super::record::{HEADER, Header, RECORD, checksum};
+use super::record::{HEADER, RECORD, RecordHeader, checksum};
 use crate::p2p::transport::LostWhy;
 use crate::rendezvous::Cipher;
 use std::io::{ErrorKind, IoSliceMut, Read};
@@ -26,7 +26,7 @@ pub(super) struct Inbox {
     begin: usize,
     end: usize,
     /// Header of the record at `begin`.
-    header: Option<Header>,
+    header: Option<RecordHeader>,
     /// Opened payload of a sealed record.
     plain: Box<[u8]>,
     /// Checked bytes that the caller has not consumed, in `raw` or in `plain`.
@@ -116,8 +116,7 @@ impl Inbox {
     }
 
     /// Returns the number of bytes that the socket must have before [`read`](Self::read) takes the next record directly, if the
-    /// caller reads so; the first call for a record only, so that a caller who does not read gets it by
-    /// [`receive`](Self::receive).
+    /// caller reads directly. Returns it once for a record: without a read, [`receive`](Self::receive) takes the record later.
     pub(super) fn waits(&self) -> Option<usize> {
         let header = self.header.filter(|_| self.direct && !self.announced && self.checked.is_empty())?;
         (self.cipher.is_none() && header.len >= BULK).then(|| self.missing(&header))
@@ -153,13 +152,13 @@ impl Inbox {
         }
     }
 
-    fn takes_directly(&self, header: &Header, room: usize) -> bool {
+    fn takes_directly(&self, header: &RecordHeader, room: usize) -> bool {
         let bulk = header.len >= BULK && header.len <= room;
         bulk && self.cipher.is_none() && self.checked.is_empty() && self.failed.is_none()
     }
 
     /// Bytes of the record at `begin` that have not been received.
-    fn missing(&self, header: &Header) -> usize {
+    fn missing(&self, header: &RecordHeader) -> usize {
         (HEADER + header.len).saturating_sub(self.end - self.begin)
     }
 
@@ -183,7 +182,7 @@ impl Inbox {
     fn receive_into(
         &mut self,
         socket: &mut impl Read,
-        header: Header,
+        header: RecordHeader,
         into: &mut [u8],
     ) -> Result<usize, LostWhy> {
         let have = self.end - self.begin - HEADER;
@@ -224,14 +223,16 @@ impl Inbox {
 
     fn read_header(&mut self) -> Result<(), LostWhy> {
         let here = &self.raw[self.begin..self.end];
-        let Some(bytes) = here.first_chunk::<HEADER>().filter(|_| self.header.is_none()) else { return Ok(()) };
-        let header = Header::decode(bytes).filter(|header| header.sequence == self.sequence);
+        let Some(bytes) = here.first_chunk::<HEADER>().filter(|_| self.header.is_none()) else {
+            return Ok(());
+        };
+        let header = RecordHeader::decode(bytes).filter(|header| header.sequence == self.sequence);
         self.header = Some(header.ok_or(LostWhy::Altered)?);
         Ok(())
     }
 
     /// Checks a whole record, and delivers its payload.
-    fn check(&mut self, header: Header) -> Result<(), LostWhy> {
+    fn check(&mut self, header: RecordHeader) -> Result<(), LostWhy> {
         let payload = self.begin + HEADER..self.begin + HEADER + header.len;
         let bytes = &self.raw[payload.clone()];
         self.checked = match &mut self.cipher {

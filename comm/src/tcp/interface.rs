@@ -8,7 +8,11 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 pub(super) const VARIABLE: &str = "MESHSTEP_IFACE";
 
 /// Returns the address of the option, else that of the variable, else the address by which this machine reaches `store`.
-pub(super) fn choose(option: Option<&Address>, variable: Option<&str>, store: SocketAddr) -> Result<IpAddr, Error> {
+pub(super) fn choose(
+    option: Option<&Address>,
+    variable: Option<&str>,
+    store: SocketAddr,
+) -> Result<IpAddr, Error> {
     let variable = variable.map(str::trim).filter(|text| !text.is_empty()).map(Address::parse);
     match option.or(variable.as_ref()) {
         Some(Address::Ip(ip)) => Ok(*ip),
@@ -38,7 +42,8 @@ fn of_interface(name: &str) -> Result<IpAddr, Error> {
         let known = known.into_iter().map(|(known, _)| known).collect();
         return Err(Error::NoInterface { name: name.to_owned(), known });
     };
-    let mut addresses: Vec<(u32, IpAddr)> = netlink::addresses().map_err(Error::system("listing addresses"))?;
+    let mut addresses: Vec<(u32, IpAddr)> =
+        netlink::addresses().map_err(Error::system("listing addresses"))?;
     addresses.retain(|(of, ip)| *of == index && !is_link_local(ip));
     addresses.sort_by_key(|(_, ip)| ip.is_ipv6());
     let first = addresses.first().map(|(_, ip)| *ip);
@@ -106,7 +111,8 @@ mod netlink {
 
     /// Adds the addresses of one answer; returns false after the last one.
     fn parse(mut answer: &[u8], found: &mut Vec<(u32, IpAddr)>) -> bool {
-        while let Some((len, kind)) = answer.first_chunk::<6>().map(|bytes| (word(bytes), half(&bytes[4..]))) {
+        while let Some((len, kind)) = answer.first_chunk::<6>().map(|bytes| (word(bytes), half(&bytes[4..])))
+        {
             let Some(message) = answer.get(HEADER..len as usize) else { return false };
             match kind {
                 DONE | ERROR => return false,
@@ -149,7 +155,7 @@ mod netlink {
 
 #[cfg(not(target_os = "linux"))]
 mod netlink {
-    //! Refusal of systems whose interfaces cannot be listed.
+    //! Refusal on systems other than Linux, where interfaces are not listed.
 
     pub(super) fn addresses() -> std::io::Result<Vec<(u32, std::net::IpAddr)>> {
         Err(std::io::Error::other("interfaces are known on Linux only; set MESHSTEP_IFACE to an address"))

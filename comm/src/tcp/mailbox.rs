@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const EARLY: usize = 4096;
 
 /// New connection to a rank of a group, with its form: sealed or plain.
-pub(super) type Arrival = Result<(RawConnection, bool), LostWhy>;
+pub(super) type NewConnection = Result<(RawConnection, bool), LostWhy>;
 
 /// Mailbox of one group.
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    arrivals: Mutex<Vec<(usize, Arrival)>>,
+    arrivals: Mutex<Vec<(usize, NewConnection)>>,
     full: AtomicBool,
     waker: mio::Waker,
 }
@@ -28,14 +28,14 @@ impl Mailbox {
     }
 
     /// Puts a connection to rank `peer` of the group, and wakes the group's thread.
-    pub(super) fn put(&self, peer: usize, arrival: Arrival) {
+    pub(super) fn put(&self, peer: usize, arrival: NewConnection) {
         self.arrivals.lock().push((peer, arrival));
         self.full.store(true, Ordering::Release);
         self.wake();
     }
 
     /// Takes one connection; costs an atomic read if there is none.
-    pub(super) fn take(&self) -> Option<(usize, Arrival)> {
+    pub(super) fn take(&self) -> Option<(usize, NewConnection)> {
         if !self.full.load(Ordering::Acquire) {
             return None;
         }
@@ -55,14 +55,14 @@ impl Waker for Mailbox {
 
 /// Mailboxes of all groups of a process.
 #[derive(Debug, Default)]
-pub(super) struct Mailboxes(Mutex<State>);
+pub(super) struct Mailboxes(Mutex<GroupMailboxes>);
 
 #[derive(Debug, Default)]
-struct State {
+struct GroupMailboxes {
     generation: u64,
     open: HashMap<GroupId, Arc<Mailbox>>,
     /// Connections for groups that this process has not formed yet.
-    early: Vec<(GroupId, usize, Arrival)>,
+    early: Vec<(GroupId, usize, NewConnection)>,
 }
 
 impl Mailboxes {
@@ -92,7 +92,7 @@ impl Mailboxes {
     }
 
     /// Hands a connection to its group; one of an earlier generation is closed.
-    pub(super) fn deliver(&self, group: GroupId, peer: usize, arrival: Arrival) {
+    pub(super) fn deliver(&self, group: GroupId, peer: usize, arrival: NewConnection) {
         let mut state = self.0.lock();
         if let Some(mailbox) = state.open.get(&group) {
             return mailbox.put(peer, arrival);

@@ -63,7 +63,9 @@ impl Mixed {
             }
             Source::Common(rank) => match self.locate(rank) {
                 (Side::Near, rank) => (Side::Near, Source::Common(rank)),
-                (Side::Far, rank) => panic!("rank {rank} is on another machine and has no common stream here"),
+                (Side::Far, rank) => {
+                    panic!("rank {rank} is on another machine and has no common stream here")
+                }
             },
         }
     }

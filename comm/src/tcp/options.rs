@@ -21,7 +21,12 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         let (address, encrypt) = (None, Encrypt::default());
-        Options { rendezvous: rendezvous::Options::default(), address, encrypt, connect: Duration::from_secs(60) }
+        Options {
+            rendezvous: rendezvous::Options::default(),
+            address,
+            encrypt,
+            connect: Duration::from_secs(60),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Sending half of a stream: cuts bytes into records and hands them to the socket.
 
-use super::record::{HEADER, Header, RECORD, checksum};
+use super::record::{HEADER, RECORD, RecordHeader, checksum};
 use crate::p2p::transport::LostWhy;
 use crate::rendezvous::Cipher;
 use std::io::{ErrorKind, IoSlice, Write};
@@ -97,7 +97,11 @@ impl Outbox {
     }
 
     fn send(&mut self, socket: &mut impl Write, payload: &[u8]) -> Result<Taken, LostWhy> {
-        if self.cipher.is_some() { self.send_sealed(socket, payload) } else { self.send_plain(socket, payload) }
+        if self.cipher.is_some() {
+            self.send_sealed(socket, payload)
+        } else {
+            self.send_plain(socket, payload)
+        }
     }
 
     /// Sends the kept records and one of `payload` behind them.
@@ -144,7 +148,7 @@ impl Outbox {
             Some(_) => (payload.len() + Cipher::TAG, 0),
             None => (payload.len(), checksum(payload, sequence)),
         };
-        Header { len, sequence, checksum }.encode()
+        RecordHeader { len, sequence, checksum }.encode()
     }
 }
 

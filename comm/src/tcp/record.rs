@@ -12,7 +12,7 @@ const SEED: u64 = u64::from_le_bytes(*b"meshstep");
 
 /// Fields of a header, in the order of their bytes; the header's own checksum follows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct RecordHeader {
     /// Bytes that follow the header, at most [`RECORD`].
     pub(super) len: usize,
     /// Number of the record in its direction, modulo 2^32.
@@ -21,7 +21,7 @@ pub(super) struct Header {
     pub(super) checksum: u64,
 }
 
-impl Header {
+impl RecordHeader {
     pub(super) fn encode(self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[..4].copy_from_slice(&(self.len as u32).to_le_bytes());
@@ -41,8 +41,9 @@ impl Header {
         let (len, rest) = fields.split_first_chunk::<4>()?;
         let (sequence, checksum) = rest.split_first_chunk::<4>()?;
         let len = u32::from_le_bytes(*len) as usize;
-        let (sequence, checksum) = (u32::from_le_bytes(*sequence), u64::from_le_bytes(checksum.try_into().ok()?));
-        (len <= RECORD).then_some(Header { len, sequence, checksum })
+        let (sequence, checksum) =
+            (u32::from_le_bytes(*sequence), u64::from_le_bytes(checksum.try_into().ok()?));
+        (len <= RECORD).then_some(RecordHeader { len, sequence, checksum })
     }
 }
 
@@ -64,19 +65,19 @@ mod tests {
             checksum in any::<u64>(),
             bit in 0..HEADER * 8,
         ) {
-            let header = Header { len, sequence, checksum };
+            let header = RecordHeader { len, sequence, checksum };
             let mut bytes = header.encode();
-            prop_assert_eq!(Header::decode(&bytes), Some(header));
+            prop_assert_eq!(RecordHeader::decode(&bytes), Some(header));
             bytes[bit / 8] ^= 1 << (bit % 8);
-            prop_assert_eq!(Header::decode(&bytes), None);
+            prop_assert_eq!(RecordHeader::decode(&bytes), None);
         }
     }
 
     #[test]
     fn long_records_and_zeros_are_no_headers() {
-        let long = Header { len: RECORD + 1, sequence: 0, checksum: 0 };
-        assert_eq!(Header::decode(&long.encode()), None);
-        assert_eq!(Header::decode(&[0; HEADER]), None);
+        let long = RecordHeader { len: RECORD + 1, sequence: 0, checksum: 0 };
+        assert_eq!(RecordHeader::decode(&long.encode()), None);
+        assert_eq!(RecordHeader::decode(&[0; HEADER]), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ const DRAIN: usize = 1024;
 
 /// Open stream to one peer.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(super) struct RankStream {
     socket: TcpStream,
     inbox: Inbox,
     outbox: Outbox,
@@ -32,7 +32,7 @@ pub(super) struct Stream {
     closed: bool,
 }
 
-impl Stream {
+impl RankStream {
     /// Makes a stream of a connection, with sealed records or plain ones.
     pub(super) fn new(
         connection: RawConnection,
@@ -51,7 +51,7 @@ impl Stream {
             true => (Inbox::new(Some(incoming), &received), Outbox::new(Some(outgoing))),
             false => (Inbox::new(None, &received), Outbox::new(None)),
         };
-        Ok(Stream {
+        Ok(RankStream {
             socket,
             inbox,
             outbox,

@@ -4,7 +4,7 @@ use super::error::Error;
 use super::hello::GroupId;
 use super::hub::Hub;
 use super::mailbox::Mailbox;
-use super::stream::Stream;
+use super::stream::RankStream;
 use crate::p2p::transport::{Lost, LostWhy, Source, Target, Transport, Waker};
 use mio::{Events, Poll, Token};
 use std::cell::Cell;
@@ -17,12 +17,12 @@ use std::time::Duration;
 const WAKER: Token = Token(usize::MAX);
 
 /// Streams of one group.
-pub(super) struct Streams {
+pub(super) struct SocketStreams {
     group: GroupId,
     rank: usize,
     /// Rank in the world of each rank of the group.
     members: Vec<usize>,
-    peers: Vec<Peer>,
+    peers: Vec<StreamState>,
     /// For each rank, true once the caller has looked for bytes of it before its stream was open.
     wanted: Vec<Cell<bool>>,
     poll: Poll,
@@ -33,17 +33,17 @@ pub(super) struct Streams {
 
 /// State of the stream to one rank.
 #[derive(Debug)]
-enum Peer {
+enum StreamState {
     /// Not used yet.
     Idle,
     Opening,
-    Open(Box<Stream>),
+    Open(Box<RankStream>),
     /// It could not be opened; `true` once the caller knows.
     Failed(LostWhy, bool),
     Closed,
 }
 
-impl Streams {
+impl SocketStreams {
     /// Streams between all ranks of the world.
     pub(super) fn world(hub: &Arc<Hub>, generation: u64) -> Result<Self, Error> {
         let members = (0..hub.world_size()).collect();
@@ -55,23 +55,23 @@ impl Streams {
         let poll = Poll::new()?;
         let mailbox = Arc::new(Mailbox::new(mio::Waker::new(poll.registry(), WAKER)?));
         hub.mailboxes().open(group, &mailbox);
-        let peers = members.iter().map(|_| Peer::Idle).collect();
+        let peers = members.iter().map(|_| StreamState::Idle).collect();
         let wanted = members.iter().map(|_| Cell::new(false)).collect();
         let (events, hub) = (Events::with_capacity(256), Arc::clone(hub));
-        Ok(Streams { group, rank, members, peers, wanted, poll, events, mailbox, hub })
+        Ok(SocketStreams { group, rank, members, peers, wanted, poll, events, mailbox, hub })
     }
 
     /// Begins to open the stream to `peer`: the lower rank of the pair calls the other.
     fn open(&mut self, peer: usize) {
         assert!(peer != self.rank, "rank {peer} has no stream to itself");
-        if !matches!(self.peers[peer], Peer::Idle) {
+        if !matches!(self.peers[peer], StreamState::Idle) {
             return;
         }
-        self.peers[peer] = Peer::Opening;
+        self.peers[peer] = StreamState::Opening;
         if self.rank < peer {
             let called = self.hub.call(self.members[peer], self.group, peer, self.rank, &self.mailbox);
             if let Err(why) = called {
-                self.peers[peer] = Peer::Failed(why, false);
+                self.peers[peer] = StreamState::Failed(why, false);
             }
         }
     }
@@ -88,9 +88,10 @@ impl Streams {
         }
     }
 
-    fn connect(&mut self, peer: usize, arrival: super::mailbox::Arrival) {
+    fn connect(&mut self, peer: usize, arrival: super::mailbox::NewConnection) {
         // Each pair has one caller, so a second connection is none of this group.
-        let expected = peer < self.peers.len() && matches!(self.peers[peer], Peer::Idle | Peer::Opening);
+        let expected =
+            peer < self.peers.len() && matches!(self.peers[peer], StreamState::Idle | StreamState::Opening);
         if !expected || peer == self.rank {
             return;
         }
@@ -98,12 +99,12 @@ impl Streams {
             if sealed != self.hub.seals(self.members[peer]) {
                 return Err(LostWhy::System { what: "opening the stream", message: UNLIKE.to_owned() });
             }
-            let stream = Stream::new(connection, sealed, self.poll.registry(), Token(peer));
+            let stream = RankStream::new(connection, sealed, self.poll.registry(), Token(peer));
             stream.map_err(|error| super::outbox::lost("opening the stream", &error))
         });
         self.peers[peer] = match stream {
-            Ok(stream) => Peer::Open(Box::new(stream)),
-            Err(why) => Peer::Failed(why, false),
+            Ok(stream) => StreamState::Open(Box::new(stream)),
+            Err(why) => StreamState::Failed(why, false),
         };
     }
 
@@ -118,7 +119,7 @@ impl Streams {
             Ok(()) => {}
         }
         for event in &self.events {
-            if let Some(Peer::Open(stream)) = self.peers.get_mut(event.token().0) {
+            if let Some(StreamState::Open(stream)) = self.peers.get_mut(event.token().0) {
                 stream.ready(event);
             }
         }
@@ -131,8 +132,8 @@ impl Streams {
         let mut moved = false;
         for (peer, state) in self.peers.iter_mut().enumerate() {
             let result = match state {
-                Peer::Open(stream) => stream.turn(hold),
-                Peer::Failed(why, known) if !*known => {
+                StreamState::Open(stream) => stream.turn(hold),
+                StreamState::Failed(why, known) if !*known => {
                     *known = true;
                     Err(why.clone())
                 }
@@ -145,13 +146,13 @@ impl Streams {
 
     /// Gives up streams that are not open to a rank that the store has lost.
     fn give_up_lost(&mut self) {
-        if !self.peers.iter().any(|peer| matches!(peer, Peer::Opening)) {
+        if !self.peers.iter().any(|peer| matches!(peer, StreamState::Opening)) {
             return;
         }
         let Some((lost, why)) = self.hub.lost() else { return };
         for (member, peer) in self.members.iter().zip(&mut self.peers) {
-            if *member == lost && matches!(peer, Peer::Opening) {
-                *peer = Peer::Failed(why.clone(), false);
+            if *member == lost && matches!(peer, StreamState::Opening) {
+                *peer = StreamState::Failed(why.clone(), false);
             }
         }
     }
@@ -163,7 +164,7 @@ const UNLIKE: &str = "one rank encrypts it and the other does not, because only 
 /// Interval at which a rank that opens a stream asks if the store has lost the peer.
 const ASK: Duration = Duration::from_millis(100);
 
-impl Transport for Streams {
+impl Transport for SocketStreams {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -176,7 +177,7 @@ impl Transport for Streams {
         let Target::Rank(peer) = to else { return Ok(bytes.len()) };
         self.open(peer);
         match &mut self.peers[peer] {
-            Peer::Open(stream) => stream.write(bytes).map_err(|why| Lost { peer, why }),
+            StreamState::Open(stream) => stream.write(bytes).map_err(|why| Lost { peer, why }),
             state => state.unopened(peer),
         }
     }
@@ -189,8 +190,8 @@ impl Transport for Streams {
     fn arrived(&self, from: Source) -> &[u8] {
         let Source::Rank(peer) = from else { return &[] };
         match &self.peers[peer] {
-            Peer::Open(stream) => return stream.arrived(),
-            Peer::Idle => self.wanted[peer].set(peer != self.rank),
+            StreamState::Open(stream) => return stream.arrived(),
+            StreamState::Idle => self.wanted[peer].set(peer != self.rank),
             _ => {}
         }
         &[]
@@ -198,7 +199,9 @@ impl Transport for Streams {
 
     fn consume(&mut self, from: Source, len: usize) {
         match from {
-            Source::Rank(peer) if let Peer::Open(stream) = &mut self.peers[peer] => stream.consume(len),
+            Source::Rank(peer) if let StreamState::Open(stream) = &mut self.peers[peer] => {
+                stream.consume(len)
+            }
             _ => assert!(len == 0, "{len} bytes of {from:?} consumed, but none arrived"),
         }
     }
@@ -207,7 +210,7 @@ impl Transport for Streams {
         let Source::Rank(peer) = from else { return Ok(0) };
         self.open(peer);
         match &mut self.peers[peer] {
-            Peer::Open(stream) => stream.read(into).map_err(|why| Lost { peer, why }),
+            StreamState::Open(stream) => stream.read(into).map_err(|why| Lost { peer, why }),
             state => state.unopened(peer),
         }
     }
@@ -217,7 +220,7 @@ impl Transport for Streams {
             return Ok(());
         }
         self.give_up_lost();
-        let opening = self.peers.iter().any(|peer| matches!(peer, Peer::Opening));
+        let opening = self.peers.iter().any(|peer| matches!(peer, StreamState::Opening));
         self.poll(if opening { at_most.min(ASK) } else { at_most })
     }
 
@@ -230,45 +233,45 @@ impl Transport for Streams {
         let lost = |what, message: String| Lost { peer: self.rank, why: LostWhy::System { what, message } };
         let me = me.ok_or_else(|| lost("splitting", format!("rank {} is no member", self.rank)))?;
         let world = members.iter().map(|member| self.members[*member]).collect();
-        let streams = Streams::new(&self.hub, self.group.child(members, channel), me, world);
+        let streams = SocketStreams::new(&self.hub, self.group.child(members, channel), me, world);
         Ok(Box::new(streams.map_err(|error| lost("polling streams", error.to_string()))?))
     }
 
     fn close(&mut self) {
         self.hub.mailboxes().close(self.group);
         for peer in &mut self.peers {
-            if let Peer::Open(stream) = peer {
+            if let StreamState::Open(stream) = peer {
                 stream.close(self.poll.registry());
             }
-            *peer = Peer::Closed;
+            *peer = StreamState::Closed;
         }
     }
 }
 
-impl Peer {
+impl StreamState {
     /// Result of a call for a stream that is not open.
     fn unopened(&mut self, peer: usize) -> Result<usize, Lost> {
         match self {
-            Peer::Failed(why, known) => {
+            StreamState::Failed(why, known) => {
                 *known = true;
                 Err(Lost { peer, why: why.clone() })
             }
-            Peer::Closed => Err(Lost { peer, why: LostWhy::Closed }),
+            StreamState::Closed => Err(Lost { peer, why: LostWhy::Closed }),
             _ => Ok(0),
         }
     }
 }
 
-impl Drop for Streams {
+impl Drop for SocketStreams {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-impl fmt::Debug for Streams {
+impl fmt::Debug for SocketStreams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Streams { group, rank, members, peers, .. } = self;
+        let SocketStreams { group, rank, members, peers, .. } = self;
         let fields = (group, rank, members, peers);
-        f.debug_tuple("Streams").field(&fields).finish()
+        f.debug_tuple("SocketStreams").field(&fields).finish()
     }
 }

@@ -6,7 +6,7 @@ use super::host::Host;
 use super::hub::{Hub, PURPOSE};
 use super::interface;
 use super::options::Options;
-use super::streams::Streams;
+use super::streams::SocketStreams;
 use crate::p2p::transport::Transport;
 use crate::rendezvous::{Environment, Generation, Listener, Store};
 use std::net::SocketAddr;
@@ -46,7 +46,7 @@ impl World {
     /// Forms the world's group in `generation`.
     fn form(store: Arc<Store>, hub: Arc<Hub>, generation: Generation) -> Result<Self, Error> {
         hub.begin(generation.clone(), Arc::clone(&store));
-        let transport: Box<dyn Transport> = Box::new(Streams::world(&hub, generation.number())?);
+        let transport: Box<dyn Transport> = Box::new(SocketStreams::world(&hub, generation.number())?);
         Ok(World { transport, generation, hub, store })
     }
 
@@ -73,7 +73,7 @@ impl World {
     /// Returns the world of the next generation, with new streams; the streams of this one end. All ranks call it within `within`,
     /// after an operation has failed: late or aborted operations of this generation cannot reach the next one.
     ///
-    /// A generation has all ranks of the world. A rank whose process ended cannot rejoin, so after its loss no generation follows:
+    /// A generation has all ranks of the world. A process that ended cannot rejoin, so after the loss of a rank no generation follows:
     /// start all ranks again.
     ///
     /// # Errors

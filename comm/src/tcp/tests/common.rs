@@ -42,11 +42,10 @@ pub(super) fn join_all<T: Send>(
 ) -> Vec<Result<T, Error>> {
     let (options, body) = (&options, &body);
     thread::scope(|scope| {
-        let start =
-            |environment: &'_ Environment| {
-                let environment = environment.clone();
-                scope.spawn(move || join(&environment, &options(environment.rank)).map(body))
-            };
+        let start = |environment: &'_ Environment| {
+            let environment = environment.clone();
+            scope.spawn(move || join(&environment, &options(environment.rank)).map(body))
+        };
         let threads: Vec<_> = environments.iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
@@ -170,7 +169,7 @@ impl Exchange {
         let (len, piece, straight) = (self.incoming[from].len(), self.piece(), self.dice.number() % 2 == 0);
         let want = piece.min(self.len - len);
         if want == 0 {
-            // A look at a stream whose peer has left would be an error.
+            // A look at the stream of a rank that has left would be an error.
             return Ok(false);
         }
         if straight {

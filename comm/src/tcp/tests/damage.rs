@@ -8,7 +8,7 @@ use crate::tcp::Encrypt;
 use crate::tcp::card::Card;
 use crate::tcp::host::Host;
 use crate::tcp::hub::{Hub, PURPOSE};
-use crate::tcp::streams::Streams;
+use crate::tcp::streams::SocketStreams;
 use meshstep_cases::cases;
 use std::sync::Arc;
 use std::thread;
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 const LEN: usize = 300_000;
 
-/// Two ranks whose connection goes through the relay. Rank 0 is the caller.
-fn pair(encrypt: Encrypt, from_caller: bool, damage: Damage) -> [Streams; 2] {
+/// Two ranks connected through the relay. Rank 0 is the caller.
+fn pair(encrypt: Encrypt, from_caller: bool, damage: Damage) -> [SocketStreams; 2] {
     let token = Some(Token::from_hex(HEX).unwrap());
     let listen = || Listener::bind("127.0.0.1:0".parse().unwrap(), token.as_ref(), PURPOSE, LONG).unwrap();
     let listeners = [listen(), listen()];
@@ -33,13 +33,13 @@ fn pair(encrypt: Encrypt, from_caller: bool, damage: Damage) -> [Streams; 2] {
     listeners.map(|listener| {
         let rank = ranks.next().unwrap();
         let hub = Hub::start(rank, cards.clone(), listener, token.clone(), LONG).unwrap();
-        Streams::world(&Arc::new(hub), 0).unwrap()
+        SocketStreams::world(&Arc::new(hub), 0).unwrap()
     })
 }
 
 /// Exchanges bytes through the relay; returns the reasons for which the two ranks have ended.
 fn outcome(seed: u64, encrypt: Encrypt, from_caller: bool, damage: Damage) -> Vec<Option<LostWhy>> {
-    let run = |mut streams: Streams| {
+    let run = |mut streams: SocketStreams| {
         let result = Exchange::new(&streams, seed, LEN).run(&mut streams);
         streams.close();
         result.err().map(|lost| {

@@ -80,7 +80,13 @@ fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) -> Option<()> {
 }
 
 /// Damages bytes that were read; `None` at the end of the direction.
-fn apply(damage: Damage, mut bytes: Vec<u8>, at: usize, from: &TcpStream, to: &mut TcpStream) -> Option<Vec<u8>> {
+fn apply(
+    damage: Damage,
+    mut bytes: Vec<u8>,
+    at: usize,
+    from: &TcpStream,
+    to: &mut TcpStream,
+) -> Option<Vec<u8>> {
     let end = |len: usize| (at + len).min(bytes.len());
     match damage.kind {
         Kind::Flip(bit) => bytes[at] ^= 1 << bit,
