@@ -166,7 +166,8 @@ impl Exchange {
     }
 
     fn read(&mut self, transport: &mut dyn Transport, from: usize) -> Result<bool, Lost> {
-        let (len, piece, straight) = (self.incoming[from].len(), self.piece(), self.dice.number() % 2 == 0);
+        let (len, piece, straight) =
+            (self.incoming[from].len(), self.piece(), self.dice.number().is_multiple_of(2));
         let want = piece.min(self.len - len);
         if want == 0 {
             // A look at the stream of a rank that has left would be an error.

@@ -65,7 +65,7 @@ fn random(dice: &mut Bytes) -> Damage {
         _ => Kind::Delay(Duration::from_millis(len as u64 / 50)),
     };
     // Often within the first headers.
-    let range = if dice.number() % 3 == 0 { 200 } else { LEN };
+    let range = if dice.number().is_multiple_of(3) { 200 } else { LEN };
     Damage { at: dice.number() as usize % range, kind }
 }
 
@@ -74,8 +74,8 @@ fn damaged_streams_end_and_nothing_altered_arrives() {
     for seed in 0..cases(70, 1000).into() {
         let mut dice = Bytes::new(seed, 0, 0);
         let damage = random(&mut dice);
-        let encrypt = if dice.number() % 2 == 0 { Encrypt::Always } else { Encrypt::Never };
-        let from_caller = dice.number() % 2 == 0;
+        let encrypt = if dice.number().is_multiple_of(2) { Encrypt::Always } else { Encrypt::Never };
+        let from_caller = dice.number().is_multiple_of(2);
         let begin = Instant::now();
         let ends = outcome(seed, encrypt, from_caller, damage);
         let receiver = &ends[usize::from(from_caller)];

@@ -18,6 +18,7 @@ const SHORT: Duration = Duration::from_secs(1);
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let encrypt = if role.contains("sealed") { Encrypt::Always } else { Encrypt::Remote };
+    let before = counts();
     let mut world = join(&Environment::from_env().unwrap(), &options(encrypt)).unwrap();
     println!("\nready");
     let mut line = String::new();
@@ -27,6 +28,19 @@ fn child() {
         _ => exchange(&mut world),
     }
     std::io::stdin().read_line(&mut line).unwrap();
+    drop(world);
+    // A joined thread is listed until the system has removed it.
+    let begin = Instant::now();
+    while counts() != before {
+        assert!(begin.elapsed() < 5 * SHORT, "{:?} threads and files, not {before:?}", counts());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    println!("\nnothing is left");
+}
+
+/// Returns the numbers of threads and of open files of this process.
+fn counts() -> [usize; 2] {
+    ["task", "fd"].map(|kind| std::fs::read_dir(format!("/proc/self/{kind}")).map_or(0, Iterator::count))
 }
 
 /// Writes and reads without end, until a rank is lost.
@@ -171,5 +185,7 @@ fn a_stopped_process_blocks_no_call_and_loses_nothing() {
         std::thread::sleep(Duration::from_millis(400));
         ranks[0].signal("-CONT");
         ranks.iter_mut().for_each(|rank| drop(rank.says("exchanged")));
+        ranks.iter_mut().for_each(Rank::go);
+        ranks.iter_mut().for_each(|rank| drop(rank.says("nothing is left")));
     }
 }

@@ -185,3 +185,21 @@ fn bytes_before_the_end_of_a_stream_stay_readable() {
         assert_eq!(inbox.arrived(), numbers(5000), "{cut}");
     }
 }
+
+#[test]
+fn a_record_that_is_repeated_left_out_or_swapped_is_altered() {
+    let bytes = records(&[&numbers(2000), &numbers(2000), &numbers(2000)]);
+    let record = |number: usize| &bytes[number * (HEADER + 2000)..][..HEADER + 2000];
+    for (order, expected) in [(vec![0, 1, 2], 3), (vec![0, 0], 1), (vec![0, 2], 1), (vec![1, 0], 0)] {
+        let wire: Vec<u8> = order.iter().flat_map(|number| record(*number)).copied().collect();
+        let mut pipe = Pipe { room: 0, piece: usize::MAX, bytes: wire.into(), closed: false };
+        let (mut inbox, mut opened) = (Inbox::new(None, &[]), 0);
+        inbox.receive(&mut pipe).unwrap();
+        while !inbox.arrived().is_empty() {
+            inbox.consume(2000);
+            opened += 1;
+        }
+        assert_eq!(opened, expected, "{order:?}");
+        assert_eq!(inbox.failed().is_some(), expected < order.len(), "{order:?}");
+    }
+}
