@@ -8,6 +8,7 @@
 //! | [`loopback`] | backend with threads of one process as ranks |
 //! | `nccl` | backend with GPUs as ranks, behind the feature `nccl` |
 //! | [`rendezvous`] | process bootstrap: launchers' variables, a small store on rank 0, failure reports outside the backend |
+//! | [`tcp`] | ranks as processes over sockets: the meeting of the ranks, and encrypted or checked streams between them |
 //! | [`Error`] | typed error, the same on every rank |
 //! | [`Stats`] | operations and bytes by [`Kind`], as a ring algorithm would send them |
 //! | [`Clock`], [`Faults`] | manual time and injected faults for tests |
@@ -80,6 +81,8 @@ pub mod rendezvous;
 mod split_groups;
 mod stats;
 mod sync;
+#[cfg(unix)]
+pub mod tcp;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

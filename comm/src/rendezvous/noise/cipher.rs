@@ -25,6 +25,8 @@ pub struct Forged;
 impl Cipher {
     /// Longest plaintext of a record: Noise bounds a record to 65,535 bytes.
     pub const MAX: usize = u16::MAX as usize - TAG;
+    /// Bytes that a record is longer than its plaintext.
+    pub const TAG: usize = TAG;
 
     /// `None` if the cipher is not compiled in.
     pub(super) fn new(key: &[u8; 32]) -> Option<Self> {
@@ -51,9 +53,22 @@ impl Cipher {
     /// [`Forged`], after which the connection is unusable.
     pub fn open(&mut self, record: &[u8]) -> Result<Vec<u8>, Forged> {
         let mut plain = vec![0; record.len().checked_sub(TAG).ok_or(Forged)?];
-        self.cipher.decrypt(self.nonce, &[], record, &mut plain).map_err(|_| Forged)?;
-        self.advance();
+        self.open_into(record, &mut plain)?;
         Ok(plain)
+    }
+
+    /// Like [`open`](Self::open), into the beginning of `plain`, which has room for the plaintext; returns its length.
+    ///
+    /// # Errors
+    /// [`Forged`], after which the connection is unusable.
+    ///
+    /// # Panics
+    /// If `plain` is shorter than the plaintext.
+    pub fn open_into(&mut self, record: &[u8], plain: &mut [u8]) -> Result<usize, Forged> {
+        let len = record.len().checked_sub(TAG).ok_or(Forged)?;
+        self.cipher.decrypt(self.nonce, &[], record, &mut plain[..len]).map_err(|_| Forged)?;
+        self.advance();
+        Ok(len)
     }
 
     fn advance(&mut self) {

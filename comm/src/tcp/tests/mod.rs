@@ -1,0 +1,12 @@
+//! Tests of streams between ranks, as threads and as processes.
+
+mod allocations;
+mod carry;
+mod common;
+mod damage;
+mod fakes;
+mod joining;
+mod mixed;
+mod processes;
+mod records;
+mod relay;
