@@ -68,6 +68,7 @@ mod clock;
 mod communicator;
 mod error;
 mod faults;
+mod group;
 mod in_flight;
 pub mod loopback;
 #[cfg(feature = "nccl")]

@@ -3,7 +3,8 @@
 //! The lock is held while ranks compare what they call, never while bytes move.
 
 use super::shared::View;
-use super::verdict::{Party, Stand, Verdict, verdict};
+use crate::group::seat::Ended;
+use crate::group::verdict::{Party, Stand, Verdict, verdict};
 use crate::clock::Wake;
 use crate::split_groups;
 use crate::sync::{Condvar, Counter, Guard, Mutex};
@@ -42,22 +43,13 @@ struct MeetingState {
     non_finite: u64,
 }
 
-/// Result of an operation of one rank, beside its buffer.
-#[derive(Debug, Default)]
-pub(super) struct Ended {
-    /// The rank's seat in the group that a split has formed.
-    pub(super) formed: Option<MeetingSeat>,
-    /// Non-finite elements of the result, if it was a reduction that keeps former values.
-    pub(super) non_finite: u64,
-}
-
 /// Action of a rank once its party is complete.
 #[derive(Debug)]
 pub(super) enum Met {
     /// The rank moves its share of the bytes, and then leaves.
     Move,
     /// The rank has left: another rank has moved all bytes.
-    Done(Ended),
+    Done(Ended<MeetingSeat>),
 }
 
 /// Largest total of buffer bytes that one rank, the one that completes the party, moves alone: waking the others to help takes
@@ -167,7 +159,7 @@ impl MeetingGroup {
     }
 
     /// Records that `rank` has moved its bytes and `found` non-finite elements in them, and waits until its whole party has.
-    pub(super) fn leave(&self, rank: usize, party: Party, found: u64) -> Result<Ended, Arc<Error>> {
+    pub(super) fn leave(&self, rank: usize, party: Party, found: u64) -> Result<Ended<MeetingSeat>, Arc<Error>> {
         let mut state = self.state.lock();
         state.non_finite += found;
         state.stands[rank] = Stand::Moved;
@@ -180,7 +172,7 @@ impl MeetingGroup {
     }
 
     /// Waits until the whole party of `rank` has moved its bytes, and takes the rank out of the operation.
-    fn released(&self, mut state: Guard<'_, MeetingState>, rank: usize) -> Result<Ended, Arc<Error>> {
+    fn released(&self, mut state: Guard<'_, MeetingState>, rank: usize) -> Result<Ended<MeetingSeat>, Arc<Error>> {
         while state.stands[rank] != Stand::Released {
             state = self.changed.wait(state, None);
         }

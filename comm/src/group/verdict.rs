@@ -4,7 +4,7 @@ use crate::{Action, Called, Error};
 
 /// State of a rank in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stand {
+pub(crate) enum Stand {
     /// The rank is in no operation.
     Idle,
     /// The rank waits for others in an operation.
@@ -23,13 +23,13 @@ pub(super) enum Stand {
 
 /// Ranks of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Party {
+pub(crate) enum Party {
     All,
     Pair { from: usize, to: usize },
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     Wait,
     Go(Party),
     Fail(Error),
@@ -37,7 +37,7 @@ pub(super) enum Verdict {
 
 impl Party {
     /// Returns the ranks of the party, in a group of `world_size`.
-    pub(super) fn ranks(self, world_size: usize) -> impl Iterator<Item = usize> {
+    pub(crate) fn ranks(self, world_size: usize) -> impl Iterator<Item = usize> {
         let (first, second, step) = match self {
             Party::All => (0, world_size.saturating_sub(1), 1),
             Party::Pair { from, to } => (from.min(to), from.max(to), from.abs_diff(to)),
@@ -55,19 +55,19 @@ impl Stand {
     }
 
     /// Returns this rank's call if it waits in a collective.
-    pub(super) fn collective(&self) -> Option<&Called> {
+    pub(crate) fn collective(&self) -> Option<&Called> {
         self.waiting().filter(|called| called.action.peer().is_none())
     }
 
     /// Returns the rank that this one waits for in a send or a receive.
-    pub(super) fn peer(&self) -> Option<usize> {
+    pub(crate) fn peer(&self) -> Option<usize> {
         self.waiting().and_then(|called| called.action.peer())
     }
 }
 
 /// Returns the decision after `last` arrived or left. It runs at each such event, so that the first call that completes a
 /// contradiction detects it, even if other ranks are still missing.
-pub(super) fn verdict(stands: &[Stand], last: usize) -> Verdict {
+pub(crate) fn verdict(stands: &[Stand], last: usize) -> Verdict {
     match collectives(stands, last) {
         Verdict::Wait => {}
         decided => return decided,
