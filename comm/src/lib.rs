@@ -74,7 +74,7 @@ pub mod loopback;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 mod op;
-mod p2p;
+pub mod p2p;
 pub mod prelude;
 mod reduce;
 pub mod rendezvous;

@@ -1,6 +1,7 @@
 //! Decision for a group from the operation of each rank: go on, wait, or fail on a contradiction. Arithmetic only.
 
 use crate::{Action, Called, Error};
+use std::time::Duration;
 
 /// State of a rank in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,6 +146,27 @@ fn mismatch(stands: &[Stand], last: usize) -> Verdict {
     let op_number =
         calls[last].or_else(|| calls.iter().flatten().next().copied()).map_or(0, |call| call.op_number);
     Verdict::Fail(Error::Mismatch { op_number, calls })
+}
+
+/// Returns a timeout of `rank` with the ranks that arrived and those that did not: all ranks for a collective; for a pair, the chain
+/// of ranks that each wait for the next, down to the one that waits for none.
+pub(crate) fn timeout(stands: &[Stand], rank: usize, called: Called, after: Duration) -> Error {
+    let mut concerned: Vec<usize> = match called.action.peer() {
+        None => (0..stands.len()).collect(),
+        Some(peer) => vec![rank, peer],
+    };
+    while let Some(next) = stands[concerned[concerned.len() - 1]].peer() {
+        if concerned.contains(&next) {
+            break;
+        }
+        concerned.push(next);
+    }
+    let here = |&other: &usize| match called.action.peer() {
+        None => stands[other].collective().is_some(),
+        Some(_) => stands[other].peer().is_some(),
+    };
+    let (arrived, missing) = concerned.into_iter().partition(here);
+    Error::Timeout { op_number: called.op_number, called: Box::new(called), arrived, missing, after }
 }
 
 #[cfg(test)]

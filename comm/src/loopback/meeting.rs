@@ -4,7 +4,7 @@
 
 use super::shared::View;
 use crate::group::seat::Ended;
-use crate::group::verdict::{Party, Stand, Verdict, verdict};
+use crate::group::verdict::{Party, Stand, Verdict, timeout, verdict};
 use crate::clock::Wake;
 use crate::split_groups;
 use crate::sync::{Condvar, Counter, Guard, Mutex};
@@ -134,7 +134,7 @@ impl MeetingGroup {
                 return Err(cause);
             }
             if self.clock.now() >= deadline {
-                let error = state.timeout(rank, called, after);
+                let error = timeout(&state.stands, rank, called, after);
                 self.fail_locked(&mut state, error);
                 continue;
             }
@@ -207,7 +207,7 @@ impl MeetingGroup {
     /// Fails the group because `rank` never arrived at the operation that it `called`.
     pub(super) fn miss(&self, rank: usize, called: Called, after: Duration) -> Arc<Error> {
         let mut state = self.state.lock();
-        let error = state.timeout(rank, called, after);
+        let error = timeout(&state.stands, rank, called, after);
         self.fail_locked(&mut state, error)
     }
 
@@ -305,27 +305,6 @@ impl MeetingState {
 
     fn refuse_if_failed(&self) -> Result<(), Arc<Error>> {
         self.cause.clone().map_or(Ok(()), Err)
-    }
-
-    /// Returns a timeout with the ranks that arrived and those that did not: all ranks for a collective; for a pair, the chain of
-    /// ranks that each wait for the next, down to the one that waits for none.
-    fn timeout(&self, rank: usize, called: Called, after: Duration) -> Error {
-        let mut concerned: Vec<usize> = match called.action.peer() {
-            None => (0..self.stands.len()).collect(),
-            Some(peer) => vec![rank, peer],
-        };
-        while let Some(next) = self.stands[concerned[concerned.len() - 1]].peer() {
-            if concerned.contains(&next) {
-                break;
-            }
-            concerned.push(next);
-        }
-        let here = |&other: &usize| match called.action.peer() {
-            None => self.stands[other].collective().is_some(),
-            Some(_) => self.stands[other].peer().is_some(),
-        };
-        let (arrived, missing) = concerned.into_iter().partition(here);
-        Error::Timeout { op_number: called.op_number, called: Box::new(called), arrived, missing, after }
     }
 }
 
