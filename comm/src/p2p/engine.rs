@@ -289,12 +289,9 @@ impl Engine {
         self.others_of(party).all(arrived)
     }
 
-    fn still_needs(&self, small: bool, peer: usize) -> bool {
-        if !small {
-            return self.transfer.needs(&self.links, peer);
-        }
-        let inbox = self.links.peers[peer].inbox_with_call();
-        inbox.and_then(|inbox| inbox.payload()).is_none() || !self.links.outboxes[peer].is_idle()
+    fn needs_from(&self, small: bool, peer: usize) -> bool {
+        let payload = || self.links.peers[peer].inbox_with_call().and_then(|inbox| inbox.payload());
+        if small { payload().is_none() } else { self.transfer.needs_from(peer) }
     }
 
     /// Fails if a rank of the operation has failed in it, or is lost.
@@ -304,8 +301,8 @@ impl Engine {
             if links.notes.failed.as_ref().is_some_and(|(at, _)| *at <= self.numbers[peer]) {
                 return Err(Stop::Heard);
             }
-            let gone = links.lost.is_some() && (self.links.is_dry(peer) || self.links.outboxes[peer].has_ended());
-            if gone && self.still_needs(small, peer) {
+            let silent = self.links.is_dry(peer) && self.needs_from(small, peer);
+            if silent || links.lost.is_some() && self.transfer.needs_to(&self.links, peer) {
                 return Err(self.lost(peer));
             }
         }
@@ -330,7 +327,8 @@ impl Engine {
         if running.group.clock.now() < running.deadline {
             return Ok(());
         }
-        let stuck = |rank: &usize| *rank != self.links.rank && self.still_needs(small, *rank);
+        let needs = |rank| self.needs_from(small, rank) || self.transfer.needs_to(&self.links, rank);
+        let stuck = |rank: &usize| *rank != self.links.rank && needs(*rank);
         let (missing, arrived) = party.ranks(self.links.world_size()).partition(stuck);
         let Running { called, after, .. } = running;
         let op_number = called.op_number;

@@ -75,6 +75,8 @@ impl Inbox {
     pub(super) fn advance(&mut self, transport: &mut dyn Transport, notes: &mut Notes) -> Result<bool, Lost> {
         let mut moved = false;
         while !transport.arrived(self.source).is_empty() {
+            // A frame may have waited for its turn.
+            self.open(notes)?;
             let read = match (self.span, self.frame) {
                 _ if self.payload_read < self.payload.len() => self.read_payload(transport)?,
                 (Some(_), _) if self.drains => self.drop_span(transport),

@@ -219,19 +219,25 @@ impl Transfer {
         self.outs.is_empty() && self.ins.is_empty() && self.fold.is_none()
     }
 
-    /// Returns true if rank `peer` has to send or to read more.
-    pub(super) fn needs(&self, links: &Links, peer: usize) -> bool {
-        let reads = self.ins.iter().any(|inflow| {
+    /// Returns true if rank `peer` has to send more.
+    pub(super) fn needs_from(&self, peer: usize) -> bool {
+        let reads = |inflow: &Inflow| {
             let (Source::Rank(from) | Source::Common(from)) = inflow.from;
             from == peer
-        });
+        };
+        self.ins.iter().any(reads) || self.fold.is_some()
+    }
+
+    /// Returns true if rank `peer` has to read more.
+    pub(super) fn needs_to(&self, links: &Links, peer: usize) -> bool {
+        let in_audience = links.peers[peer].in_audience;
         let writes = |to| match to {
             Target::Rank(to) => to == peer,
-            Target::Audience => links.peers[peer].in_audience,
+            Target::Audience => in_audience,
         };
-        let outs = self.outs.iter().any(|out| writes(out.to));
-        let common = links.peers[peer].in_audience && !links.common.is_idle();
-        reads || outs || common || !links.outboxes[peer].is_idle() || self.fold.is_some()
+        self.outs.iter().any(|out| writes(out.to))
+            || in_audience && !links.common.is_idle()
+            || !links.outboxes[peer].is_idle()
     }
 }
 

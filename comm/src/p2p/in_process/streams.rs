@@ -64,7 +64,7 @@ impl Streams {
     /// Takes what `peer` has written; returns the number of bytes, or `None` if no more will come.
     fn take(&mut self, peer: usize) -> Option<usize> {
         let mut taken = 0;
-        let mut open = true;
+        let mut open = false;
         for common in [false, true] {
             let Arrived { bytes, consumed } = &mut self.arrived[peer][usize::from(common)];
             if *consumed == bytes.len() {
@@ -74,15 +74,15 @@ impl Streams {
             let pipe: &Pipe = self.pipes.pipe(peer, self.rank, common);
             let room = self.pipes.room - bytes.len();
             bytes.reserve_exact(room);
-            match pipe.take(bytes, room) {
-                Some(len) => taken += len,
-                None => open = false,
+            if let Some(len) = pipe.take(bytes, room) {
+                taken += len;
+                open = true;
             }
         }
         if taken > 0 {
             self.pipes.bell(peer).wake();
         }
-        (open || taken > 0).then_some(taken)
+        open.then_some(taken)
     }
 }
 
