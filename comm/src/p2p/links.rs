@@ -37,16 +37,21 @@ impl Peer {
         self.inbox_with_call().and_then(|inbox| inbox.call.as_ref())
     }
 
-    /// Stream of the rank's call.
+    /// Stream of the rank's earliest call: a rank that has completed a collective may have called a send or a receive since.
     pub(super) fn inbox_with_call(&self) -> Option<&Inbox> {
-        [&self.own, &self.common].into_iter().find(|inbox| inbox.call.is_some())
+        let inboxes = [&self.own, &self.common].into_iter().filter(|inbox| inbox.call.is_some());
+        inboxes.min_by_key(|inbox| inbox.call.as_ref().map(|call| call.called.op_number))
     }
 
-    /// Takes the rank's call.
+    /// Takes the rank's earliest call.
     pub(super) fn take_call(&mut self) {
-        let of_own = self.own.call.is_some();
-        if of_own { self.own.take_call() } else { self.common.take_call() }
-        self.notes.relays.clear();
+        let of_own = matches!(self.inbox_with_call(), Some(Inbox { source: Source::Rank(_), .. }));
+        if of_own {
+            self.own.take_call();
+            self.notes.relays.clear();
+        } else {
+            self.common.take_call();
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use meshstep_comm::{Action, Communicator, Error, Op, Reduction, loopback, p2p};
 use meshstep_tensor::{Buffer, Category, Meter, bf16, f16};
 use proptest::prelude::*;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A backend, as a row of every table.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -143,7 +144,9 @@ fn run_typed<T: Naive>(comm: &Arc<dyn Communicator>, step: &Step, seed: u64) -> 
 
 /// Runs all steps on all ranks; returns the results of each.
 fn run_program(backend: Backend, n: usize, steps: &[Step], seed: u64) -> Vec<Vec<Vec<u8>>> {
-    let results = backend.spawn(n, |comm| {
+    // A hang is an error soon.
+    let config = loopback::Config { timeout: Duration::from_secs(10), ..loopback::Config::new(n) };
+    let results = backend.spawn_with(config, |comm| {
         let mut group = comm.split(Some(0), 0).unwrap().unwrap();
         let mut results = Vec::new();
         for (i, step) in steps.iter().enumerate() {
