@@ -64,6 +64,16 @@ pub enum Error {
         /// The rank, as a rank of the aborted communicator.
         rank: usize,
     },
+    /// A rank's process ended, or it cannot be reached any more.
+    #[error(
+        "rank {rank} was lost: {why}; see the output of its process, and make a new communicator of the ranks that are left"
+    )]
+    Lost {
+        /// The rank.
+        rank: usize,
+        /// Reason for the end of the connection to it.
+        why: String,
+    },
     /// A rank in another process has reported a failure.
     #[error("rank {rank} failed: {message}")]
     Remote {

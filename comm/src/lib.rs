@@ -69,12 +69,13 @@ mod clock;
 mod communicator;
 mod error;
 mod faults;
+mod group;
 mod in_flight;
 pub mod loopback;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 mod op;
-mod p2p;
+pub mod p2p;
 pub mod prelude;
 mod reduce;
 pub mod rendezvous;

@@ -58,23 +58,55 @@ impl<A: Accumulator> Divisor<A> {
     }
 }
 
+/// Values that the ranks contribute to one block of a reduction.
+pub(crate) trait Contributions<T> {
+    /// Returns the block's values of rank `rank`.
+    fn values(&mut self, rank: usize) -> impl Iterator<Item = T>;
+
+    /// Returns the factor of rank `rank`'s values.
+    fn factor(&self, rank: usize) -> f64;
+}
+
+/// Reduces one block of the values of `n` ranks into `rounded`: the order of every reduction on CPUs. The accumulator begins with
+/// rank 0's values, takes those of the next ranks one after the other, and is rounded once. `TIMES` adds a factor for each rank.
+#[inline(always)]
+pub(crate) fn fold_block<T: WireElement, const TIMES: bool>(
+    from: &mut impl Contributions<T>,
+    (sum, rounded): (&mut [T::Wide], &mut [T]),
+    (reduction, n): (Reduction, usize),
+) {
+    if TIMES {
+        let factor = from.factor(0);
+        first_times(sum, from.values(0), factor);
+    } else {
+        first(sum, from.values(0));
+    }
+    for rank in 1..n {
+        if TIMES {
+            let factor = from.factor(rank);
+            next_times(sum, from.values(rank), factor);
+        } else {
+            next(sum, from.values(rank), reduction);
+        }
+    }
+    last(rounded, sum, reduction, n);
+}
+
 /// Initialises the accumulators with the first rank's values. Starting at zero would lose the sign of `-0.0`.
 #[inline(always)]
-pub(crate) fn first<T: WireElement>(sum: &mut [T::Wide], values: &[T]) {
-    for (s, &x) in sum.iter_mut().zip(values) {
-        *s = x.widen();
-    }
+fn first<T: WireElement>(sum: &mut [T::Wide], values: impl Iterator<Item = T>) {
+    each(sum, values, |_, x| x.widen());
 }
 
 /// Like [`first`], times the rank's factor.
 #[inline(always)]
-pub(crate) fn first_times<T: WireElement>(sum: &mut [T::Wide], values: &[T], factor: f64) {
+fn first_times<T: WireElement>(sum: &mut [T::Wide], values: impl Iterator<Item = T>, factor: f64) {
     each(sum, values, |_, x: T| x.widen().times(factor));
 }
 
 /// Accumulates another rank's values.
 #[inline(always)]
-pub(crate) fn next<T: WireElement>(sum: &mut [T::Wide], values: &[T], reduction: Reduction) {
+fn next<T: WireElement>(sum: &mut [T::Wide], values: impl Iterator<Item = T>, reduction: Reduction) {
     match reduction {
         Reduction::Sum | Reduction::Mean | Reduction::PreMulSum { .. } => {
             each(sum, values, |s, x: T| s.plus(x.widen()));
@@ -86,13 +118,13 @@ pub(crate) fn next<T: WireElement>(sum: &mut [T::Wide], values: &[T], reduction:
 
 /// Accumulates another rank's values times its factor.
 #[inline(always)]
-pub(crate) fn next_times<T: WireElement>(sum: &mut [T::Wide], values: &[T], factor: f64) {
+fn next_times<T: WireElement>(sum: &mut [T::Wide], values: impl Iterator<Item = T>, factor: f64) {
     each(sum, values, |s, x: T| s.plus_times(x.widen(), factor));
 }
 
 /// Divides by `n` for a mean, and rounds.
 #[inline(always)]
-pub(crate) fn last<T: WireElement>(rounded: &mut [T], sum: &[T::Wide], reduction: Reduction, n: usize) {
+fn last<T: WireElement>(rounded: &mut [T], sum: &[T::Wide], reduction: Reduction, n: usize) {
     match (reduction, Divisor::<T::Wide>::of(n)) {
         (Reduction::Mean, Divisor::Divide(count)) => {
             round(rounded, sum, |s| T::narrow(s.over(Divisor::Divide(count))))
@@ -111,8 +143,12 @@ pub(crate) fn non_finite<T: WireElement>(values: &[T]) -> u64 {
 }
 
 #[inline(always)]
-fn each<T: WireElement>(sum: &mut [T::Wide], values: &[T], take: impl Fn(T::Wide, T) -> T::Wide) {
-    for (s, &x) in sum.iter_mut().zip(values) {
+fn each<T: WireElement>(
+    sum: &mut [T::Wide],
+    values: impl Iterator<Item = T>,
+    take: impl Fn(T::Wide, T) -> T::Wide,
+) {
+    for (s, x) in sum.iter_mut().zip(values) {
         *s = take(*s, x);
     }
 }

@@ -3,7 +3,8 @@
 //! The lock is held while ranks compare what they call, never while bytes move.
 
 use super::shared::View;
-use super::verdict::{Party, Stand, Verdict, verdict};
+use crate::group::seat::Ended;
+use crate::group::verdict::{Party, Stand, Verdict, timeout, verdict};
 use crate::clock::Wake;
 use crate::split_groups;
 use crate::sync::{Condvar, Counter, Guard, Mutex};
@@ -42,22 +43,13 @@ struct MeetingState {
     non_finite: u64,
 }
 
-/// Result of an operation of one rank, beside its buffer.
-#[derive(Debug, Default)]
-pub(super) struct Ended {
-    /// The rank's seat in the group that a split has formed.
-    pub(super) formed: Option<MeetingSeat>,
-    /// Non-finite elements of the result, if it was a reduction that keeps former values.
-    pub(super) non_finite: u64,
-}
-
 /// Action of a rank once its party is complete.
 #[derive(Debug)]
 pub(super) enum Met {
     /// The rank moves its share of the bytes, and then leaves.
     Move,
     /// The rank has left: another rank has moved all bytes.
-    Done(Ended),
+    Done(Ended<MeetingSeat>),
 }
 
 /// Largest total of buffer bytes that one rank, the one that completes the party, moves alone: waking the others to help takes
@@ -142,7 +134,7 @@ impl MeetingGroup {
                 return Err(cause);
             }
             if self.clock.now() >= deadline {
-                let error = state.timeout(rank, called, after);
+                let error = timeout(&state.stands, rank, called, after);
                 self.fail_locked(&mut state, error);
                 continue;
             }
@@ -167,7 +159,7 @@ impl MeetingGroup {
     }
 
     /// Records that `rank` has moved its bytes and `found` non-finite elements in them, and waits until its whole party has.
-    pub(super) fn leave(&self, rank: usize, party: Party, found: u64) -> Result<Ended, Arc<Error>> {
+    pub(super) fn leave(&self, rank: usize, party: Party, found: u64) -> Result<Ended<MeetingSeat>, Arc<Error>> {
         let mut state = self.state.lock();
         state.non_finite += found;
         state.stands[rank] = Stand::Moved;
@@ -180,7 +172,7 @@ impl MeetingGroup {
     }
 
     /// Waits until the whole party of `rank` has moved its bytes, and takes the rank out of the operation.
-    fn released(&self, mut state: Guard<'_, MeetingState>, rank: usize) -> Result<Ended, Arc<Error>> {
+    fn released(&self, mut state: Guard<'_, MeetingState>, rank: usize) -> Result<Ended<MeetingSeat>, Arc<Error>> {
         while state.stands[rank] != Stand::Released {
             state = self.changed.wait(state, None);
         }
@@ -215,7 +207,7 @@ impl MeetingGroup {
     /// Fails the group because `rank` never arrived at the operation that it `called`.
     pub(super) fn miss(&self, rank: usize, called: Called, after: Duration) -> Arc<Error> {
         let mut state = self.state.lock();
-        let error = state.timeout(rank, called, after);
+        let error = timeout(&state.stands, rank, called, after);
         self.fail_locked(&mut state, error)
     }
 
@@ -313,27 +305,6 @@ impl MeetingState {
 
     fn refuse_if_failed(&self) -> Result<(), Arc<Error>> {
         self.cause.clone().map_or(Ok(()), Err)
-    }
-
-    /// Returns a timeout with the ranks that arrived and those that did not: all ranks for a collective; for a pair, the chain of
-    /// ranks that each wait for the next, down to the one that waits for none.
-    fn timeout(&self, rank: usize, called: Called, after: Duration) -> Error {
-        let mut concerned: Vec<usize> = match called.action.peer() {
-            None => (0..self.stands.len()).collect(),
-            Some(peer) => vec![rank, peer],
-        };
-        while let Some(next) = self.stands[concerned[concerned.len() - 1]].peer() {
-            if concerned.contains(&next) {
-                break;
-            }
-            concerned.push(next);
-        }
-        let here = |&other: &usize| match called.action.peer() {
-            None => self.stands[other].collective().is_some(),
-            Some(_) => self.stands[other].peer().is_some(),
-        };
-        let (arrived, missing) = concerned.into_iter().partition(here);
-        Error::Timeout { op_number: called.op_number, called: Box::new(called), arrived, missing, after }
     }
 }
 

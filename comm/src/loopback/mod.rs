@@ -6,22 +6,17 @@
 //! waits runs them itself.
 
 mod cut;
-mod lane;
 mod meeting;
 mod moves;
 mod non_temporal;
-mod rank;
-mod segments;
+mod seat;
 mod shared;
-mod verdict;
-mod worker;
 
-use crate::sync::{Mutex, on_threads};
+use crate::group::rank::{GroupRank, Life};
+use crate::group::threads;
 use crate::{Clock, Communicator, Error, Faults};
-use meeting::{MeetingGroup, MeetingSeat};
-use rank::{End, Life, Loopback};
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use meeting::MeetingGroup;
+use seat::LoopbackSeat;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,28 +57,7 @@ pub fn spawn_with<T: Send>(
     config: Config,
     body: impl Fn(Arc<dyn Communicator>) -> T + Sync,
 ) -> Result<Vec<T>, Error> {
-    let first_panic = Mutex::new(None);
-    let run = |handle: Loopback| {
-        let (rank, life) = (handle.rank(), handle.life());
-        life.watch();
-        let result = catch_unwind(AssertUnwindSafe(|| body(Arc::new(handle))));
-        let panicked = result.as_ref().err().map(|payload| message(payload.as_ref()));
-        if let Some(message) = panicked.clone() {
-            first_panic.lock().get_or_insert(Error::Panicked { rank, message });
-        }
-        life.end(&panicked.map_or(End::Left, End::Panicked));
-        result.ok()
-    };
-    let results = on_threads(handles(config)?, run);
-    if let Some(error) = first_panic.lock().take() {
-        return Err(error);
-    }
-    let result = |(rank, result): (usize, std::io::Result<Option<T>>)| match result {
-        Ok(Some(value)) => Ok(value),
-        Ok(None) => Err(Error::Panicked { rank, message: message(&()) }),
-        Err(error) => Err(Error::NoThread { rank, message: error.to_string() }),
-    };
-    results.into_iter().enumerate().map(result).collect()
+    threads::spawn(handles(config)?, body)
 }
 
 /// Returns the communicators of all ranks, for the caller's own threads. Each rank leaves when its last handle is dropped; a drop
@@ -92,21 +66,15 @@ pub fn world(config: Config) -> Result<Vec<Arc<dyn Communicator>>, Error> {
     Ok(handles(config)?.into_iter().map(|handle| Arc::new(handle) as _).collect())
 }
 
-fn handles(config: Config) -> Result<Vec<Loopback>, Error> {
+fn handles(config: Config) -> Result<Vec<GroupRank<LoopbackSeat>>, Error> {
     let Config { ranks, timeout, clock, faults } = config;
     if ranks == 0 {
         return Err(Error::ZeroRanks);
     }
     let group = MeetingGroup::new(ranks, clock, timeout);
     let handle = |rank| {
-        let seat = MeetingSeat { group: Arc::clone(&group), rank };
-        Loopback::new(seat, Arc::<Life>::default(), faults.clone())
+        let seat = LoopbackSeat::new(Arc::clone(&group), rank);
+        GroupRank::new(seat, Arc::<Life<_>>::default(), faults.clone())
     };
     (0..ranks).map(handle).collect()
-}
-
-fn message(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("no message").to_owned()
 }

@@ -3,7 +3,7 @@
 use super::cut::CutPart;
 use super::non_temporal::{copy_unfenced, fence};
 use super::shared::{Portion, Share};
-use crate::reduce::{self, Accumulator, BLOCK, WireElement};
+use crate::reduce::{self, Accumulator, BLOCK, Contributions, WireElement};
 use crate::{Action, Reduction};
 use meshstep_tensor::fetch::fetch;
 use meshstep_tensor::simd::{Body, Isa};
@@ -130,28 +130,32 @@ impl<T: WireElement, const TIMES: bool, const KEEPS: bool> Body for Fold<'_, T, 
 fn reduce_block<T: WireElement, const TIMES: bool>(
     portion: &mut Portion<'_>,
     block: &Range<usize>,
-    (sum, rounded): (&mut [T::Wide], &mut [T]),
+    accumulators: (&mut [T::Wide], &mut [T]),
     (reduction, n): (Reduction, usize),
 ) {
     for rank in 0..n {
         let values = portion.slice::<T>(rank, block.clone());
         fetch(values.as_ptr().wrapping_byte_add(AHEAD), reduce::block::<T>());
     }
-    if TIMES {
-        let factor = portion.factor(0);
-        reduce::first_times(sum, portion.slice::<T>(0, block.clone()), factor);
-    } else {
-        reduce::first(sum, portion.slice::<T>(0, block.clone()));
+    reduce::fold_block::<T, TIMES>(&mut PortionBlock { portion, block }, accumulators, (reduction, n));
+}
+
+/// Block of a portion, in the memory of every rank.
+struct PortionBlock<'a, 'b> {
+    portion: &'a mut Portion<'b>,
+    block: &'a Range<usize>,
+}
+
+impl<T: WireElement> Contributions<T> for PortionBlock<'_, '_> {
+    #[inline(always)]
+    fn values(&mut self, rank: usize) -> impl Iterator<Item = T> {
+        self.portion.slice::<T>(rank, self.block.clone()).iter().copied()
     }
-    for rank in 1..n {
-        if TIMES {
-            let factor = portion.factor(rank);
-            reduce::next_times(sum, portion.slice::<T>(rank, block.clone()), factor);
-        } else {
-            reduce::next(sum, portion.slice::<T>(rank, block.clone()), reduction);
-        }
+
+    #[inline(always)]
+    fn factor(&self, rank: usize) -> f64 {
+        self.portion.factor(rank)
     }
-    reduce::last(rounded, sum, reduction, n);
 }
 
 /// Copies a portion from the buffer of one rank to those of the other ranks in `targets`.

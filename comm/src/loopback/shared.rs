@@ -17,9 +17,10 @@
 //! portion.
 
 use super::cut::{Cut, CutPart};
-use super::meeting::{Ended, MeetingSeat, Met};
-use super::segments::{LentValues, Segment};
-use super::verdict::Party;
+use super::meeting::{MeetingSeat, Met};
+use crate::group::seat::Ended;
+use crate::group::segments::{LentValues, Segment};
+use crate::group::verdict::Party;
 use crate::sync::Counter;
 use crate::{Action, Called, Error};
 use meshstep_tensor::fetch::LINE;
@@ -255,7 +256,7 @@ pub(super) fn exchange(
     after: Duration,
     views: &mut Vec<View>,
     body: impl FnOnce(Share<'_>) -> u64,
-) -> Result<Ended, Arc<Error>> {
+) -> Result<Ended<MeetingSeat>, Arc<Error>> {
     let MeetingSeat { group, rank } = seat;
     if let Met::Done(ended) = group.meet(*rank, called, view, after, views)? {
         return Ok(ended);

@@ -1,3 +1,23 @@
 //! Collectives over messages, once for every backend whose ranks are processes.
+//!
+//! A rank writes its call of an operation to the others, compares the calls of all, and moves bytes when they agree. Small buffers
+//! travel with the call. In a reduction each chunk goes to its owner, who adds the ranks' values in the order of the ranks as they
+//! arrive, in the transport's memory. A rank that finds a failure writes its cause to all others and reads theirs; all ranks adopt
+//! the same cause.
 
+mod cause;
+mod codec;
+mod engine;
+mod failure;
+mod fold;
+mod group;
+pub mod in_process;
+mod inbox;
+mod links;
+mod memory;
+mod names;
+mod outbox;
+mod seat;
+mod small;
+mod transfer;
 pub(crate) mod transport;

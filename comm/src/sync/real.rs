@@ -15,6 +15,19 @@ impl<T> Mutex<T> {
         Mutex(std::sync::Mutex::new(value))
     }
 
+    pub(crate) const fn fixed(value: T) -> Self {
+        Mutex(std::sync::Mutex::new(value))
+    }
+
+    /// Returns the lock unless another thread has it.
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
+
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -8,6 +8,7 @@
 )]
 
 mod allocations;
+mod backends;
 mod collectives;
 mod failures;
 mod keeping;

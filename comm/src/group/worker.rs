@@ -1,10 +1,8 @@
 //! Execution of a rank's operations: in order, one at a time, by a thread that waits for one or else by the communication thread.
 
 use super::lane::{Lane, Task};
-use super::meeting::{Ended, MeetingSeat};
-use super::moves;
+use super::seat::{Ended, RankSeat};
 use super::segments::{LentValues, Segment, lay_end_to_end};
-use super::shared::{View, exchange};
 use crate::communicator::keeping;
 use crate::faults::{Fault, Faults};
 use crate::in_flight::Tickets;
@@ -16,34 +14,30 @@ use std::time::Duration;
 
 /// One rank's side of a group.
 #[derive(Debug)]
-pub(super) struct RankWorker {
-    pub(super) seat: MeetingSeat,
-    pub(super) lane: Arc<Lane>,
+pub(crate) struct RankWorker<S: RankSeat> {
+    pub(crate) seat: S,
+    pub(crate) lane: Arc<Lane<S>>,
     faults: Faults,
-    /// Buffers of the running operation; kept, so that an operation does not allocate.
-    views: Mutex<Vec<View>>,
-    /// Memory for the segments of lent values; kept as well.
+    /// Memory for the segments of lent values; kept, so that an operation does not allocate.
     segments: Mutex<Vec<Segment>>,
 }
 
-impl RankWorker {
-    pub(super) fn new(seat: MeetingSeat, faults: Faults) -> Arc<Self> {
-        let world_size = seat.group.world_size();
-        let lane = Lane::new(seat.rank, world_size, seat.group.clock());
-        let views = Mutex::new(Vec::with_capacity(world_size));
-        Arc::new(RankWorker { seat, lane, faults, views, segments: Mutex::default() })
+impl<S: RankSeat> RankWorker<S> {
+    pub(crate) fn new(seat: S, faults: Faults) -> Arc<Self> {
+        let lane = Lane::new(seat.rank(), seat.world_size(), seat.clock());
+        Arc::new(RankWorker { seat, lane, faults, segments: Mutex::default() })
     }
 
     /// Body of the communication thread: runs until the rank has left and all its started operations are done.
-    pub(super) fn run(&self) {
+    pub(crate) fn run(&self) {
         while let Some(task) = self.lane.next() {
             self.carry_out(&task);
         }
-        self.seat.group.depart(self.seat.rank, self.lane.started());
+        self.seat.depart(self.lane.started());
     }
 
     /// Runs an operation from start to end on the caller's thread.
-    pub(super) fn complete(&self, op: Op, buffer: Buffer) -> (Buffer, Result<(), Error>, Ended) {
+    pub(crate) fn complete(&self, op: Op, buffer: Buffer) -> (Buffer, Result<(), Error>, Ended<S>) {
         self.complete_with(op, (buffer, None))
     }
 
@@ -51,7 +45,7 @@ impl RankWorker {
         &self,
         op: Op,
         memory: (Buffer, Option<LentValues>),
-    ) -> (Buffer, Result<(), Error>, Ended) {
+    ) -> (Buffer, Result<(), Error>, Ended<S>) {
         match self.lane.enqueue(op, memory, true) {
             Ok(ticket) => self.collect(ticket),
             Err((buffer, error)) => (buffer, Err(error), Ended::default()),
@@ -59,7 +53,7 @@ impl RankWorker {
     }
 
     /// Reduces `values` in place by `op`, an all-reduce, and keeps the former ones; returns the non-finite elements of the result.
-    pub(super) fn keep(
+    pub(crate) fn keep(
         &self,
         op: Op,
         values: &mut [SliceMut<'_>],
@@ -79,41 +73,41 @@ impl RankWorker {
         (kept, result.map(|()| ended.non_finite))
     }
 
-    fn collect(&self, ticket: usize) -> (Buffer, Result<(), Error>, Ended) {
+    fn collect(&self, ticket: usize) -> (Buffer, Result<(), Error>, Ended<S>) {
         self.lane.collect(ticket, |task| self.carry_out(task))
     }
 
-    fn carry_out(&self, task: &Task) {
+    fn carry_out(&self, task: &Task<S::Memory>) {
         let result = self.perform(task);
         self.lane.finish(task, result);
     }
 
-    fn perform(&self, task: &Task) -> Result<Ended, Arc<Error>> {
-        let RankWorker { seat, faults, views, .. } = self;
-        let after = task.op.deadline().unwrap_or(seat.group.timeout());
-        for fault in faults.at(seat.rank, task.called.op_number) {
+    fn perform(&self, task: &Task<S::Memory>) -> Result<Ended<S>, Arc<Error>> {
+        let RankWorker { seat, faults, .. } = self;
+        let after = task.op.deadline().unwrap_or(seat.timeout());
+        for fault in faults.at(seat.rank(), task.called.op_number) {
             match fault {
-                Fault::Delay(by) => seat.group.pause(seat.group.clock().now().saturating_add(by))?,
+                Fault::Delay(by) => seat.pause(seat.clock().now().saturating_add(by))?,
                 // SAFETY: the task is this rank's, and its operation has not been posted.
-                Fault::CorruptInput => unsafe { task.view.flip_a_bit() },
+                Fault::CorruptInput => unsafe { S::flip_a_bit(task.memory) },
                 Fault::Drop => {
-                    seat.group.pause(seat.group.clock().now().saturating_add(after))?;
-                    return Err(seat.group.miss(seat.rank, task.called, after));
+                    seat.pause(seat.clock().now().saturating_add(after))?;
+                    return Err(seat.miss(task.called, after));
                 }
                 Fault::CorruptResult => {}
             }
         }
-        // Operations run one at a time, so this lock has no contention.
-        let ended = exchange(seat, task.called, task.view, after, &mut views.lock(), moves::perform)?;
-        if faults.at(seat.rank, task.called.op_number).any(|fault| fault == Fault::CorruptResult) {
+        // SAFETY: the lane holds the task's buffer until `finish`, and a caller that lends values waits for that (`keep`).
+        let ended = unsafe { seat.run(task.called, task.memory, after) }?;
+        if faults.at(seat.rank(), task.called.op_number).any(|fault| fault == Fault::CorruptResult) {
             // SAFETY: the task is this rank's, and all ranks have left its operation.
-            unsafe { task.view.flip_a_bit() };
+            unsafe { S::flip_a_bit(task.memory) };
         }
         Ok(ended)
     }
 }
 
-impl Tickets for RankWorker {
+impl<S: RankSeat> Tickets for RankWorker<S> {
     fn redeem(&self, ticket: usize, _on: &Queue) -> (Buffer, Result<(), Error>) {
         let (buffer, result, _) = self.collect(ticket);
         (buffer, result)

@@ -1,8 +1,7 @@
 //! One rank's queue of operations, and the slots that hold their buffers until they are waited for.
 
-use super::meeting::Ended;
+use super::seat::{Ended, RankSeat};
 use super::segments::LentValues;
-use super::shared::View;
 use crate::call_name;
 use crate::clock::Wake;
 use crate::sync::{Condvar, Mutex};
@@ -18,11 +17,11 @@ const ROOM: usize = 64;
 /// Queue between the callers of a rank and its communication thread: each runs the next operation if no other thread is running
 /// one.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(crate) struct Lane<S: RankSeat> {
     rank: usize,
     world_size: usize,
     clock: Clock,
-    state: Mutex<LaneState>,
+    state: Mutex<LaneState<S>>,
     /// Signals that there is work, or that no more will come.
     work: Condvar,
     /// Signals that an operation has ended.
@@ -30,8 +29,8 @@ pub(super) struct Lane {
 }
 
 #[derive(Debug)]
-struct LaneState {
-    slots: Vec<LaneSlot>,
+struct LaneState<S: RankSeat> {
+    slots: Vec<LaneSlot<S>>,
     free: Vec<usize>,
     queue: VecDeque<usize>,
     /// True while an operation runs. They run one at a time.
@@ -45,25 +44,25 @@ struct LaneState {
 
 /// Slot of one operation: taken by `enqueue`, freed by `collect` or, if forgotten, by `finish`.
 #[derive(Debug)]
-struct LaneSlot {
-    task: Task,
+struct LaneSlot<S: RankSeat> {
+    task: Task<S::Memory>,
     buffer: Option<Buffer>,
     result: Option<Result<(), Error>>,
-    ended: Ended,
+    ended: Ended<S>,
     forgotten: bool,
 }
 
 /// An operation, with the data needed to run it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Task {
-    pub(super) slot: usize,
-    pub(super) op: Op,
-    pub(super) called: Called,
-    pub(super) view: View,
+pub(crate) struct Task<M> {
+    pub(crate) slot: usize,
+    pub(crate) op: Op,
+    pub(crate) called: Called,
+    pub(crate) memory: M,
 }
 
-impl Lane {
-    pub(super) fn new(rank: usize, world_size: usize, clock: &Clock) -> Arc<Self> {
+impl<S: RankSeat> Lane<S> {
+    pub(crate) fn new(rank: usize, world_size: usize, clock: &Clock) -> Arc<Self> {
         let state = LaneState {
             slots: Vec::with_capacity(ROOM),
             free: Vec::with_capacity(ROOM),
@@ -76,7 +75,7 @@ impl Lane {
         };
         let (state, work, ended) = (Mutex::new(state), Condvar::new(), Condvar::new());
         let lane = Arc::new(Lane { rank, world_size, clock: clock.clone(), state, work, ended });
-        let weak: Weak<Lane> = Arc::downgrade(&lane);
+        let weak: Weak<Lane<S>> = Arc::downgrade(&lane);
         clock.register(weak);
         lane
     }
@@ -84,7 +83,7 @@ impl Lane {
     /// Enqueues an operation, or returns the buffer with the error. `waits`: the caller waits for it at once; waiting threads run
     /// operations themselves, so the communication thread is not woken. With `lent`, the operation is an all-reduce of these values,
     /// and the buffer keeps them.
-    pub(super) fn enqueue(
+    pub(crate) fn enqueue(
         &self,
         op: Op,
         (buffer, lent): (Buffer, Option<LentValues>),
@@ -93,7 +92,7 @@ impl Lane {
         if let Err(error) = op.check(self.rank, self.world_size, buffer.len(), buffer.dtype()) {
             return Err((buffer, error));
         }
-        // Ranks are threads that read each other's memory directly.
+        // These backends read and write the memory by the CPU.
         if buffer.place() != Place::Cpu {
             let elsewhere = meshstep_tensor::Error::Place { given: buffer.place(), expected: Place::Cpu };
             return Err((buffer, elsewhere.into()));
@@ -110,8 +109,8 @@ impl Lane {
             by: call_name::current(),
         };
         state.started += 1;
-        let view = View::of(&buffer, op.action(), lent);
-        let ticket = state.place(|slot| Task { slot, op, called, view }, buffer);
+        let memory = S::memory(&buffer, op.action(), lent);
+        let ticket = state.place(|slot| Task { slot, op, called, memory }, buffer);
         state.queue.push_back(ticket);
         drop(state);
         if !waits {
@@ -121,7 +120,7 @@ impl Lane {
     }
 
     /// Waits for the next operation; returns `None` when the rank has left and all its started operations are done.
-    pub(super) fn next(&self) -> Option<Task> {
+    pub(crate) fn next(&self) -> Option<Task<S::Memory>> {
         let mut state = self.state.lock();
         loop {
             if let Some(task) = state.take() {
@@ -135,7 +134,7 @@ impl Lane {
     }
 
     /// Records the result of an operation. The first failure is passed on unchanged, later ones as [`Error::Poisoned`].
-    pub(super) fn finish(&self, task: &Task, result: Result<Ended, Arc<Error>>) {
+    pub(crate) fn finish(&self, task: &Task<S::Memory>, result: Result<Ended<S>, Arc<Error>>) {
         let mut state = self.state.lock();
         state.busy = false;
         let result = result.map_err(|cause| state.tell(cause));
@@ -156,11 +155,11 @@ impl Lane {
     }
 
     /// Waits for an operation and frees its slot. A waiting thread runs the next operation if no other thread is running one.
-    pub(super) fn collect(
+    pub(crate) fn collect(
         &self,
         ticket: usize,
-        carry_out: impl Fn(&Task),
-    ) -> (Buffer, Result<(), Error>, Ended) {
+        carry_out: impl Fn(&Task<S::Memory>),
+    ) -> (Buffer, Result<(), Error>, Ended<S>) {
         let mut state = self.state.lock();
         loop {
             if let Some(ended) = state.vacate(ticket) {
@@ -176,13 +175,13 @@ impl Lane {
         }
     }
 
-    pub(super) fn is_done(&self, ticket: usize) -> bool {
+    pub(crate) fn is_done(&self, ticket: usize) -> bool {
         self.state.lock().slots[ticket].result.is_some()
     }
 
     /// Waits until an operation has ended, at most `patience` by the clock; returns true if it has. It runs no operation, as that
     /// may take longer.
-    pub(super) fn ends_within(&self, ticket: usize, patience: Duration) -> bool {
+    pub(crate) fn ends_within(&self, ticket: usize, patience: Duration) -> bool {
         let until = self.clock.now().saturating_add(patience);
         let mut state = self.state.lock();
         while state.slots[ticket].result.is_none() {
@@ -195,7 +194,7 @@ impl Lane {
     }
 
     /// Forgets an operation without its result.
-    pub(super) fn forget(&self, ticket: usize) {
+    pub(crate) fn forget(&self, ticket: usize) {
         let mut state = self.state.lock();
         state.slots[ticket].forgotten = true;
         // If the operation has ended already, its buffer is released here, after the lock.
@@ -204,22 +203,22 @@ impl Lane {
     }
 
     /// Closes the queue: new operations are refused, queued ones still run.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.state.lock().closed = true;
         self.work.notify_all();
     }
 
     /// Returns the number of enqueued operations.
-    pub(super) fn started(&self) -> u64 {
+    pub(crate) fn started(&self) -> u64 {
         self.state.lock().started
     }
 
-    pub(super) fn stats(&self) -> Stats {
+    pub(crate) fn stats(&self) -> Stats {
         self.state.lock().stats
     }
 }
 
-impl LaneState {
+impl<S: RankSeat> LaneState<S> {
     fn refuse(&self, rank: usize) -> Result<(), Error> {
         match &self.told {
             Some(cause) => Err(Error::Poisoned { cause: Arc::clone(cause) }),
@@ -236,7 +235,7 @@ impl LaneState {
     }
 
     /// Takes the next operation, unless one is running.
-    fn take(&mut self) -> Option<Task> {
+    fn take(&mut self) -> Option<Task<S::Memory>> {
         if self.busy {
             return None;
         }
@@ -245,7 +244,7 @@ impl LaneState {
         Some(self.slots[slot].task)
     }
 
-    fn place(&mut self, task: impl FnOnce(usize) -> Task, buffer: Buffer) -> usize {
+    fn place(&mut self, task: impl FnOnce(usize) -> Task<S::Memory>, buffer: Buffer) -> usize {
         let ticket = self.free.pop().unwrap_or(self.slots.len());
         let slot = LaneSlot {
             task: task(ticket),
@@ -262,7 +261,7 @@ impl LaneState {
     }
 
     /// Empties the slot of an ended operation.
-    fn vacate(&mut self, ticket: usize) -> Option<(Buffer, Result<(), Error>, Ended)> {
+    fn vacate(&mut self, ticket: usize) -> Option<(Buffer, Result<(), Error>, Ended<S>)> {
         let slot = &mut self.slots[ticket];
         let result = slot.result.take()?;
         let (buffer, ended) = (slot.buffer.take()?, std::mem::take(&mut slot.ended));
@@ -271,7 +270,7 @@ impl LaneState {
     }
 }
 
-impl Wake for Lane {
+impl<S: RankSeat> Wake for Lane<S> {
     fn wake(&self) {
         let _awake = self.state.lock();
         self.ended.notify_all();

@@ -1,10 +1,11 @@
 //! Decision for a group from the operation of each rank: go on, wait, or fail on a contradiction. Arithmetic only.
 
 use crate::{Action, Called, Error};
+use std::time::Duration;
 
 /// State of a rank in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stand {
+pub(crate) enum Stand {
     /// The rank is in no operation.
     Idle,
     /// The rank waits for others in an operation.
@@ -23,13 +24,13 @@ pub(super) enum Stand {
 
 /// Ranks of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Party {
+pub(crate) enum Party {
     All,
     Pair { from: usize, to: usize },
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     Wait,
     Go(Party),
     Fail(Error),
@@ -37,7 +38,7 @@ pub(super) enum Verdict {
 
 impl Party {
     /// Returns the ranks of the party, in a group of `world_size`.
-    pub(super) fn ranks(self, world_size: usize) -> impl Iterator<Item = usize> {
+    pub(crate) fn ranks(self, world_size: usize) -> impl Iterator<Item = usize> {
         let (first, second, step) = match self {
             Party::All => (0, world_size.saturating_sub(1), 1),
             Party::Pair { from, to } => (from.min(to), from.max(to), from.abs_diff(to)),
@@ -55,19 +56,19 @@ impl Stand {
     }
 
     /// Returns this rank's call if it waits in a collective.
-    pub(super) fn collective(&self) -> Option<&Called> {
+    pub(crate) fn collective(&self) -> Option<&Called> {
         self.waiting().filter(|called| called.action.peer().is_none())
     }
 
     /// Returns the rank that this one waits for in a send or a receive.
-    pub(super) fn peer(&self) -> Option<usize> {
+    pub(crate) fn peer(&self) -> Option<usize> {
         self.waiting().and_then(|called| called.action.peer())
     }
 }
 
 /// Returns the decision after `last` arrived or left. It runs at each such event, so that the first call that completes a
 /// contradiction detects it, even if other ranks are still missing.
-pub(super) fn verdict(stands: &[Stand], last: usize) -> Verdict {
+pub(crate) fn verdict(stands: &[Stand], last: usize) -> Verdict {
     match collectives(stands, last) {
         Verdict::Wait => {}
         decided => return decided,
@@ -145,6 +146,27 @@ fn mismatch(stands: &[Stand], last: usize) -> Verdict {
     let op_number =
         calls[last].or_else(|| calls.iter().flatten().next().copied()).map_or(0, |call| call.op_number);
     Verdict::Fail(Error::Mismatch { op_number, calls })
+}
+
+/// Returns a timeout of `rank` with the ranks that arrived and those that did not: all ranks for a collective; for a pair, the chain
+/// of ranks that each wait for the next, down to the one that waits for none.
+pub(crate) fn timeout(stands: &[Stand], rank: usize, called: Called, after: Duration) -> Error {
+    let mut concerned: Vec<usize> = match called.action.peer() {
+        None => (0..stands.len()).collect(),
+        Some(peer) => vec![rank, peer],
+    };
+    while let Some(next) = stands[concerned[concerned.len() - 1]].peer() {
+        if concerned.contains(&next) {
+            break;
+        }
+        concerned.push(next);
+    }
+    let here = |&other: &usize| match called.action.peer() {
+        None => stands[other].collective().is_some(),
+        Some(_) => stands[other].peer().is_some(),
+    };
+    let (arrived, missing) = concerned.into_iter().partition(here);
+    Error::Timeout { op_number: called.op_number, called: Box::new(called), arrived, missing, after }
 }
 
 #[cfg(test)]

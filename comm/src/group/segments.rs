@@ -5,10 +5,10 @@ use std::ptr::NonNull;
 
 /// Contiguous memory of an operation's elements from `start` on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Segment {
-    pub(super) base: NonNull<u8>,
-    pub(super) start: usize,
-    pub(super) len: usize,
+pub(crate) struct Segment {
+    pub(crate) base: NonNull<u8>,
+    pub(crate) start: usize,
+    pub(crate) len: usize,
 }
 
 // SAFETY: a segment is an address and a size; access to its memory has its own safety argument (`Portion`).
@@ -16,14 +16,14 @@ unsafe impl Send for Segment {}
 
 /// Address of a list of segments, for as long as the operation runs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LentValues {
+pub(crate) struct LentValues {
     segments: NonNull<Segment>,
     count: usize,
 }
 
 impl LentValues {
     /// Returns the address of a list that is not empty.
-    pub(super) fn of(segments: &[Segment]) -> Option<Self> {
+    pub(crate) fn of(segments: &[Segment]) -> Option<Self> {
         let (list, count) = (NonNull::from(segments).cast(), segments.len());
         (count > 0).then_some(LentValues { segments: list, count })
     }
@@ -32,7 +32,7 @@ impl LentValues {
     ///
     /// # Safety
     /// The list is alive, and nothing writes it.
-    pub(super) unsafe fn at(self, at: usize) -> Segment {
+    pub(crate) unsafe fn at(self, at: usize) -> Segment {
         // SAFETY: the caller's promise, and the address and count are those of a slice.
         let segments = unsafe { std::slice::from_raw_parts(self.segments.as_ptr(), self.count) };
         segments[segments.partition_point(|segment| segment.start <= at).saturating_sub(1)]
@@ -40,7 +40,7 @@ impl LentValues {
 }
 
 /// Writes the segments of `values` into `segments`; slices without elements have none.
-pub(super) fn lay_end_to_end(values: &mut [SliceMut<'_>], segments: &mut Vec<Segment>) -> Result<(), Error> {
+pub(crate) fn lay_end_to_end(values: &mut [SliceMut<'_>], segments: &mut Vec<Segment>) -> Result<(), Error> {
     let mut start = 0;
     segments.clear();
     for slice in values.iter_mut().filter(|slice| !slice.is_empty()) {

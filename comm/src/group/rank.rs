@@ -1,8 +1,8 @@
 //! Communicator handle of a rank, and its drop.
 
-use super::meeting::MeetingSeat;
+use super::seat::RankSeat;
 use super::worker::RankWorker;
-use crate::communicator::nothing;
+use crate::communicator::{keeping, nothing};
 use crate::faults::Faults;
 use crate::op::Action;
 use crate::sync::{self, Mutex};
@@ -12,17 +12,17 @@ use std::sync::{Arc, Mutex as StdMutex, MutexGuard as StdGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-/// Rank of a group of threads of this process.
+/// Communicator of a rank: its place in one group.
 #[derive(Debug)]
-pub(super) struct Loopback {
-    place: Arc<RankWorker>,
-    life: Arc<Life>,
+pub(crate) struct GroupRank<S: RankSeat> {
+    place: Arc<RankWorker<S>>,
+    life: Arc<Life<S>>,
 }
 
 /// All groups of a rank: the world and the groups split from it.
-#[derive(Debug, Default)]
-pub(super) struct Life {
-    places: Mutex<Vec<Arc<RankWorker>>>,
+#[derive(Debug)]
+pub(crate) struct Life<S: RankSeat> {
+    places: Mutex<Vec<Arc<RankWorker<S>>>>,
     /// Thread with a panic handler (`spawn`), which reports a panic with its message after unwinding. This is not one of `sync`'s
     /// locks: it is taken while unwinding, where a simulated thread must not be interrupted.
     watched: StdMutex<Option<ThreadId>>,
@@ -30,55 +30,62 @@ pub(super) struct Life {
 
 /// Reason for a rank's end.
 #[derive(Clone, Debug)]
-pub(super) enum End {
+pub(crate) enum End {
     Left,
     Panicked(String),
 }
 
-impl Loopback {
+impl<S: RankSeat> GroupRank<S> {
     /// Takes `seat` and starts its communication thread.
-    pub(super) fn new(seat: MeetingSeat, life: Arc<Life>, faults: Faults) -> Result<Self, Error> {
-        let rank = seat.rank;
+    pub(crate) fn new(seat: S, life: Arc<Life<S>>, faults: Faults) -> Result<Self, Error> {
+        let rank = seat.rank();
         let place = RankWorker::new(seat, faults);
         let worker = Arc::clone(&place);
         let name = format!("meshstep-comm-{rank}");
         if let Err(error) = sync::spawn(name, move || worker.run()) {
             let error = Error::NoThread { rank, message: error.to_string() };
-            place.seat.group.fail(error.clone());
+            place.seat.fail(error.clone());
             return Err(error);
         }
         life.places.lock().push(Arc::clone(&place));
-        Ok(Loopback { place, life })
+        Ok(GroupRank { place, life })
     }
 
-    pub(super) fn life(&self) -> Arc<Life> {
+    pub(crate) fn life(&self) -> Arc<Life<S>> {
         Arc::clone(&self.life)
     }
 }
 
-impl RankWorker {
+impl<S: RankSeat> RankWorker<S> {
     fn end(&self, how: End) {
         if let End::Panicked(message) = how {
-            self.seat.group.fail(Error::Panicked { rank: self.seat.rank, message });
+            self.seat.fail(Error::Panicked { rank: self.seat.rank(), message });
         }
         self.lane.close();
     }
 }
 
-impl Life {
+impl<S: RankSeat> Default for Life<S> {
+    fn default() -> Self {
+        Life { places: Mutex::new(Vec::new()), watched: StdMutex::new(None) }
+    }
+}
+
+impl<S: RankSeat> Life<S> {
     /// Leaves the report of a panic of this thread to the caller, which gets its message after unwinding.
-    pub(super) fn watch(&self) {
+    pub(crate) fn watch(&self) {
         *self.watched() = Some(thread::current().id());
     }
 
     /// Ends the rank's membership in all its groups.
-    pub(super) fn end(&self, how: &End) {
+    pub(crate) fn end(&self, how: &End) {
         *self.watched() = None;
         let places = std::mem::take(&mut *self.places.lock());
         places.iter().for_each(|place| place.end(how.clone()));
+        places.iter().for_each(|place| place.seat.await_departure());
     }
 
-    fn forget(&self, place: &Arc<RankWorker>) {
+    fn forget(&self, place: &Arc<RankWorker<S>>) {
         self.places.lock().retain(|other| !Arc::ptr_eq(other, place));
     }
 
@@ -87,10 +94,11 @@ impl Life {
     }
 }
 
-impl Drop for Loopback {
+impl<S: RankSeat> Drop for GroupRank<S> {
     fn drop(&mut self) {
         if !thread::panicking() {
             self.place.end(End::Left);
+            self.place.seat.await_departure();
         } else if *self.life.watched() == Some(thread::current().id()) {
             return;
         } else {
@@ -100,13 +108,13 @@ impl Drop for Loopback {
     }
 }
 
-impl Communicator for Loopback {
+impl<S: RankSeat> Communicator for GroupRank<S> {
     fn rank(&self) -> usize {
-        self.place.seat.rank
+        self.place.seat.rank()
     }
 
     fn world_size(&self) -> usize {
-        self.place.seat.group.world_size()
+        self.place.seat.world_size()
     }
 
     fn start(&self, op: Op, buffer: Buffer, _after: &Queue) -> Result<InFlight, (Buffer, Error)> {
@@ -127,7 +135,8 @@ impl Communicator for Loopback {
         kept: Buffer,
     ) -> (Buffer, Result<u64, Error>) {
         let op = Op::all_reduce(reduction);
-        self.place.keep(within.map_or(op, |within| op.within(within)), values, kept)
+        let op = within.map_or(op, |within| op.within(within));
+        if S::LENDS { self.place.keep(op, values, kept) } else { keeping::through_a_copy(self, op, values, kept) }
     }
 
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error> {
@@ -135,11 +144,15 @@ impl Communicator for Loopback {
         let (_, result, ended) = self.place.complete(op, nothing()?);
         result?;
         let Some(seat) = ended.formed else { return Ok(None) };
-        Ok(Some(Arc::new(Loopback::new(seat, self.life(), Faults::none())?)))
+        Ok(Some(Arc::new(GroupRank::new(seat, self.life(), Faults::none())?)))
     }
 
     fn abort(&self) {
-        self.place.seat.group.abort(&Error::Aborted { rank: self.place.seat.rank });
+        self.place.seat.abort();
+    }
+
+    fn sound(&self) -> Result<(), Error> {
+        self.place.seat.sound()
     }
 
     fn stats(&self) -> Stats {

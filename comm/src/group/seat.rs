@@ -1,0 +1,87 @@
+//! Place of a rank in a group: the interface between a rank's queue and its backend.
+
+use super::segments::LentValues;
+use crate::{Action, Called, Clock, Error};
+use meshstep_tensor::Buffer;
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A rank's place in its group. Its operations run one at a time, on any thread of the rank.
+pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
+    /// Description of an operation's memory, which the rank's queue keeps alive until the operation has ended.
+    type Memory: Copy + Send + Debug;
+
+    /// True if an all-reduce works on lent values where they lie.
+    const LENDS: bool;
+
+    /// Index of this rank.
+    fn rank(&self) -> usize;
+
+    /// Number of ranks.
+    fn world_size(&self) -> usize;
+
+    /// Clock of deadlines.
+    fn clock(&self) -> &Clock;
+
+    /// Default deadline of an operation.
+    fn timeout(&self) -> Duration;
+
+    /// Describes `buffer`, on which its rank calls `action`, and the values that it lends, if any.
+    fn memory(buffer: &Buffer, action: Action, lent: Option<LentValues>) -> Self::Memory;
+
+    /// Runs one operation from start to end. Nothing accesses `memory` any more when this returns.
+    ///
+    /// # Safety
+    /// The memory is alive and this rank's own until this returns.
+    unsafe fn run(
+        &self,
+        called: Called,
+        memory: Self::Memory,
+        after: Duration,
+    ) -> Result<Ended<Self>, Arc<Error>>;
+
+    /// Waits until `until` outside of any operation, or until the group has failed.
+    fn pause(&self, until: Duration) -> Result<(), Arc<Error>>;
+
+    /// Fails the group because this rank never arrived at the operation that it `called`.
+    fn miss(&self, called: Called, after: Duration) -> Arc<Error>;
+
+    /// Flips a bit in the middle of the values, as a faulty link would.
+    ///
+    /// # Safety
+    /// The memory is alive, and no other thread accesses it now.
+    unsafe fn flip_a_bit(memory: Self::Memory);
+
+    /// Fails every operation that has not begun to move bytes, now and later.
+    fn fail(&self, error: Error);
+
+    /// Fails this group and all groups split from it by [`Error::Aborted`].
+    fn abort(&self);
+
+    /// Returns the failure that has ended the group, if this rank knows of one.
+    fn sound(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Records that this rank has left, before its operation `op_number`.
+    fn depart(&self, op_number: u64);
+
+    /// Waits a bounded time for [`depart`](RankSeat::depart), where the end of the process would cut it off.
+    fn await_departure(&self) {}
+}
+
+/// Result of an operation of one rank, beside its buffer.
+#[derive(Debug)]
+pub(crate) struct Ended<S> {
+    /// The rank's seat in the group that a split has formed.
+    pub(crate) formed: Option<S>,
+    /// Non-finite elements of the result, if it was a reduction that keeps former values.
+    pub(crate) non_finite: u64,
+}
+
+impl<S> Default for Ended<S> {
+    fn default() -> Self {
+        Ended { formed: None, non_finite: 0 }
+    }
+}

@@ -1,0 +1,100 @@
+//! Reduction of contributions where they lie, in the transports' memory.
+
+use super::memory::OpMemory;
+use crate::Reduction;
+use crate::reduce::{self, Accumulator, BLOCK, Contributions, WireElement, fold_block};
+use meshstep_tensor::simd::{Body, Isa};
+use meshstep_tensor::{DType, bf16, f16};
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// Addresses of the ranks' contributions to one tile, by rank, and their factors. They are kept, so that a tile allocates nothing.
+#[derive(Debug, Default)]
+pub(super) struct Tiles {
+    pub(super) from: Vec<NonNull<u8>>,
+    pub(super) factors: Vec<f64>,
+}
+
+// SAFETY: addresses, which only `fold` dereferences, with its own contract.
+unsafe impl Send for Tiles {}
+
+/// Reduces the tiles into bytes `into` of `memory`.
+///
+/// # Safety
+/// - Each address is valid for reads of as many bytes as `into` has.
+/// - `into` is whole elements that nothing else accesses. A tile may be `into` itself, and overlaps it in no other way.
+pub(super) unsafe fn fold(tiles: &Tiles, memory: &OpMemory, into: Range<usize>, reduction: Reduction) {
+    assert!(into.end <= memory.bytes() && tiles.from.len() == tiles.factors.len(), "a tile beyond the buffer");
+    match memory.dtype {
+        DType::F32 => typed::<f32>(tiles, memory, into, reduction),
+        DType::F64 => typed::<f64>(tiles, memory, into, reduction),
+        DType::BF16 => typed::<bf16>(tiles, memory, into, reduction),
+        DType::F16 => typed::<f16>(tiles, memory, into, reduction),
+        DType::U64 => typed::<u64>(tiles, memory, into, reduction),
+        other => debug_assert!(false, "{other} is refused by `Op::check`"),
+    }
+}
+
+fn typed<T: WireElement>(tiles: &Tiles, memory: &OpMemory, into: Range<usize>, reduction: Reduction) {
+    let (len, into) = (into.len() / size_of::<T>(), memory.address(into.start));
+    let times = matches!(reduction, Reduction::PreMulSum { .. }) && T::DTYPE.is_float();
+    if times {
+        Isa::detect().run(FoldTiles::<T, true> { tiles, into, len, reduction, _element: PhantomData });
+    } else {
+        Isa::detect().run(FoldTiles::<T, false> { tiles, into, len, reduction, _element: PhantomData });
+    }
+}
+
+struct FoldTiles<'a, T, const TIMES: bool> {
+    tiles: &'a Tiles,
+    into: NonNull<u8>,
+    len: usize,
+    reduction: Reduction,
+    _element: PhantomData<T>,
+}
+
+impl<T: WireElement, const TIMES: bool> Body for FoldTiles<'_, T, TIMES> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (mut sum, mut rounded) = ([T::Wide::ZERO; BLOCK], [T::narrow(T::Wide::ZERO); BLOCK]);
+        let n = self.tiles.from.len();
+        let mut at = 0;
+        while at < self.len {
+            let count = reduce::block::<T>().min(self.len - at);
+            let (sum, rounded) = (&mut sum[..count], &mut rounded[..count]);
+            let mut block = TileBlock { tiles: self.tiles, at, count };
+            fold_block::<T, TIMES>(&mut block, (sum, &mut *rounded), (self.reduction, n));
+            // SAFETY: `fold`'s contract: the elements from `at` on are within `into`, and this block's tiles have been read.
+            unsafe {
+                let to = self.into.as_ptr().add(at * size_of::<T>());
+                to.copy_from_nonoverlapping(rounded.as_ptr().cast(), size_of_val(rounded));
+            }
+            at += count;
+        }
+    }
+}
+
+/// Elements `at..at + count` of each tile.
+struct TileBlock<'a> {
+    tiles: &'a Tiles,
+    at: usize,
+    count: usize,
+}
+
+impl<T: WireElement> Contributions<T> for TileBlock<'_> {
+    #[inline(always)]
+    fn values(&mut self, rank: usize) -> impl Iterator<Item = T> {
+        let tile = self.tiles.from[rank].as_ptr().cast_const().cast::<T>();
+        let (at, count) = (self.at, self.count);
+        // SAFETY: `fold`'s contract: the tile has these elements; their alignment does not matter, and any bits are an element.
+        (at..at + count).map(move |i| unsafe { tile.add(i).read_unaligned() })
+    }
+
+    #[inline(always)]
+    fn factor(&self, rank: usize) -> f64 {
+        self.tiles.factors[rank]
+    }
+}

@@ -1,0 +1,61 @@
+//! Ranks as threads that exchange messages through bounded memory: the collectives over messages without a network, for tests.
+//!
+//! [`loopback`](crate::loopback) is faster and has the same results.
+
+mod pipes;
+mod streams;
+
+use super::seat::{P2pSeat, communicator};
+use crate::group::rank::GroupRank;
+use crate::group::threads;
+use crate::{Clock, Communicator, Error, Faults};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Number of ranks, and settings of their operations and streams.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Ranks in the world; at least one.
+    pub ranks: usize,
+    /// Default time that an operation waits for the other ranks.
+    pub timeout: Duration,
+    /// Clock of deadlines and delays.
+    pub clock: Clock,
+    /// Faults to inject, for tests.
+    pub faults: Faults,
+    /// Bytes that a stream holds; at least one.
+    pub room: usize,
+    /// True if a rank has one stream that all others read, beside its streams to each of them.
+    pub common: bool,
+}
+
+impl Config {
+    /// Returns the settings for `ranks` ranks: a timeout of ten minutes, the machine's clock, no faults, streams of 64 KiB, a common
+    /// stream.
+    pub fn new(ranks: usize) -> Self {
+        let timeout = Duration::from_secs(600);
+        Config { ranks, timeout, clock: Clock::real(), faults: Faults::none(), room: 64 << 10, common: true }
+    }
+}
+
+/// Runs `body` on each rank, like [`loopback::spawn_with`](crate::loopback::spawn_with).
+pub fn spawn_with<T: Send>(
+    config: Config,
+    body: impl Fn(Arc<dyn Communicator>) -> T + Sync,
+) -> Result<Vec<T>, Error> {
+    threads::spawn(handles(config)?, body)
+}
+
+/// Returns the communicators of all ranks, for the caller's own threads, like [`loopback::world`](crate::loopback::world).
+pub fn world(config: Config) -> Result<Vec<Arc<dyn Communicator>>, Error> {
+    Ok(handles(config)?.into_iter().map(|handle| Arc::new(handle) as _).collect())
+}
+
+fn handles(config: Config) -> Result<Vec<GroupRank<P2pSeat>>, Error> {
+    let Config { ranks, timeout, clock, faults, room, common } = config;
+    if ranks == 0 {
+        return Err(Error::ZeroRanks);
+    }
+    let handle = |transport| communicator(transport, clock.clone(), timeout, faults.clone());
+    streams::world(ranks, room.max(1), common).into_iter().map(handle).collect()
+}

@@ -1,0 +1,63 @@
+//! Memory of an operation, as an address that the engine borrows piece by piece.
+
+use meshstep_tensor::{Buffer, DType};
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// Address and size of a buffer. Only the methods below access it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpMemory {
+    base: NonNull<u8>,
+    len: usize,
+    pub(super) dtype: DType,
+}
+
+// SAFETY: an address and a size; access has its own safety argument.
+unsafe impl Send for OpMemory {}
+
+impl OpMemory {
+    pub(super) fn of(buffer: &Buffer) -> Self {
+        OpMemory { base: buffer.as_ptr(), len: buffer.len(), dtype: buffer.dtype() }
+    }
+
+    /// Size in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.len * self.dtype.size()
+    }
+
+    /// Returns the address of byte `at`.
+    ///
+    /// # Panics
+    /// If it is beyond the end.
+    pub(super) fn address(&self, at: usize) -> NonNull<u8> {
+        assert!(at <= self.bytes(), "an address beyond the buffer");
+        // SAFETY: the offset is within the buffer's allocation or at its end.
+        unsafe { self.base.add(at) }
+    }
+
+    /// Borrows bytes `range`.
+    ///
+    /// # Safety
+    /// The operation runs, and nothing writes the range for as long as the slice is used.
+    ///
+    /// # Panics
+    /// If the range is not within the buffer.
+    pub(super) unsafe fn slice<'a>(&self, range: Range<usize>) -> &'a [u8] {
+        assert!(range.start <= range.end && range.end <= self.bytes(), "a range beyond the buffer");
+        // SAFETY: the range is within the buffer, which is alive and initialised while its operation runs; the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.address(range.start).as_ptr(), range.len()) }
+    }
+
+    /// Borrows bytes `range` to write them.
+    ///
+    /// # Safety
+    /// The operation runs, and nothing else accesses the range for as long as the slice is used.
+    ///
+    /// # Panics
+    /// If the range is not within the buffer.
+    pub(super) unsafe fn slice_mut<'a>(&self, range: Range<usize>) -> &'a mut [u8] {
+        assert!(range.start <= range.end && range.end <= self.bytes(), "a range beyond the buffer");
+        // SAFETY: as in `slice`, and the caller promises that it is the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.address(range.start).as_ptr(), range.len()) }
+    }
+}

@@ -1,0 +1,270 @@
+//! Bytes of a large operation on their way: parts of the buffer to write, parts to read, and the chunk that this rank reduces.
+
+use super::codec::Kind;
+use super::fold::{Tiles, fold};
+use super::links::Links;
+use super::memory::OpMemory;
+use super::outbox::Outbox;
+use super::small::chunk_bytes;
+use super::transport::{Source, Target};
+use crate::{Action, Called, Reduction};
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// Bytes of each rank that are reduced at a time, at most; few enough to stay in the cache.
+const TILE: usize = 64 << 10;
+/// Reduced bytes that are worth a frame, unless the chunk ends.
+const WORTH: usize = 64 << 10;
+
+/// What an operation still has to move.
+#[derive(Debug, Default)]
+pub(super) struct Transfer {
+    outs: Vec<Outflow>,
+    ins: Vec<Inflow>,
+    /// Range of this rank's chunk that is to be reduced.
+    fold: Option<(Range<usize>, Reduction)>,
+    pub(super) tiles: Tiles,
+}
+
+/// Part of the buffer to write.
+#[derive(Debug)]
+struct Outflow {
+    to: Target,
+    kind: Kind,
+    range: Range<usize>,
+    /// True if only the reduced part of the chunk may be written.
+    folded: bool,
+}
+
+/// Part of the buffer to read.
+#[derive(Debug)]
+struct Inflow {
+    from: Source,
+    range: Range<usize>,
+    /// True if the rank that it comes from gets the former contents, which go first.
+    swaps: bool,
+}
+
+impl Transfer {
+    /// Plans an operation that all its ranks have agreed on.
+    pub(super) fn plan(&mut self, links: &Links, called: &Called) {
+        self.clear();
+        let (me, n) = (links.rank, links.world_size());
+        let (chunk, whole) = (|of| chunk_bytes(called, n, of), 0..called.len * called.dtype.size());
+        match called.action {
+            Action::AllGather => self.gather(links, &chunk),
+            Action::AllReduce(reduction) => {
+                self.gather(links, &chunk);
+                self.outs.iter_mut().for_each(|out| out.folded = true);
+                self.scatter(links, &chunk, reduction);
+            }
+            Action::ReduceScatter(reduction) => self.scatter(links, &chunk, reduction),
+            Action::AllToAll => {
+                for peer in links.others() {
+                    self.write(Target::Rank(peer), Kind::Final, chunk(peer));
+                    self.ins.push(Inflow { from: Source::Rank(peer), range: chunk(peer), swaps: true });
+                }
+            }
+            Action::Broadcast { root } if root == me => self.write_all(links, whole),
+            Action::Broadcast { root } => self.read(links, root, whole),
+            Action::Send { to } => self.write(Target::Rank(to), Kind::Final, whole),
+            Action::Recv { from } => {
+                self.ins.push(Inflow { from: Source::Rank(from), range: whole, swaps: false });
+            }
+            Action::Barrier | Action::Split { .. } => {}
+        }
+    }
+
+    /// Forgets what was planned.
+    pub(super) fn clear(&mut self) {
+        self.outs.clear();
+        self.ins.clear();
+        self.fold = None;
+    }
+
+    fn gather(&mut self, links: &Links, chunk: &impl Fn(usize) -> Range<usize>) {
+        self.write_all(links, chunk(links.rank));
+        links.others().for_each(|peer| self.read(links, peer, chunk(peer)));
+    }
+
+    fn scatter(&mut self, links: &Links, chunk: &impl Fn(usize) -> Range<usize>, reduction: Reduction) {
+        for peer in links.others() {
+            self.write(Target::Rank(peer), Kind::Contribution, chunk(peer));
+        }
+        self.fold = Some((chunk(links.rank), reduction));
+    }
+
+    fn write_all(&mut self, links: &Links, range: Range<usize>) {
+        if !links.common.has_ended() {
+            self.write(Target::Audience, Kind::Final, range.clone());
+        }
+        for peer in links.others().filter(|peer| !links.peers[*peer].in_audience) {
+            self.write(Target::Rank(peer), Kind::Final, range.clone());
+        }
+    }
+
+    fn write(&mut self, to: Target, kind: Kind, range: Range<usize>) {
+        self.outs.push(Outflow { to, kind, range, folded: false });
+    }
+
+    fn read(&mut self, links: &Links, peer: usize, range: Range<usize>) {
+        let from = if links.peers[peer].in_audience { Source::Common(peer) } else { Source::Rank(peer) };
+        self.ins.push(Inflow { from, range, swaps: false });
+    }
+
+    /// Moves what can be moved now. Returns true if anything was.
+    ///
+    /// # Safety
+    /// The operation of `memory` runs until all outboxes are idle or have abandoned their spans, and nothing else accesses the buffer.
+    pub(super) unsafe fn step(&mut self, links: &mut Links, memory: &OpMemory) -> bool {
+        // SAFETY: the caller's promise, for each.
+        let (folded, read, wrote) =
+            unsafe { (self.fold_tiles(links, memory), self.fill(links, memory), self.offer(links, memory)) };
+        folded | read | wrote
+    }
+
+    /// # Safety
+    /// As for [`step`](Transfer::step). A range that is offered is not written to before it has been sent: this rank's chunk is
+    /// offered when it is final, a contribution is overwritten by its reduction, whose owner has received it, and a swapped chunk is
+    /// filled behind the bytes that have been written.
+    unsafe fn offer(&mut self, links: &mut Links, memory: &OpMemory) -> bool {
+        let reduced = self.fold.as_ref().map_or(usize::MAX, |(range, _)| range.start);
+        let mut moved = false;
+        for out in &mut self.outs {
+            let ready = if out.folded { out.range.end.min(reduced) } else { out.range.end };
+            let len = ready.saturating_sub(out.range.start);
+            if len == 0 || len < WORTH && ready < out.range.end {
+                continue;
+            }
+            // SAFETY: this function's contract.
+            let taken = unsafe { outbox(links, out.to).offer(out.kind, memory.address(out.range.start), len) };
+            out.range.start += taken;
+            moved |= taken > 0;
+        }
+        self.outs.retain(|out| !out.range.is_empty());
+        moved
+    }
+
+    /// Reads into the buffer what has arrived.
+    ///
+    /// # Safety
+    /// As for [`step`](Transfer::step).
+    unsafe fn fill(&mut self, links: &mut Links, memory: &OpMemory) -> bool {
+        let mut moved = false;
+        for inflow in &mut self.ins {
+            let (Source::Rank(peer) | Source::Common(peer)) = inflow.from;
+            let end = if inflow.swaps { written(&self.outs, links, peer, inflow.range.end) } else { inflow.range.end };
+            if inflow.range.start >= end {
+                continue;
+            }
+            // SAFETY: bytes of this rank's buffer that are not offered any more, or never were.
+            let into = unsafe { memory.slice_mut(inflow.range.start..end) };
+            let common = matches!(inflow.from, Source::Common(_));
+            let from = &mut links.peers[peer];
+            let inbox = if common { &mut from.common } else { &mut from.own };
+            match inbox.read_span(&mut *links.transport, Kind::Final, into) {
+                Ok(read) => {
+                    inflow.range.start += read;
+                    moved |= read > 0;
+                }
+                Err(lost) => moved |= links.lose(lost),
+            }
+        }
+        self.ins.retain(|inflow| !inflow.range.is_empty());
+        moved
+    }
+
+    /// Reduces what all ranks have sent of this rank's chunk.
+    ///
+    /// # Safety
+    /// As for [`step`](Transfer::step).
+    unsafe fn fold_tiles(&mut self, links: &mut Links, memory: &OpMemory) -> bool {
+        let Some((mut range, reduction)) = self.fold.clone() else { return false };
+        let size = memory.dtype.size();
+        let mut moved = false;
+        while !range.is_empty() {
+            moved |= carry(links, size);
+            let arrived = |peer: usize| links.peers[peer].own.contribution(&*links.transport, size);
+            let least = links.others().map(|peer| arrived(peer).len()).min().unwrap_or(usize::MAX);
+            let len = least.min(TILE).min(range.len()) / size * size;
+            if len == 0 {
+                break;
+            }
+            let now = range.start..range.start + len;
+            self.tiles.from.clear();
+            for peer in 0..links.world_size() {
+                let own = peer == links.rank;
+                let tile = if own { memory.address(now.start) } else { NonNull::from(arrived(peer)).cast() };
+                self.tiles.from.push(tile);
+            }
+            // SAFETY: every contribution has at least `len` bytes, in memory that the transport keeps until they are consumed, and this
+            // rank's own tile is the range, which is not offered before it is reduced.
+            unsafe { fold(&self.tiles, memory, now, reduction) };
+            for peer in links.others() {
+                links.peers[peer].own.consume_contribution(&mut *links.transport, len);
+            }
+            range.start += len;
+            moved = true;
+            // A frame's end may hide the next one's beginning, which the next poll reads.
+            if links.others().any(|peer| arrived_none(links, peer, size)) {
+                break;
+            }
+        }
+        self.fold = Some((range, reduction)).filter(|(range, _)| !range.is_empty());
+        moved
+    }
+
+    /// Returns true if all parts have been read and offered. Offered bytes may still have to be written.
+    pub(super) fn is_done(&self) -> bool {
+        self.outs.is_empty() && self.ins.is_empty() && self.fold.is_none()
+    }
+
+    /// Returns true if rank `peer` has to send more.
+    pub(super) fn needs_from(&self, peer: usize) -> bool {
+        let reads = |inflow: &Inflow| {
+            let (Source::Rank(from) | Source::Common(from)) = inflow.from;
+            from == peer
+        };
+        self.ins.iter().any(reads) || self.fold.is_some()
+    }
+
+    /// Returns true if rank `peer` has to read more.
+    pub(super) fn needs_to(&self, links: &Links, peer: usize) -> bool {
+        let in_audience = links.peers[peer].in_audience;
+        let writes = |to| match to {
+            Target::Rank(to) => to == peer,
+            Target::Audience => in_audience,
+        };
+        self.outs.iter().any(|out| writes(out.to))
+            || in_audience && !links.common.is_idle()
+            || !links.outboxes[peer].is_idle()
+    }
+}
+
+fn arrived_none(links: &Links, peer: usize, size: usize) -> bool {
+    links.peers[peer].own.contribution(&*links.transport, size).is_empty()
+}
+
+fn carry(links: &mut Links, size: usize) -> bool {
+    let mut moved = false;
+    for peer in links.others() {
+        match links.peers[peer].own.carry(&mut *links.transport, size) {
+            Ok(read) => moved |= read,
+            Err(lost) => moved |= links.lose(lost),
+        }
+    }
+    moved
+}
+
+fn outbox(links: &mut Links, to: Target) -> &mut Outbox {
+    match to {
+        Target::Rank(peer) => &mut links.outboxes[peer],
+        Target::Audience => &mut links.common,
+    }
+}
+
+/// Returns the end of the part of the chunk for `peer` that has been written, of one that ends at `end`.
+fn written(outs: &[Outflow], links: &Links, peer: usize, end: usize) -> usize {
+    let out = outs.iter().find(|out| out.to == Target::Rank(peer));
+    out.map_or(end, |out| out.range.start) - links.outboxes[peer].unwritten()
+}
