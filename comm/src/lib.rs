@@ -70,6 +70,8 @@ mod error;
 mod faults;
 mod in_flight;
 pub mod loopback;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 mod op;
