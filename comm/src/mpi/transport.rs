@@ -37,6 +37,11 @@ impl MpiTransport {
         MpiTransport { streams: Some(streams), rank, world_size, waker: Arc::default(), closed: false, job }
     }
 
+    /// The job that the group is part of.
+    pub(super) fn job(&self) -> Arc<Job> {
+        Arc::clone(&self.job)
+    }
+
     fn streams(&self) -> &Streams {
         let Some(streams) = &self.streams else { unreachable!("a transport has streams until it is dropped") };
         streams
