@@ -86,13 +86,21 @@ pub(crate) fn exchange_len(world: &mut Streams, len: usize, seed: u64) {
         for (from, side) in into.iter_mut().filter(|(_, side)| !side.is_done()) {
             moved |= side.read(world, *from);
         }
-        moved |= world.progress().unwrap();
+        moved |= unless_done(world.progress());
         if !moved {
-            world.wait(Duration::from_millis(10)).unwrap();
+            unless_done(world.wait(Duration::from_millis(10)).map(|()| true));
         }
         assert!(began.elapsed() < Duration::from_secs(40), "rank {me} of {ranks} hangs");
     }
-    world.progress().unwrap();
+    unless_done(world.progress());
+}
+
+/// A rank that has all its bytes may leave before the others: its end is no failure, as its bytes have arrived before.
+fn unless_done(moved: Result<bool, String>) -> bool {
+    moved.unwrap_or_else(|error| {
+        assert!(error.ends_with("its process closed it"), "{error}");
+        true
+    })
 }
 
 pub(crate) fn exchange(world: &mut Streams) {
@@ -114,8 +122,10 @@ pub(crate) fn write_all(world: &mut Streams, to: usize, mut bytes: &[u8]) {
 pub(crate) fn read_all(world: &mut Streams, from: usize, bytes: &mut [u8]) {
     let (mut read, began) = (0, Instant::now());
     while read < bytes.len() {
-        world.wait(Duration::from_millis(1)).unwrap();
         read += world.read(from, &mut bytes[read..]).unwrap();
+        if read < bytes.len() {
+            world.wait(Duration::from_millis(1)).unwrap();
+        }
         assert!(began.elapsed() < Duration::from_secs(40), "{read} of {} bytes have arrived", bytes.len());
     }
 }
@@ -130,12 +140,12 @@ pub(crate) fn large(world: &mut Streams) {
         let len = to_write.min(sent.len());
         let written = world.write(next, &sent[..len]).unwrap();
         let read = world.read(previous, &mut received).unwrap();
+        assert!(received[..read] == sent[..read], "bytes differ {to_read} before the end");
         (to_write, to_read) = (to_write - written, to_read - read);
         if !world.progress().unwrap() && written + read == 0 {
             world.wait(Duration::from_millis(1)).unwrap();
         }
     }
-    assert!(received.iter().all(|&byte| byte == 0xa5));
     println!("{:.2} GB/s in each direction", 0.268_435_456 / began.elapsed().as_secs_f64());
 }
 
@@ -156,11 +166,11 @@ pub(crate) fn slow_reader(world: &mut Streams) {
         while began.elapsed() < Duration::from_secs(1) {
             world.wait(Duration::from_millis(50)).unwrap();
         }
-        let mut all = Vec::new();
+        let (mut all, mut some) = (Vec::new(), vec![0; 1 << 16]);
         while all.len() < 8 || all.len() - 8 != usize::from_le_bytes(*all.last_chunk().unwrap()) {
-            let mut byte = [0];
-            read_all(world, 0, &mut byte);
-            all.push(byte[0]);
+            let read = world.read(0, &mut some).unwrap();
+            all.extend_from_slice(&some[..read]);
+            world.progress().unwrap();
         }
         assert!(all[..all.len() - 8].iter().all(|&byte| byte == 7));
         write_all(world, 0, &[1]);
