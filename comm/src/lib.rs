@@ -7,6 +7,7 @@
 //! | [`InFlight`] | a started operation; owns its buffer until `wait` |
 //! | [`loopback`] | backend with threads of one process as ranks |
 //! | `nccl` | backend with GPUs as ranks, behind the feature `nccl` |
+//! | `mpi` | byte streams of an MPI job, behind the feature `mpi` |
 //! | [`rendezvous`] | process bootstrap: launchers' variables, a small store on rank 0, failure reports outside the backend |
 //! | [`Error`] | typed error, the same on every rank |
 //! | [`Stats`] | operations and bytes by [`Kind`], as a ring algorithm would send them |
@@ -60,6 +61,8 @@
 //! # Features
 //!
 //! `nccl` is the backend for NVIDIA GPUs. It builds without CUDA and NCCL, which are loaded on first use.
+//!
+//! `mpi` builds against the system's MPI library (`apt-get install libopenmpi-dev openmpi-bin libclang-dev`).
 //!
 //! `shuttle` is for this crate's own tests: inside a shuttle execution the crate's locks and threads are shuttle's.
 

@@ -33,9 +33,7 @@ pub enum Error {
         after: Duration,
     },
     /// The launcher's variables contradict the library.
-    #[error(
-        "{variable} is {says}, but MPI has {has}; {advice} (library: {library})"
-    )]
+    #[error("{variable} is {says}, but MPI has {has}; {advice} (library: {library})")]
     Launcher {
         /// The variable.
         variable: &'static str,
@@ -61,7 +59,9 @@ pub enum Error {
         failure: String,
     },
     /// MPI has been finalised.
-    #[error("MPI was finalised in this process and cannot be initialised again; keep the communicator until the end")]
+    #[error(
+        "MPI was finalised in this process and cannot be initialised again; keep the communicator until the end"
+    )]
     Finalized,
     /// The system could not start the thread that initialises MPI.
     #[error("cannot start the thread that initialises MPI: {message}; raise the limit of threads")]

@@ -29,8 +29,15 @@ impl Incoming {
         address: (usize, c_int),
     ) -> Result<Self, Fault> {
         let (first_slot, tiles) = (requests.grow(TILES), Tiles::new());
-        let stream =
-            Incoming { first_slot, tiles, address, head: 0, consumed: 0, arrived: [None; TILES], ended: false };
+        let stream = Incoming {
+            first_slot,
+            tiles,
+            address,
+            head: 0,
+            consumed: 0,
+            arrived: [None; TILES],
+            ended: false,
+        };
         for tile in 0..TILES {
             stream.post(calls, requests, tile)?;
         }
@@ -59,7 +66,12 @@ impl Incoming {
     }
 
     /// Consumes bytes of the oldest message. A tile without further bytes is posted again.
-    pub(super) fn consume(&mut self, calls: &Calls, requests: &mut Requests, len: usize) -> Result<(), Fault> {
+    pub(super) fn consume(
+        &mut self,
+        calls: &Calls,
+        requests: &mut Requests,
+        len: usize,
+    ) -> Result<(), Fault> {
         let left = self.bytes().len();
         assert!(len <= left, "{len} bytes cannot be consumed: {left} have arrived");
         self.consumed += len;
@@ -90,6 +102,8 @@ impl Incoming {
     fn post(&self, calls: &Calls, requests: &mut Requests, tile: usize) -> Result<(), Fault> {
         let slot = self.first_slot + tile;
         // SAFETY: the tile is not read before `arrive`, and streams with a slot in use are not freed (`Streams`).
-        unsafe { calls.receive(self.tiles.whole(tile), (Some(self.address.0), self.address.1), requests, slot) }
+        unsafe {
+            calls.receive(self.tiles.whole(tile), (Some(self.address.0), self.address.1), requests, slot)
+        }
     }
 }

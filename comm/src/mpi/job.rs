@@ -1,11 +1,11 @@
 //! The job as one process sees it: all ranks that the launcher has started, and the end of MPI.
 
+use super::Options;
 use super::announcements::Announcements;
 use super::calls::{Calls, Fault, Requests};
 use super::pause::Pause;
 use super::process::{self, MainThread};
 use super::streams::Streams;
-use super::Options;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -42,7 +42,18 @@ impl Job {
     ) -> Self {
         let Options { deadline, abort_within, .. } = *options;
         let (left, left_count, failure) = (Mutex::default(), AtomicUsize::new(0), Mutex::default());
-        Job { calls, announcements, rank, world_size, left, left_count, failure, main, deadline, abort_within }
+        Job {
+            calls,
+            announcements,
+            rank,
+            world_size,
+            left,
+            left_count,
+            failure,
+            main,
+            deadline,
+            abort_within,
+        }
     }
 
     /// Marks the job as failed: at its end the ranks wait for one another only briefly.
@@ -118,7 +129,9 @@ impl Drop for Job {
             Ok(true) => process::ended(failure),
             Ok(false) => {
                 let late = format!("not every rank came to the end of the job within {at_most:?}");
-                process::abort(&failure.map_or(late.clone(), |failure| format!("{late}, after a failure: {failure}")));
+                process::abort(
+                    &failure.map_or(late.clone(), |failure| format!("{late}, after a failure: {failure}")),
+                );
             }
             Err(fault) => process::abort(&fault),
         }

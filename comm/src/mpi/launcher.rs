@@ -12,8 +12,7 @@ struct Row {
 }
 
 const OTHER_LIBRARY: &str = "start the program with the mpirun of the library that it is linked to";
-const TORCHRUN: &str =
-    "start the program with mpirun instead of torchrun, choose the backend tcp, or unset torchrun's variables";
+const TORCHRUN: &str = "start the program with mpirun instead of torchrun, choose the backend tcp, or unset torchrun's variables";
 const SLURM: &str = "start the program with `srun --mpi=pmix` or with mpirun";
 
 /// Variables of one launcher each; the first launcher that has set its first variable is the one that started the program.

@@ -36,8 +36,14 @@ impl Outgoing {
         (announcement, announced_under): (&[u8], c_int),
     ) -> Result<Self, Fault> {
         let first_slot = requests.grow(TILES);
-        let mut stream =
-            Outgoing { first_slot, tiles: Tiles::new(), address: (to, tag), head: 0, filled: 0, end: End::Open };
+        let mut stream = Outgoing {
+            first_slot,
+            tiles: Tiles::new(),
+            address: (to, tag),
+            head: 0,
+            filled: 0,
+            end: End::Open,
+        };
         stream.append(announcement);
         stream.post(calls, requests, announced_under)?;
         Ok(stream)

@@ -92,7 +92,8 @@ fn duplicate(world: ffi::MPI_Comm, serial: Serial, deadline: Duration) -> Result
     let mut ended = 0;
     while ended == 0 {
         // SAFETY: the request is ours, and its status is not asked for.
-        let code = serial.run(|| unsafe { ffi::MPI_Test(&mut request, &mut ended, ffi::RSMPI_STATUS_IGNORE) });
+        let code =
+            serial.run(|| unsafe { ffi::MPI_Test(&mut request, &mut ended, ffi::RSMPI_STATUS_IGNORE) });
         check("MPI_Test", code)?;
         if ended == 0 && !pause.once(deadline) {
             return Err(Error::Late { call: "MPI_Comm_idup", after: deadline });

@@ -43,7 +43,9 @@ impl MpiTransport {
     }
 
     fn streams(&self) -> &Streams {
-        let Some(streams) = &self.streams else { unreachable!("a transport has streams until it is dropped") };
+        let Some(streams) = &self.streams else {
+            unreachable!("a transport has streams until it is dropped")
+        };
         streams
     }
 

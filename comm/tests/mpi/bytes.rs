@@ -76,7 +76,8 @@ pub(crate) fn exchange_len(world: &mut Streams, len: usize, seed: u64) {
     let pair = |from: usize, to: usize| seed + 1 + (from * ranks + to) as u64;
     let others = || (0..ranks).filter(move |&rank| rank != me);
     let mut out: Vec<_> = others().map(|to| (to, Side::new(pair(me, to), len, 3 + pair(me, to)))).collect();
-    let mut into: Vec<_> = others().map(|from| (from, Side::new(pair(from, me), len, 5 * pair(me, from)))).collect();
+    let mut into: Vec<_> =
+        others().map(|from| (from, Side::new(pair(from, me), len, 5 * pair(me, from)))).collect();
     let began = Instant::now();
     while out.iter().chain(&into).any(|(_, side)| !side.is_done()) {
         let mut moved = false;

@@ -52,7 +52,9 @@ pub(crate) fn threads(mut world: Streams) {
     let mut groups: Vec<Streams> = (0..4).map(|channel| world.split(&members, channel).unwrap()).collect();
     std::thread::scope(|scope| {
         for (seed, group) in groups.iter_mut().enumerate() {
-            scope.spawn(move || (0..5).for_each(|round| exchange_len(group, 200_000, 100 * seed as u64 + round)));
+            scope.spawn(move || {
+                (0..5).for_each(|round| exchange_len(group, 200_000, 100 * seed as u64 + round))
+            });
         }
     });
 }

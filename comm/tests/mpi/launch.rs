@@ -83,6 +83,7 @@ fn left(job: &str) -> usize {
 
 fn processes(variable: &str) -> usize {
     let environments = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path().join("environ"));
-    let has = |environment: &Vec<u8>| environment.split(|&byte| byte == 0).any(|one| one == variable.as_bytes());
+    let has =
+        |environment: &Vec<u8>| environment.split(|&byte| byte == 0).any(|one| one == variable.as_bytes());
     environments.filter_map(|path| fs::read(path).ok()).filter(has).count()
 }
