@@ -68,19 +68,19 @@ pub(crate) fn ends(world: &mut Streams) {
         (1..group.world_size()).for_each(|to| write_all(&mut group, to, b"goodbye"));
         return;
     }
-    let error = loop {
-        if let Err(error) = group.wait(Duration::from_secs(10)) {
-            break error;
-        }
+    let closed = "the connection to rank 0 ended: its process closed it";
+    let began = Instant::now();
+    // Other ranks may also leave, at any time.
+    while group.wait(Duration::from_millis(100)).err().as_deref() != Some(closed) {
         if group.arrived(0) == 7 {
-            assert!(group.progress().is_ok(), "the end is told after the last byte");
+            assert_ne!(group.progress().err().as_deref(), Some(closed), "the end comes after the last byte");
             read_all(&mut group, 0, &mut [0; 7]);
         }
-    };
-    assert_eq!(error, "the connection to rank 0 ended: its process closed it");
-    assert_eq!(group.write(0, b"x"), Err(error));
-    // The other streams go on, and a loss is told once.
-    group.wait(Duration::from_millis(10)).unwrap();
+        assert!(began.elapsed() < Duration::from_secs(20), "the end did not arrive");
+    }
+    assert_eq!(group.write(0, b"x").err().as_deref(), Some(closed));
+    // A loss is told once.
+    assert_ne!(group.wait(Duration::from_millis(10)).err().as_deref(), Some(closed));
 }
 
 /// Ranks that drop their group at once: what they have written arrives, however late the others begin.
