@@ -215,6 +215,10 @@ pub enum Error {
     #[cfg(feature = "nccl")]
     #[error(transparent)]
     NoNccl(#[from] crate::nccl::Unavailable),
+    /// This process cannot be a rank of an MPI job.
+    #[cfg(feature = "mpi")]
+    #[error(transparent)]
+    Mpi(Box<crate::mpi::Error>),
     /// Error of the buffer.
     #[error(transparent)]
     Buffer(#[from] meshstep_tensor::Error),
@@ -223,6 +227,13 @@ pub enum Error {
 impl From<crate::rendezvous::Error> for Error {
     fn from(error: crate::rendezvous::Error) -> Self {
         Error::Rendezvous(Box::new(error))
+    }
+}
+
+#[cfg(feature = "mpi")]
+impl From<crate::mpi::Error> for Error {
+    fn from(error: crate::mpi::Error) -> Self {
+        Error::Mpi(Box::new(error))
     }
 }
 

@@ -7,6 +7,7 @@
 //! | [`InFlight`] | a started operation; owns its buffer until `wait` |
 //! | [`loopback`] | backend with threads of one process as ranks |
 //! | `nccl` | backend with GPUs as ranks, behind the feature `nccl` |
+//! | `mpi` | byte streams of an MPI job, behind the feature `mpi` |
 //! | [`rendezvous`] | process bootstrap: launchers' variables, a small store on rank 0, failure reports outside the backend |
 //! | [`tcp`] | ranks as processes over sockets: the meeting of the ranks, and encrypted or checked streams between them |
 //! | [`Error`] | typed error, the same on every rank |
@@ -62,6 +63,8 @@
 //!
 //! `nccl` is the backend for NVIDIA GPUs. It builds without CUDA and NCCL, which are loaded on first use.
 //!
+//! `mpi` builds against the system's MPI library (`apt-get install libopenmpi-dev openmpi-bin libclang-dev`).
+//!
 //! `shuttle` is for this crate's own tests: inside a shuttle execution the crate's locks and threads are shuttle's.
 
 mod call_name;
@@ -72,6 +75,8 @@ mod faults;
 mod group;
 mod in_flight;
 pub mod loopback;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 mod op;

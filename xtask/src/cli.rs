@@ -187,6 +187,8 @@ pub(crate) enum StepName {
     Standin,
     /// Checks comm's table of NCCL functions against the headers and libraries of several releases.
     NcclAbi,
+    /// Builds comm with the system's MPI library and runs its tests under mpirun; with `--long` also with MPICH.
+    Mpi,
     /// Runs comm's fault tests under a deterministic scheduler.
     Shuttle,
     /// Runs the examples in the documentation.

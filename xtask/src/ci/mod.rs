@@ -2,6 +2,7 @@
 
 mod candle;
 mod junit;
+mod mpi;
 mod nccl_abi;
 mod outside;
 pub(crate) mod report;
@@ -95,6 +96,7 @@ fn run_task(task: &Task, workspace: &Workspace, report: &mut Report) -> anyhow::
         }
         Task::Nextest => nextest(),
         Task::NcclAbi(check) => check.run(),
+        Task::MpiPackages(library) => library.install(),
         Task::Run(cmd) => succeed(cmd),
         Task::Test(cmd) => test(cmd, workspace, report),
     };

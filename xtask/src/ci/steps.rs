@@ -1,6 +1,6 @@
 //! Steps of `ci` as data: their commands, their order, and the settings they depend on. Nothing runs here.
 
-use super::{candle, nccl_abi, outside, standin, train};
+use super::{candle, mpi, nccl_abi, outside, standin, train};
 use crate::cli::StepName;
 use crate::cmd::Cmd;
 use crate::workspace::{LIBRARIES, Workspace};
@@ -38,6 +38,8 @@ pub(crate) enum Task {
     Nextest,
     /// Compare comm's table of NCCL functions with NCCL releases.
     NcclAbi(nccl_abi::Check),
+    /// Install packages of an MPI library unless its programs are there.
+    MpiPackages(mpi::Library),
     Tidy,
     /// Compare the committed PTX with fresh PTX, and the kernels' resource usage on this chip, or on all chips, with the
     /// budget.
@@ -70,6 +72,7 @@ impl fmt::Display for Task {
             Self::Run(cmd) | Self::Test(cmd) => write!(f, "{cmd}"),
             Self::Nextest => f.write_str("install cargo-nextest unless it is installed"),
             Self::NcclAbi(check) => check.fmt(f),
+            Self::MpiPackages(library) => library.fmt(f),
             Self::Tidy => f.write_str("cargo xtask tidy"),
             Self::Ptx { chip: None } => f.write_str("cargo xtask kernels --check"),
             Self::Ptx { chip: Some(chip) } => write!(f, "cargo xtask kernels --check --chip {chip}"),
@@ -148,6 +151,7 @@ fn step(name: StepName, setting: &Setting) -> Step {
         }
         StepName::Standin => standin::tasks(setting),
         StepName::NcclAbi => nccl_abi::tasks(setting),
+        StepName::Mpi => mpi::tasks(setting),
         StepName::Shuttle => vec![Task::Nextest, test(&shuttle(), "all()", setting)],
         StepName::Doctests => standin::doctests(setting),
         StepName::TrainSmoke => train::tasks(setting),

@@ -1,0 +1,163 @@
+//! Announcements of streams. A rank that opens a stream chooses its tag and tells the reader, who posts receives under it. So
+//! groups need no communicator of MPI, whose creation would wait for every member.
+
+use super::calls::{Calls, Fault, Requests};
+use super::identity::GroupId;
+use super::tiles::{TILE, TILES, Tiles};
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Tag of announcements. Streams have higher ones.
+pub(super) const TAG: c_int = 0;
+
+/// Bytes of an announcement.
+pub(super) const LEN: usize = 4 * size_of::<u64>();
+
+/// Format of messages: a number that changes with them, and the length of a tile.
+const FORMAT: u64 = 0x4d53_4d50_0001_0000_u64 ^ TILE as u64;
+
+/// Announcements that have arrived in this process, for all groups.
+#[derive(Debug)]
+pub(super) struct Announcements {
+    inbox: Mutex<Inbox>,
+}
+
+#[derive(Debug)]
+struct Inbox {
+    requests: Requests,
+    tiles: Tiles,
+    /// Tag of each stream that was announced and not yet opened, by group and rank in the job.
+    tags: HashMap<(GroupId, usize), c_int>,
+    /// Tag of the stream that this process opens next.
+    next_tag: c_int,
+    last_tag: c_int,
+    /// Rank whose announcement has another format.
+    unlike: Option<usize>,
+}
+
+/// Returns the announcement of a stream.
+pub(super) fn announcement(group: GroupId, tag: c_int) -> [u8; LEN] {
+    let [high, low] = group.words();
+    let mut bytes = [0; LEN];
+    for (place, word) in bytes.chunks_exact_mut(8).zip([FORMAT, high, low, tag as u64]) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+/// Returns the group and the tag of an announcement, or `None` if it has another format.
+fn parse(bytes: &[u8]) -> Option<(GroupId, c_int)> {
+    let bytes: &[u8; LEN] = bytes.try_into().ok()?;
+    let mut words = [0; 4];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    let [format, high, low, tag] = words;
+    (format == FORMAT).then_some((GroupId::of_words([high, low]), c_int::try_from(tag).ok()?))
+}
+
+impl Announcements {
+    /// Posts receives of announcements; `last_tag` is the highest tag that the library has.
+    pub(super) fn new(calls: &Calls, last_tag: c_int) -> Result<Self, Fault> {
+        let (requests, tags) = (Requests::default(), HashMap::new());
+        let mut inbox =
+            Inbox { requests, tiles: Tiles::new(), tags, next_tag: TAG + 1, last_tag, unlike: None };
+        inbox.requests.grow(TILES);
+        for tile in 0..TILES {
+            inbox.post(calls, tile)?;
+        }
+        Ok(Announcements { inbox: Mutex::new(inbox) })
+    }
+
+    /// Returns a tag for a new stream of this process. No two streams have the same.
+    pub(super) fn new_tag(&self) -> Result<c_int, Fault> {
+        let mut inbox = self.inbox();
+        let (tag, last) = (inbox.next_tag, inbox.last_tag);
+        if tag > last {
+            let message = format!("all {last} tags of the library are in use; restart the job");
+            return Err(Fault { call: "opening a stream", message });
+        }
+        inbox.next_tag += 1;
+        Ok(tag)
+    }
+
+    /// Receives what has arrived.
+    pub(super) fn receive(&self, calls: &Calls) -> Result<(), Fault> {
+        self.inbox().receive(calls)
+    }
+
+    /// Returns the tag of the stream of `group` from `rank` of the job, once, if it has been announced.
+    pub(super) fn take(&self, group: GroupId, rank: usize) -> Result<Option<c_int>, Fault> {
+        let mut inbox = self.inbox();
+        if inbox.unlike == Some(rank) {
+            let message = "its messages have another format; run the same build on every rank".to_owned();
+            return Err(Fault { call: "opening a stream", message });
+        }
+        Ok(inbox.tags.remove(&(group, rank)))
+    }
+
+    /// Asks for the end of the posted receives, and returns true once they have ended.
+    pub(super) fn end(&self, calls: &Calls) -> Result<bool, Fault> {
+        let mut inbox = self.inbox();
+        (0..TILES).try_for_each(|slot| calls.cancel(&mut inbox.requests, slot))?;
+        calls.test(&mut inbox.requests, |_| {})?;
+        Ok(inbox.requests.are_free())
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inbox {
+    /// Leaks the memory of receives that have not ended.
+    fn drop(&mut self) {
+        if !self.requests.are_free() {
+            std::mem::forget(std::mem::replace(&mut self.tiles, Tiles::new()));
+        }
+    }
+}
+
+impl Inbox {
+    fn receive(&mut self, calls: &Calls) -> Result<(), Fault> {
+        let mut arrived = [const { None }; TILES];
+        calls.test(&mut self.requests, |ended| {
+            arrived[ended.slot] = Some((ended.source, ended.len, ended.result));
+        })?;
+        for (tile, (source, len, result)) in
+            arrived.into_iter().enumerate().filter_map(|(tile, a)| Some((tile, a?)))
+        {
+            result?;
+            // SAFETY: the message has arrived, and the receive is posted again below.
+            match parse(unsafe { &self.tiles.bytes(tile)[..len] }) {
+                Some((group, tag)) => {
+                    self.tags.insert((group, source), tag);
+                }
+                None => self.unlike = Some(source),
+            }
+            self.post(calls, tile)?;
+        }
+        Ok(())
+    }
+
+    fn post(&mut self, calls: &Calls, tile: usize) -> Result<(), Fault> {
+        // SAFETY: the tile is read only after its message has arrived, and the memory is leaked if the receive has not ended.
+        unsafe { calls.receive(self.tiles.whole(tile), (None, TAG), &mut self.requests, tile) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_announcement_is_read_as_it_was_written() {
+        let group = GroupId::WORLD.split(7);
+        let mut bytes = announcement(group, 0x7fff_ffff);
+        assert_eq!(parse(&bytes), Some((group, 0x7fff_ffff)));
+        assert_eq!(parse(&bytes[..24]), None);
+        bytes[0] ^= 1;
+        assert_eq!(parse(&bytes), None, "another format");
+    }
+}
