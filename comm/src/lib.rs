@@ -77,6 +77,7 @@ mod p2p;
 pub mod prelude;
 mod reduce;
 pub mod rendezvous;
+mod shared_memory;
 mod split_groups;
 mod stats;
 mod sync;
