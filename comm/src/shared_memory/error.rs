@@ -15,7 +15,9 @@ pub(crate) enum MeetError {
         rank: usize,
     },
     /// The cards do not contain this rank's at its place.
-    #[error("card {rank} of {world_size} is not the one of this listener; gather the cards in the order of the ranks")]
+    #[error(
+        "card {rank} of {world_size} is not the one of this listener; gather the cards in the order of the ranks"
+    )]
     NotMine {
         /// This rank.
         rank: usize,

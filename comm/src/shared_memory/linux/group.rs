@@ -129,8 +129,10 @@ impl SharedMemory {
         news
     }
 
-    fn report(&mut self) -> Result<(), Lost> {
-        self.peers.iter_mut().flatten().find_map(Peer::unreported).map_or(Ok(()), Err)
+    /// Returns an unreported loss. Bytes that were published before an end come first, unless the caller is about to sleep: then
+    /// it can do nothing with them.
+    fn report(&mut self, sleepy: bool) -> Result<(), Lost> {
+        self.peers.iter_mut().flatten().find_map(|peer| peer.unreported(sleepy)).map_or(Ok(()), Err)
     }
 
     fn waits_for_room(&self) -> bool {
@@ -148,14 +150,25 @@ impl SharedMemory {
         })
     }
 
-    /// Sleeps until a peer rings, unless news came before the peers could know of the sleep.
+    /// Sleeps until a peer rings, unless news or a loss came before the peers could know of the sleep.
     fn sleep(&mut self, at_most: Duration) -> Result<(), Lost> {
         bell::fall_asleep(&self.own, self.waits_for_room());
-        let early = self.look();
-        self.news |= early;
-        let slept = if early { Ok(()) } else { self.sleeper.sleep(at_most, &mut self.peers) };
+        let slept = self.sleep_without_news(at_most);
         bell::wake_up(&self.own);
-        slept.map_err(|why| Lost { peer: self.rank, why })
+        slept
+    }
+
+    fn sleep_without_news(&mut self, at_most: Duration) -> Result<(), Lost> {
+        if !self.look() {
+            self.report(true)?;
+            let slept = self.sleeper.sleep(at_most, &mut self.peers);
+            slept.map_err(|why| Lost { peer: self.rank, why })?;
+            if !self.look() {
+                return self.report(true);
+            }
+        }
+        self.news = true;
+        Ok(())
     }
 }
 
@@ -188,7 +201,7 @@ impl Transport for SharedMemory {
 
     fn progress(&mut self) -> Result<bool, Lost> {
         let moved = self.look() | std::mem::take(&mut self.news);
-        self.report()?;
+        self.report(false)?;
         Ok(moved)
     }
 
@@ -225,11 +238,9 @@ impl Transport for SharedMemory {
     fn wait(&mut self, at_most: Duration) -> Result<(), Lost> {
         if self.spin() {
             self.news = true;
-        } else if !at_most.is_zero() {
-            self.sleep(at_most)?;
-            self.news |= self.look();
+            return self.report(false);
         }
-        self.report()
+        self.sleep(at_most)
     }
 
     fn waker(&self) -> Arc<dyn Waker> {

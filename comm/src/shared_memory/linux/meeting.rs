@@ -160,7 +160,9 @@ impl<'a> Meeting<'a> {
 
     fn hear_answers(&mut self) -> Result<(), MeetError> {
         for (rank, socket) in std::mem::take(&mut self.calls) {
-            match receive(socket.as_fd()).map_err(|error| MeetError::system("receiving an introduction", error))? {
+            match receive(socket.as_fd())
+                .map_err(|error| MeetError::system("receiving an introduction", error))?
+            {
                 Received::Nothing => self.calls.push((rank, socket)),
                 Received::Letter(letter) if self.intro(rank, self.rank).proves(&letter) => {
                     self.meet(rank, socket, letter)?;

@@ -245,13 +245,14 @@ impl Peer {
         }
     }
 
-    /// Returns a loss that nobody was told: altered positions at once, an end when all bytes before it are consumed.
-    pub(super) fn unreported(&mut self) -> Option<Lost> {
+    /// Returns an unreported loss: altered positions at once and each time, an end once, when all bytes before it are consumed or
+    /// the caller does not wait for that.
+    pub(super) fn unreported(&mut self, with_bytes: bool) -> Option<Lost> {
         if self.altered.get() {
             return Some(self.lost(LostWhy::Altered));
         }
         let End::Unreported(why) = &self.end else { return None };
-        let drained = self.arrived(true).is_empty() && self.arrived(false).is_empty();
+        let drained = with_bytes || self.arrived(true).is_empty() && self.arrived(false).is_empty();
         let why = drained.then(|| why.clone())?;
         self.end = End::Reported(why.clone());
         Some(self.lost(why))

@@ -23,9 +23,8 @@ pub(super) fn split(
     channel: u64,
 ) -> std::result::Result<SharedMemory, Lost> {
     let here = Lost { peer: group.rank(), why: LostWhy::Closed };
-    let failed = |what| {
-        move |error: rustix::io::Errno| Lost { peer: here.peer, why: system(what, error.to_string()) }
-    };
+    let failed =
+        |what| move |error: rustix::io::Errno| Lost { peer: here.peer, why: system(what, error.to_string()) };
     let Some(rank) = members.iter().position(|&member| member == group.rank()) else {
         panic!("rank {} splits off a group of {members:?}", group.rank());
     };
@@ -59,9 +58,10 @@ impl Mine {
         other: usize,
     ) -> std::result::Result<Peer, Lost> {
         let parent = group.peer_mut(member)?.met_link()?;
-        let link = self
-            .send(&parent, other)
-            .map_err(|error| Lost { peer: member, why: system("sending an introduction", error.to_string()) })?;
+        let link = self.send(&parent, other).map_err(|error| Lost {
+            peer: member,
+            why: system("sending an introduction", error.to_string()),
+        })?;
         let intro = self.intro(other, self.rank);
         Ok(Peer::new(other, self.rank, &self.layout, link).expecting(Expected { parent, intro }))
     }

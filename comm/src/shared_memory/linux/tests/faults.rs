@@ -31,8 +31,7 @@ impl Faulty {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let mut peer = Peer::new(1, 0, &layout, Some(Arc::new(Link::new(near))));
         peer.attach(Region::attach(file.as_fd(), layout, 0).unwrap(), Bell::new().unwrap());
-        let rank =
-            SharedMemory::new(0, own, vec![None, Some(peer)], Arc::new(Bell::new().unwrap())).unwrap();
+        let rank = SharedMemory::new(0, own, vec![None, Some(peer)], Arc::new(Bell::new().unwrap())).unwrap();
         Faulty { rank, region, _socket: far }
     }
 

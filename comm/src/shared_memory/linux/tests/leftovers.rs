@@ -1,6 +1,6 @@
 //! Nothing is left: no descriptors, no mappings, no files; and no allocations after warm-up.
 
-use super::common::{SMALL, world, write_all, read_all};
+use super::common::{SMALL, read_all, world, write_all};
 use super::processes::pouring;
 use crate::p2p::transport::{Source, Target, Transport};
 use std::process::Command;
@@ -43,8 +43,8 @@ fn a_dropped_group_leaves_no_descriptor_and_no_mapping() {
     for _ in 0..3 {
         let mut ranks = world(4, SMALL);
         let mut groups: Vec<_> = ranks.iter_mut().map(|rank| rank.split(&[3, 2, 1, 0], 1).unwrap()).collect();
-        write_all(&mut *groups[0], Target::Rank(3), &[1; 100]).unwrap();
-        read_all(&mut *groups[3], Source::Rank(0), &mut [0; 100]).unwrap();
+        write_all(&mut *groups[0], Target::Rank(0), &[1; 100]).unwrap();
+        read_all(&mut *groups[3], Source::Rank(3), &mut [0; 100]).unwrap();
         assert!(mappings("self") > 0);
         assert!(descriptors() > before.0);
     }

@@ -86,9 +86,7 @@ fn damaged_cards_and_other_sizes_are_refused() {
     let cards = [large.card(), other.card()];
     std::thread::scope(|scope| {
         let called = scope.spawn(|| large.connect(0, &cards, LONG).unwrap_err());
-        // The caller learns that the other rank left, or the difference itself.
-        let caller = other.connect(1, &cards, LONG).unwrap_err();
-        assert!(matches!(caller, MeetError::Gone { rank: 0 }), "{caller}");
+        assert_eq!(other.connect(1, &cards, LONG).unwrap_err(), MeetError::Differs { rank: 0 });
         assert_eq!(called.join().unwrap(), MeetError::Differs { rank: 1 });
     });
     let odd = RingBytes { single: 100_000, common: 1 << 16 };

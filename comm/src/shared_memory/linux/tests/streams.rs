@@ -121,9 +121,14 @@ fn a_wait_without_news_ends_in_time_and_a_waker_ends_the_next_one() {
     let mut rank = world(2, SMALL).swap_remove(0);
     // The other rank is dropped: its end is reported once.
     assert_eq!(wait_lost(&mut *rank).0, Lost { peer: 1, why: LostWhy::Closed });
-    let begin = Instant::now();
-    rank.wait(Duration::from_millis(30)).unwrap();
-    assert!((Duration::from_millis(30)..Duration::from_secs(5)).contains(&begin.elapsed()));
+    let waits = (0..3).map(|_| {
+        let begin = Instant::now();
+        rank.wait(Duration::from_millis(30)).unwrap();
+        begin.elapsed()
+    });
+    // The end has rung the bell and closed the socket: each may end one wait.
+    let longest = waits.max().unwrap();
+    assert!((Duration::from_millis(30)..Duration::from_secs(5)).contains(&longest), "{longest:?}");
     rank.waker().wake();
     let begin = Instant::now();
     rank.wait(LONG).unwrap();
@@ -142,7 +147,7 @@ fn bytes_before_a_close_arrive_and_the_loss_follows_them() {
     assert_eq!(left.write(Target::Rank(0), &[1]).unwrap_err().why, LostWhy::Closed);
     let mut read = [0; 1000];
     for (rank, expected) in ranks.iter_mut().zip([true, false]) {
-        rank.wait(LONG).unwrap();
+        assert!(rank.progress().unwrap(), "bytes come before the loss");
         read_all(&mut **rank, Source::Common(1), &mut read).unwrap();
         assert_eq!(read, *bytes);
         if expected {
@@ -150,7 +155,7 @@ fn bytes_before_a_close_arrive_and_the_loss_follows_them() {
             assert_eq!(read, *bytes);
         }
         assert_eq!(wait_lost(&mut **rank).0, lost);
-        assert!(!rank.progress().unwrap(), "a loss is reported once");
+        assert_eq!(rank.progress(), Ok(false), "a loss is reported once");
         assert_eq!(rank.read(Source::Rank(1), &mut read), Err(lost.clone()));
         assert_eq!(rank.write(Target::Rank(1), &[1]), Err(lost.clone()));
         assert_eq!(rank.write(Target::Audience, &[1]), Err(lost.clone()));
@@ -160,6 +165,24 @@ fn bytes_before_a_close_arrive_and_the_loss_follows_them() {
     write_all(&mut **first, Target::Rank(2), &bytes).unwrap();
     read_all(&mut **last, Source::Rank(0), &mut read).unwrap();
     assert_eq!(read, *bytes);
+}
+
+#[test]
+fn half_a_message_does_not_hide_the_end_of_its_writer() {
+    let mut ranks = world(2, SMALL);
+    write_all(&mut *ranks[1], Target::Rank(0), b"half").unwrap();
+    drop(ranks.pop());
+    let begin = Instant::now();
+    let lost = loop {
+        // The rank needs more than these four bytes.
+        assert_eq!(ranks[0].arrived(Source::Rank(1)), b"half");
+        if let Err(lost) = ranks[0].wait(LONG) {
+            break lost;
+        }
+    };
+    assert_eq!(lost, Lost { peer: 1, why: LostWhy::Closed });
+    assert!(begin.elapsed() < LONG / 2);
+    assert_eq!(ranks[0].arrived(Source::Rank(1)), b"half");
 }
 
 #[test]
