@@ -2,7 +2,7 @@
 //!
 //! | item | meaning |
 //! |---|---|
-//! | [`Listener`] | socket of a rank: gives its card, and connects it with the ranks of other cards |
+//! | [`MemoryListener`] | socket of a rank: gives its card, and connects it with the ranks of other cards |
 //! | [`RingBytes`] | sizes of the rings |
 //! | [`MeetError`] | reason why ranks do not share memory |
 //!
@@ -35,7 +35,7 @@
 //!
 //! # Limits
 //!
-//! - Linux 5.1. On other systems [`Listener::open`] returns [`MeetError::Unsupported`].
+//! - Linux 5.1. On other systems [`MemoryListener::open`] returns [`MeetError::Unsupported`].
 //! - Ranks need the same user and the same network namespace.
 //! - Each pair of ranks of each group has a socket and an eventfd: 64 ranks need 130 descriptors for a group.
 //! - A split needs the agreement of its members before: one that has not made the group itself is a loss.
@@ -49,7 +49,7 @@ mod unsupported;
 
 pub(crate) use error::{MeetError, RegionFault};
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-pub(crate) use linux::Listener;
+pub(crate) use linux::MemoryListener;
 pub(crate) use rings::RingBytes;
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-pub(crate) use unsupported::Listener;
+pub(crate) use unsupported::MemoryListener;

@@ -8,9 +8,9 @@ const LARGEST: usize = 1 << 30;
 /// Bytes of each ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingBytes {
-    /// Ring that one other rank reads.
+    /// Ring with one reader.
     pub(crate) single: usize,
-    /// Ring that all other ranks read.
+    /// Ring with the whole group as readers.
     pub(crate) common: usize,
 }
 

@@ -4,11 +4,11 @@ use super::{MeetError, RingBytes};
 use crate::p2p::transport::Transport;
 use std::time::Duration;
 
-/// Listener of a system without shared memory: there is none.
+/// MemoryListener of a system without shared memory: there is none.
 #[derive(Debug)]
-pub(crate) enum Listener {}
+pub(crate) enum MemoryListener {}
 
-impl Listener {
+impl MemoryListener {
     /// Refuses.
     pub(crate) fn open(_rings: RingBytes) -> Result<Self, MeetError> {
         Err(MeetError::Unsupported)

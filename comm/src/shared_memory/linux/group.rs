@@ -2,8 +2,8 @@
 
 use super::bell::{self, Bell, News};
 use super::cursor::WriteCursor;
-use super::layout::{Layout, Stream};
-use super::peer::Peer;
+use super::layout::{Layout, RingStream};
+use super::peer::MemoryPeer;
 use super::region::Region;
 use super::sleeper::Sleeper;
 use crate::p2p::transport::{Lost, LostWhy, Source, Target, Transport, Waker};
@@ -23,7 +23,7 @@ pub(crate) struct SharedMemory {
     rank: usize,
     own: Region,
     /// Peers by rank; none in this rank's own place, and none after the close.
-    peers: Vec<Option<Peer>>,
+    peers: Vec<Option<MemoryPeer>>,
     audience: Vec<usize>,
     /// Streams to one reader, by rank.
     singles: Vec<WriteCursor>,
@@ -37,7 +37,7 @@ impl SharedMemory {
     pub(super) fn new(
         rank: usize,
         own: Region,
-        peers: Vec<Option<Peer>>,
+        peers: Vec<Option<MemoryPeer>>,
         bell: Arc<Bell>,
     ) -> rustix::io::Result<Self> {
         let layout = *own.layout();
@@ -48,8 +48,8 @@ impl SharedMemory {
             sleeper: Sleeper::new(bell, &peers)?,
             peers,
             audience: (0..layout.world_size).filter(|&other| other != rank).collect(),
-            singles: (0..layout.world_size).map(|reader| cursor(Stream::To(reader))).collect(),
-            common: cursor(Stream::Common),
+            singles: (0..layout.world_size).map(|reader| cursor(RingStream::To(reader))).collect(),
+            common: cursor(RingStream::Common),
             news: false,
         })
     }
@@ -58,12 +58,12 @@ impl SharedMemory {
         self.own.layout()
     }
 
-    pub(super) fn peer_mut(&mut self, rank: usize) -> Result<&mut Peer, Lost> {
+    pub(super) fn peer_mut(&mut self, rank: usize) -> Result<&mut MemoryPeer, Lost> {
         assert_ne!(rank, self.rank, "rank {rank} has no stream to itself");
         self.peers[rank].as_mut().ok_or(Lost { peer: rank, why: LostWhy::Closed })
     }
 
-    fn peer(&self, rank: usize) -> Result<&Peer, Lost> {
+    fn peer(&self, rank: usize) -> Result<&MemoryPeer, Lost> {
         assert_ne!(rank, self.rank, "rank {rank} has no stream to itself");
         self.peers[rank].as_ref().ok_or(Lost { peer: rank, why: LostWhy::Closed })
     }
@@ -265,10 +265,10 @@ impl Drop for SharedMemory {
     }
 }
 
-fn stream(to: Target) -> Stream {
+fn stream(to: Target) -> RingStream {
     match to {
-        Target::Rank(rank) => Stream::To(rank),
-        Target::Audience => Stream::Common,
+        Target::Rank(rank) => RingStream::To(rank),
+        Target::Audience => RingStream::Common,
     }
 }
 
@@ -281,7 +281,7 @@ fn origin(from: Source) -> (usize, bool) {
 }
 
 /// Peers that read the stream.
-fn readers(peers: &mut [Option<Peer>], to: Target) -> impl Iterator<Item = &mut Peer> {
+fn readers(peers: &mut [Option<MemoryPeer>], to: Target) -> impl Iterator<Item = &mut MemoryPeer> {
     let range = match to {
         Target::Rank(rank) => rank..rank + 1,
         Target::Audience => 0..peers.len(),

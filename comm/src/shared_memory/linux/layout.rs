@@ -9,7 +9,7 @@ const LINE: usize = 128;
 
 /// Stream that a rank writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stream {
+pub(super) enum RingStream {
     /// For all other ranks.
     Common,
     /// For one rank.
@@ -48,7 +48,7 @@ impl Layout {
     }
 
     /// Offset of the position up to which `stream` is written.
-    pub(super) fn written(&self, stream: Stream) -> usize {
+    pub(super) fn written(&self, stream: RingStream) -> usize {
         (2 + self.index(stream)) * LINE
     }
 
@@ -63,18 +63,18 @@ impl Layout {
     }
 
     /// Bytes of the ring of `stream`.
-    pub(super) fn capacity(&self, stream: Stream) -> usize {
+    pub(super) fn capacity(&self, stream: RingStream) -> usize {
         match stream {
-            Stream::Common => self.rings.common,
-            Stream::To(_) => self.rings.single,
+            RingStream::Common => self.rings.common,
+            RingStream::To(_) => self.rings.single,
         }
     }
 
     /// Range of the ring of `stream`.
-    pub(super) fn ring(&self, stream: Stream) -> Range<usize> {
+    pub(super) fn ring(&self, stream: RingStream) -> Range<usize> {
         let start = match stream {
-            Stream::Common => self.words(),
-            Stream::To(reader) => self.words() + self.rings.common + reader * self.rings.single,
+            RingStream::Common => self.words(),
+            RingStream::To(reader) => self.words() + self.rings.common + reader * self.rings.single,
         };
         start..start + self.capacity(stream)
     }
@@ -84,17 +84,17 @@ impl Layout {
         self.words() + self.rings.common + self.world_size * self.rings.single
     }
 
-    fn index(&self, stream: Stream) -> usize {
+    fn index(&self, stream: RingStream) -> usize {
         match stream {
-            Stream::Common => 0,
-            Stream::To(reader) => 1 + reader,
+            RingStream::Common => 0,
+            RingStream::To(reader) => 1 + reader,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Ack, Layout, Stream};
+    use super::{Ack, Layout, RingStream};
     use crate::shared_memory::RingBytes;
     use std::collections::BTreeSet;
 
@@ -102,7 +102,7 @@ mod tests {
     fn words_and_rings_are_disjoint() {
         for world_size in [1, 2, 5, 64, 300] {
             let layout = Layout::new(world_size, RingBytes { single: 1 << 16, common: 1 << 17 }).unwrap();
-            let streams = || (0..world_size).map(Stream::To).chain([Stream::Common]);
+            let streams = || (0..world_size).map(RingStream::To).chain([RingStream::Common]);
             let acks = (0..world_size)
                 .flat_map(|writer| [false, true].map(|common| layout.ack(Ack { writer, common })));
             let words: Vec<usize> = streams()

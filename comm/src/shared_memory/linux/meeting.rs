@@ -5,7 +5,7 @@ use super::card::Card;
 use super::group::SharedMemory;
 use super::layout::Layout;
 use super::link::{Intro, Letter, Link, Received, receive};
-use super::peer::Peer;
+use super::peer::MemoryPeer;
 use super::region::Region;
 use crate::p2p::transport::Transport;
 use crate::shared_memory::{MeetError, RingBytes};
@@ -29,13 +29,13 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// Socket of a rank that waits for the other ranks of its group.
 #[derive(Debug)]
-pub(crate) struct Listener {
+pub(crate) struct MemoryListener {
     socket: OwnedFd,
     card: Card,
     rings: RingBytes,
 }
 
-impl Listener {
+impl MemoryListener {
     /// Opens a socket with a random name. All ranks of a group need the same sizes of rings.
     pub(crate) fn open(rings: RingBytes) -> Result<Self, MeetError> {
         let card = Card::random().map_err(|error| MeetError::system("random numbers", error))?;
@@ -43,7 +43,7 @@ impl Listener {
         let socket = socket().map_err(failed)?;
         let name = SocketAddrUnix::new_abstract_name(&card.name).map_err(failed)?;
         bind(&socket, &name).and_then(|()| listen(&socket, BACKLOG)).map_err(failed)?;
-        Ok(Listener { socket, card, rings })
+        Ok(MemoryListener { socket, card, rings })
     }
 
     /// Returns the bytes that the other ranks need. They contain a secret: they may go to ranks of the job alone.
@@ -59,7 +59,7 @@ impl Listener {
         within: Duration,
     ) -> Result<Box<dyn Transport>, MeetError> {
         let until = Instant::now().checked_add(within);
-        let mut meeting = Meeting::new(&self, rank, cards)?;
+        let mut meeting = MemoryMeeting::new(&self, rank, cards)?;
         while !meeting.advance()? {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
@@ -72,14 +72,14 @@ impl Listener {
 }
 
 /// Meeting in progress.
-struct Meeting<'a> {
+struct MemoryMeeting<'a> {
     listener: &'a OwnedFd,
     rank: usize,
     cards: Vec<Card>,
     own: Region,
     file: OwnedFd,
     bell: Arc<Bell>,
-    peers: Vec<Option<Peer>>,
+    peers: Vec<Option<MemoryPeer>>,
     /// Ranks to call.
     uncalled: Vec<usize>,
     /// Calls without an answer.
@@ -88,8 +88,8 @@ struct Meeting<'a> {
     guests: Vec<OwnedFd>,
 }
 
-impl<'a> Meeting<'a> {
-    fn new(listener: &'a Listener, rank: usize, cards: &[Vec<u8>]) -> Result<Self, MeetError> {
+impl<'a> MemoryMeeting<'a> {
+    fn new(listener: &'a MemoryListener, rank: usize, cards: &[Vec<u8>]) -> Result<Self, MeetError> {
         let decode = |(rank, card): (usize, &Vec<u8>)| Card::decode(card).ok_or(MeetError::Card { rank });
         let cards = cards.iter().enumerate().map(decode).collect::<Result<Vec<_>, _>>()?;
         if cards.get(rank) != Some(&listener.card) {
@@ -99,7 +99,7 @@ impl<'a> Meeting<'a> {
         let layout = Layout::new(cards.len(), rings).ok_or(MeetError::Rings { rings })?;
         let (own, file) = Region::create(layout).map_err(no_memory)?;
         let bell = Bell::new().map_err(|error| MeetError::system("eventfd", error))?;
-        Ok(Meeting {
+        Ok(MemoryMeeting {
             listener: &listener.socket,
             rank,
             own,
@@ -122,7 +122,7 @@ impl<'a> Meeting<'a> {
         Ok(self.missing().is_empty())
     }
 
-    /// Calls ranks below this one. A rank whose queue is full is called again later.
+    /// Calls ranks below this one. A full queue is tried again later.
     fn call(&mut self) -> Result<(), MeetError> {
         for rank in std::mem::take(&mut self.uncalled) {
             let failed = |error: Errno| MeetError::system("a Unix socket", error);
@@ -220,7 +220,7 @@ impl<'a> Meeting<'a> {
         };
         let region = Region::attach(file.as_fd(), *self.own.layout(), self.rank)
             .map_err(|why| MeetError::Region { rank, why })?;
-        let mut peer = Peer::new(rank, self.rank, self.own.layout(), Some(Arc::new(Link::new(socket))));
+        let mut peer = MemoryPeer::new(rank, self.rank, self.own.layout(), Some(Arc::new(Link::new(socket))));
         peer.attach(region, Bell::received(event));
         self.peers[rank] = Some(peer);
         Ok(())

@@ -15,4 +15,4 @@ mod split;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use meeting::Listener;
+pub(crate) use meeting::MemoryListener;

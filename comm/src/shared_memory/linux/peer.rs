@@ -2,7 +2,7 @@
 
 use super::bell::{self, Bell, News};
 use super::cursor::{AckCursor, Impossible, ReadCursor};
-use super::layout::{Ack, Layout, Stream};
+use super::layout::{Ack, Layout, RingStream};
 use super::link::{Intro, Letter, Link, Received};
 use super::region::Region;
 use crate::p2p::transport::{Lost, LostWhy};
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 /// Peer of a rank.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct MemoryPeer {
     /// Rank of the peer.
     rank: usize,
     /// Socket of the pair; its end is the peer's.
@@ -22,7 +22,7 @@ pub(super) struct Peer {
     expected: Option<Expected>,
     /// Link on which the introduction arrived, until the sleeper stops watching it.
     met_on: Option<Arc<Link>>,
-    memory: Option<Memory>,
+    memory: Option<PeerMemory>,
     single: Incoming,
     common: Incoming,
     single_ack: AckCursor,
@@ -40,7 +40,7 @@ pub(super) struct Expected {
 
 /// Mapped memory of the peer, and its bell.
 #[derive(Debug)]
-struct Memory {
+struct PeerMemory {
     region: Region,
     bell: Bell,
     /// Last sleep of the peer that this rank ended.
@@ -59,15 +59,15 @@ enum End {
 /// Stream that the peer writes and this rank reads.
 #[derive(Debug)]
 struct Incoming {
-    stream: Stream,
+    stream: RingStream,
     cursor: ReadCursor,
     /// Offset of the acknowledgement in this rank's region.
     ack: usize,
 }
 
 impl Incoming {
-    fn new(layout: &Layout, stream: Stream, writer: usize) -> Self {
-        let ack = layout.ack(Ack { writer, common: stream == Stream::Common });
+    fn new(layout: &Layout, stream: RingStream, writer: usize) -> Self {
+        let ack = layout.ack(Ack { writer, common: stream == RingStream::Common });
         Incoming { stream, cursor: ReadCursor::new(layout.capacity(stream)), ack }
     }
 
@@ -77,17 +77,17 @@ impl Incoming {
     }
 }
 
-impl Peer {
-    /// Returns the peer `rank` of the rank `own`. Its memory follows by [`attach`](Peer::attach) or with the expected introduction.
+impl MemoryPeer {
+    /// Returns the peer `rank` of the rank `own`. Its memory follows by [`attach`](MemoryPeer::attach) or with the expected introduction.
     pub(super) fn new(rank: usize, own: usize, layout: &Layout, link: Option<Arc<Link>>) -> Self {
-        Peer {
+        MemoryPeer {
             rank,
             link,
             expected: None,
             met_on: None,
             memory: None,
-            single: Incoming::new(layout, Stream::To(own), rank),
-            common: Incoming::new(layout, Stream::Common, rank),
+            single: Incoming::new(layout, RingStream::To(own), rank),
+            common: Incoming::new(layout, RingStream::Common, rank),
             single_ack: AckCursor::default(),
             common_ack: AckCursor::default(),
             end: End::None,
@@ -96,11 +96,11 @@ impl Peer {
     }
 
     pub(super) fn expecting(self, expected: Expected) -> Self {
-        Peer { expected: Some(expected), ..self }
+        MemoryPeer { expected: Some(expected), ..self }
     }
 
     pub(super) fn attach(&mut self, region: Region, bell: Bell) {
-        self.memory = Some(Memory { region, bell, rung: u64::MAX });
+        self.memory = Some(PeerMemory { region, bell, rung: u64::MAX });
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -119,7 +119,7 @@ impl Peer {
         self.link.clone().ok_or_else(absent)
     }
 
-    /// Returns the socket whose events this rank needs: the one where the introduction arrives, then the pair's own.
+    /// Returns the socket that the sleeper watches: the link where the introduction arrives, then the pair's own.
     pub(super) fn watched(&self) -> Option<&Arc<Link>> {
         self.expected.as_ref().map(|expected| &expected.parent).or(self.link.as_ref())
     }
@@ -171,7 +171,7 @@ impl Peer {
     /// Looks for new bytes and for the peer's end; returns true for new ones.
     pub(super) fn look(&mut self) -> bool {
         let met = self.meet();
-        let Some(Memory { region, .. }) = &self.memory else { return met };
+        let Some(PeerMemory { region, .. }) = &self.memory else { return met };
         // The end is read first: bytes that were written before it are then visible.
         let closed = region.word(region.layout().closed()).load(Acquire) != 0;
         let single = self.single.advance(region).unwrap_or_else(|Impossible| self.alter());
@@ -184,7 +184,7 @@ impl Peer {
 
     /// Returns bytes of one of the peer's streams.
     pub(super) fn arrived(&self, common: bool) -> &[u8] {
-        let Some(Memory { region, .. }) = &self.memory else { return &[] };
+        let Some(PeerMemory { region, .. }) = &self.memory else { return &[] };
         let incoming = self.incoming(common);
         if incoming.advance(region).is_err() {
             self.alter();
@@ -211,7 +211,7 @@ impl Peer {
     /// Returns the peer's position in a stream that this rank, `own`, has written up to `written`.
     pub(super) fn acked(&mut self, own: usize, common: bool, written: u64) -> u64 {
         let cursor = if common { &mut self.common_ack } else { &mut self.single_ack };
-        if let Some(Memory { region, .. }) = &self.memory {
+        if let Some(PeerMemory { region, .. }) = &self.memory {
             let word = region.word(region.layout().ack(Ack { writer: own, common }));
             // Acquire: the peer's reads are over before this rank writes over what they read.
             if cursor.advance(word.load(Acquire), written).is_err() {
@@ -224,7 +224,7 @@ impl Peer {
     /// Wakes the peer if it sleeps. The news are published, and a fence lies between that and this call.
     pub(super) fn tell(&mut self, news: News) {
         self.meet();
-        if let Some(Memory { region, bell, rung }) = &mut self.memory {
+        if let Some(PeerMemory { region, bell, rung }) = &mut self.memory {
             bell::tell(region, bell, rung, news);
         }
     }

@@ -1,6 +1,6 @@
 //! Memory of one rank: a sealed memfd that the rank writes and its peers map read-only.
 
-use super::layout::{Layout, Stream};
+use super::layout::{Layout, RingStream};
 use super::mapping::{Access, Mapping};
 use crate::shared_memory::RegionFault;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
@@ -59,8 +59,8 @@ impl Region {
         };
         Ok(Region {
             words: Mapping::repeated(file, 0, layout.words(), 1, access)?,
-            common: ring(Stream::Common)?,
-            singles: readers.iter().map(|&reader| ring(Stream::To(reader))).collect::<Result<_>>()?,
+            common: ring(RingStream::Common)?,
+            singles: readers.iter().map(|&reader| ring(RingStream::To(reader))).collect::<Result<_>>()?,
             layout,
             access,
         })
@@ -74,7 +74,7 @@ impl Region {
     pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset % 8 == 0 && offset + 8 <= self.words.len(), "{offset} is no word");
         // SAFETY: the word is mapped as long as `self` lives, and aligned because the mapping is. All processes access it by
-        // atomic operations alone; a process that broke this rule would write its own memory, whose words are checked.
+        // atomic operations alone; a process that breaks this rule alters its own words, and their values are checked.
         unsafe { AtomicU64::from_ptr(self.words.start().add(offset).cast()) }
     }
 
@@ -82,14 +82,14 @@ impl Region {
     ///
     /// # Safety
     /// The owner does not write these bytes as long as the slice lives.
-    pub(super) unsafe fn bytes(&self, stream: Stream, position: u64, len: usize) -> &[u8] {
+    pub(super) unsafe fn bytes(&self, stream: RingStream, position: u64, len: usize) -> &[u8] {
         let at = self.place(stream, position, len);
         // SAFETY: `place` checked that the bytes are mapped, and the caller that nobody writes them.
         unsafe { std::slice::from_raw_parts(at, len) }
     }
 
     /// Copies `bytes` to `position` of a stream of this rank.
-    pub(super) fn fill(&mut self, stream: Stream, position: u64, bytes: &[u8]) {
+    pub(super) fn fill(&mut self, stream: RingStream, position: u64, bytes: &[u8]) {
         assert_eq!(self.access, Access::ReadWrite, "a peer's memory is read-only");
         let at = self.place(stream, position, bytes.len());
         // SAFETY: `place` checked that the bytes are mapped, the mapping is writable, and this process has no reference to them:
@@ -98,13 +98,13 @@ impl Region {
     }
 
     /// Returns the address of `position`. The second copy of the ring lets `len` bytes follow it.
-    fn place(&self, stream: Stream, position: u64, len: usize) -> *mut u8 {
+    fn place(&self, stream: RingStream, position: u64, len: usize) -> *mut u8 {
         let capacity = self.layout.capacity(stream);
         assert!(len <= capacity, "{len} bytes in a ring of {capacity}");
         let ring = match (stream, self.access) {
-            (Stream::Common, _) => &self.common,
-            (Stream::To(reader), Access::ReadWrite) => &self.singles[reader],
-            (Stream::To(_), Access::Read) => &self.singles[0],
+            (RingStream::Common, _) => &self.common,
+            (RingStream::To(reader), Access::ReadWrite) => &self.singles[reader],
+            (RingStream::To(_), Access::Read) => &self.singles[0],
         };
         ring.start().wrapping_add((position % capacity as u64) as usize)
     }

@@ -2,7 +2,7 @@
 
 use super::bell::Bell;
 use super::link::Link;
-use super::peer::{Peer, system};
+use super::peer::{MemoryPeer, system};
 use crate::p2p::transport::LostWhy;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -26,7 +26,7 @@ pub(super) struct Sleeper {
 }
 
 impl Sleeper {
-    pub(super) fn new(bell: Arc<Bell>, peers: &[Option<Peer>]) -> Result<Self> {
+    pub(super) fn new(bell: Arc<Bell>, peers: &[Option<MemoryPeer>]) -> Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*bell, EventData::new_u64(BELL), EventFlags::IN)?;
         let sleeper = Sleeper { epoll, bell };
@@ -40,7 +40,7 @@ impl Sleeper {
 
     /// Watches the peer's own socket, and no longer the one where its introduction arrived. An error leaves the end of that peer
     /// to the flag in its region and to deadlines.
-    pub(super) fn watch_instead(&self, before: &Link, peer: &mut Peer) {
+    pub(super) fn watch_instead(&self, before: &Link, peer: &mut MemoryPeer) {
         let watched = epoll::delete(&self.epoll, before).and_then(|()| self.watch(peer));
         if let Err(error) = watched {
             peer.finish(system("watching its socket", error.to_string()));
@@ -48,7 +48,7 @@ impl Sleeper {
     }
 
     /// Watches the socket of the peer. Each event is reported once: an end stays, and messages for other groups are not news here.
-    fn watch(&self, peer: &Peer) -> Result<()> {
+    fn watch(&self, peer: &MemoryPeer) -> Result<()> {
         let Some(link) = peer.watched() else { return Ok(()) };
         let letters = if peer.is_expected() { EventFlags::IN } else { EventFlags::empty() };
         let flags = EventFlags::RDHUP | EventFlags::ET | letters;
@@ -59,7 +59,7 @@ impl Sleeper {
     pub(super) fn sleep(
         &self,
         at_most: Duration,
-        peers: &mut [Option<Peer>],
+        peers: &mut [Option<MemoryPeer>],
     ) -> std::result::Result<(), LostWhy> {
         let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; EVENTS];
         let limit = Timespec::try_from(at_most.min(LONGEST)).map_err(|_| LostWhy::Altered)?;
@@ -74,7 +74,7 @@ impl Sleeper {
         Ok(())
     }
 
-    fn handle(&self, flags: EventFlags, data: u64, peers: &mut [Option<Peer>]) {
+    fn handle(&self, flags: EventFlags, data: u64, peers: &mut [Option<MemoryPeer>]) {
         let ends = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
         if data == BELL {
             self.bell.silence();

@@ -4,7 +4,7 @@ use super::bell::Bell;
 use super::group::SharedMemory;
 use super::layout::Layout;
 use super::link::{Intro, Link};
-use super::peer::{Expected, Peer, system};
+use super::peer::{Expected, MemoryPeer, system};
 use super::region::Region;
 use crate::p2p::transport::{Lost, LostWhy, Transport};
 use rustix::io::Result;
@@ -56,14 +56,14 @@ impl Mine {
         group: &mut SharedMemory,
         member: usize,
         other: usize,
-    ) -> std::result::Result<Peer, Lost> {
+    ) -> std::result::Result<MemoryPeer, Lost> {
         let parent = group.peer_mut(member)?.met_link()?;
         let link = self.send(&parent, other).map_err(|error| Lost {
             peer: member,
             why: system("sending an introduction", error.to_string()),
         })?;
         let intro = self.intro(other, self.rank);
-        Ok(Peer::new(other, self.rank, &self.layout, link).expecting(Expected { parent, intro }))
+        Ok(MemoryPeer::new(other, self.rank, &self.layout, link).expecting(Expected { parent, intro }))
     }
 
     /// Sends the introduction; returns this rank's end of the pair's socket if it made one.

@@ -1,6 +1,6 @@
 //! Groups of threads, and blocking reads and writes.
 
-use super::super::Listener;
+use super::super::MemoryListener;
 use crate::p2p::transport::{Lost, Source, Target, Transport};
 use crate::shared_memory::RingBytes;
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ pub(super) const SMALL: RingBytes = RingBytes { single: 1 << 16, common: 1 << 16
 
 /// Returns the transports of `n` ranks of this process.
 pub(super) fn world(n: usize, rings: RingBytes) -> Vec<Box<dyn Transport>> {
-    let listeners: Vec<Listener> = (0..n).map(|_| Listener::open(rings).unwrap()).collect();
-    let cards: Vec<Vec<u8>> = listeners.iter().map(Listener::card).collect();
+    let listeners: Vec<MemoryListener> = (0..n).map(|_| MemoryListener::open(rings).unwrap()).collect();
+    let cards: Vec<Vec<u8>> = listeners.iter().map(MemoryListener::card).collect();
     let ranks = listeners.into_iter().enumerate();
     std::thread::scope(|scope| {
-        let meet = |(rank, listener): (usize, Listener)| {
+        let meet = |(rank, listener): (usize, MemoryListener)| {
             let cards = &cards;
             scope.spawn(move || listener.connect(rank, cards, LONG).unwrap())
         };

@@ -2,9 +2,9 @@
 
 use super::super::bell::Bell;
 use super::super::group::SharedMemory;
-use super::super::layout::{Ack, Layout, Stream};
+use super::super::layout::{Ack, Layout, RingStream};
 use super::super::link::Link;
-use super::super::peer::Peer;
+use super::super::peer::MemoryPeer;
 use super::super::region::Region;
 use super::common::{LONG, SMALL};
 use crate::p2p::transport::{Lost, LostWhy, Source, Target, Transport};
@@ -29,7 +29,7 @@ impl Faulty {
         let (own, _file) = Region::create(layout).unwrap();
         let (near, far) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let mut peer = Peer::new(1, 0, &layout, Some(Arc::new(Link::new(near))));
+        let mut peer = MemoryPeer::new(1, 0, &layout, Some(Arc::new(Link::new(near))));
         peer.attach(Region::attach(file.as_fd(), layout, 0).unwrap(), Bell::new().unwrap());
         let rank = SharedMemory::new(0, own, vec![None, Some(peer)], Arc::new(Bell::new().unwrap())).unwrap();
         Faulty { rank, region, _socket: far }
@@ -42,8 +42,8 @@ impl Faulty {
 
 #[test]
 fn impossible_positions_of_bytes_are_a_loss() {
-    for stream in [Stream::To(0), Stream::Common] {
-        let source = if stream == Stream::Common { Source::Common(1) } else { Source::Rank(1) };
+    for stream in [RingStream::To(0), RingStream::Common] {
+        let source = if stream == RingStream::Common { Source::Common(1) } else { Source::Rank(1) };
         for value in [SMALL.single as u64 + 1, 1 << 40, u64::MAX, 1 << 63] {
             let mut faulty = Faulty::new();
             faulty.publish(faulty.region.layout().written(stream), value);
@@ -59,7 +59,7 @@ fn impossible_positions_of_bytes_are_a_loss() {
 #[test]
 fn a_position_that_goes_back_keeps_what_was_seen() {
     let mut faulty = Faulty::new();
-    let word = faulty.region.layout().written(Stream::To(0));
+    let word = faulty.region.layout().written(RingStream::To(0));
     faulty.publish(word, 100);
     assert_eq!(faulty.rank.arrived(Source::Rank(1)).len(), 100);
     faulty.publish(word, 99);

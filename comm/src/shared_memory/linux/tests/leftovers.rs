@@ -2,7 +2,7 @@
 
 use super::common::{SMALL, read_all, world, write_all};
 use super::processes::pouring;
-use crate::p2p::transport::{Source, Target, Transport};
+use crate::p2p::transport::{Source, Target};
 use std::process::Command;
 
 /// Variable of a process that runs one test alone, because it counts for the whole process.

@@ -1,6 +1,6 @@
 //! Meetings that go wrong: wrong cards, strangers, memory that is not sealed.
 
-use super::super::Listener;
+use super::super::MemoryListener;
 use super::super::bell::Bell;
 use super::super::card::Card;
 use super::super::layout::Layout;
@@ -25,7 +25,7 @@ fn dial(card: &[u8]) -> OwnedFd {
 
 /// Introduces a fake rank 1 with the memory `file` to rank 0 of two; returns rank 0's result.
 fn with_memory(file: &OwnedFd) -> MeetError {
-    let (honest, fake) = (Listener::open(SMALL).unwrap(), Listener::open(SMALL).unwrap());
+    let (honest, fake) = (MemoryListener::open(SMALL).unwrap(), MemoryListener::open(SMALL).unwrap());
     let cards = [honest.card(), fake.card()];
     let [to, from] = cards.each_ref().map(|card| Card::decode(card).unwrap());
     let layout = Layout { world_size: 2, rings: SMALL };
@@ -62,9 +62,12 @@ fn memory_that_could_shrink_is_refused() {
 
 #[test]
 fn cards_of_another_group_are_refused() {
-    let (mine, other, strange) =
-        (Listener::open(SMALL).unwrap(), Listener::open(SMALL).unwrap(), Listener::open(SMALL).unwrap());
-    let [a, b, c] = [&mine, &other, &strange].map(Listener::card);
+    let (mine, other, strange) = (
+        MemoryListener::open(SMALL).unwrap(),
+        MemoryListener::open(SMALL).unwrap(),
+        MemoryListener::open(SMALL).unwrap(),
+    );
+    let [a, b, c] = [&mine, &other, &strange].map(MemoryListener::card);
     // Rank 1 of another group calls rank 0: it proves nothing, and both learn that.
     let cards = [a.clone(), b];
     let theirs = [a.clone(), c.clone()];
@@ -78,11 +81,11 @@ fn cards_of_another_group_are_refused() {
 
 #[test]
 fn damaged_cards_and_other_sizes_are_refused() {
-    let (mine, other) = (Listener::open(SMALL).unwrap(), Listener::open(SMALL).unwrap());
+    let (mine, other) = (MemoryListener::open(SMALL).unwrap(), MemoryListener::open(SMALL).unwrap());
     let damaged = [mine.card(), other.card()[1..].to_vec()];
     assert_eq!(mine.connect(0, &damaged, LONG).unwrap_err(), MeetError::Card { rank: 1 });
     let rings = RingBytes { single: 1 << 17, ..SMALL };
-    let large = Listener::open(rings).unwrap();
+    let large = MemoryListener::open(rings).unwrap();
     let cards = [large.card(), other.card()];
     std::thread::scope(|scope| {
         let called = scope.spawn(|| large.connect(0, &cards, LONG).unwrap_err());
@@ -90,14 +93,14 @@ fn damaged_cards_and_other_sizes_are_refused() {
         assert_eq!(called.join().unwrap(), MeetError::Differs { rank: 1 });
     });
     let odd = RingBytes { single: 100_000, common: 1 << 16 };
-    let listener = Listener::open(odd).unwrap();
+    let listener = MemoryListener::open(odd).unwrap();
     let cards = [listener.card()];
     assert_eq!(listener.connect(0, &cards, LONG).unwrap_err(), MeetError::Rings { rings: odd });
 }
 
 #[test]
 fn strangers_delay_nobody() {
-    let (mine, other) = (Listener::open(SMALL).unwrap(), Listener::open(SMALL).unwrap());
+    let (mine, other) = (MemoryListener::open(SMALL).unwrap(), MemoryListener::open(SMALL).unwrap());
     let cards = [mine.card(), other.card()];
     let strangers: Vec<OwnedFd> = (0..50).map(|_| dial(&cards[0])).collect();
     for stranger in &strangers[..20] {
@@ -112,10 +115,10 @@ fn strangers_delay_nobody() {
 
 #[test]
 fn a_rank_that_does_not_come_is_named() {
-    let (mine, absent) = (Listener::open(SMALL).unwrap(), Listener::open(SMALL).unwrap());
+    let (mine, absent) = (MemoryListener::open(SMALL).unwrap(), MemoryListener::open(SMALL).unwrap());
     let cards = [absent.card(), mine.card()];
     assert_eq!(mine.connect(1, &cards, SHORT).unwrap_err(), MeetError::Late { ranks: vec![0] });
-    let gone = Listener::open(SMALL).unwrap();
+    let gone = MemoryListener::open(SMALL).unwrap();
     drop(absent);
     let cards = [cards[0].clone(), gone.card()];
     assert_eq!(gone.connect(1, &cards, LONG).unwrap_err(), MeetError::Gone { rank: 0 });

@@ -1,6 +1,6 @@
 //! Ranks as processes, some of which are killed or stopped.
 
-use super::super::Listener;
+use super::super::MemoryListener;
 use super::common::{LONG, Random, read_all, wait_lost, write_all};
 use super::throughput::measure;
 use crate::p2p::transport::{LostWhy, Source, Target, Transport};
@@ -32,7 +32,7 @@ fn child() {
 
 /// Prints the card, reads all of them, and connects.
 fn meet(rank: usize, n: usize, ring: usize) -> Box<dyn Transport> {
-    let listener = Listener::open(RingBytes { single: ring, common: ring }).unwrap();
+    let listener = MemoryListener::open(RingBytes { single: ring, common: ring }).unwrap();
     println!("\ncard {}", listener.card().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     let cards = (0..n).map(|_| {
         let mut line = String::new();
@@ -178,7 +178,7 @@ fn a_killed_reader_ends_the_common_stream() {
 /// The test is rank 1 of two; rank 0 is stopped and goes on.
 #[test]
 fn a_wait_for_a_stopped_process_ends_in_time() {
-    let listener = Listener::open(RingBytes { single: 1 << 16, common: 1 << 16 }).unwrap();
+    let listener = MemoryListener::open(RingBytes { single: 1 << 16, common: 1 << 16 }).unwrap();
     let card = listener.card();
     let hex: String = card.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut child = Child::start("0 2 pour");
