@@ -1,0 +1,18 @@
+//! Shared memory of Linux: sealed memfds, Unix sockets, eventfds.
+
+mod bell;
+mod card;
+mod cursor;
+mod group;
+mod layout;
+mod link;
+mod mapping;
+mod meeting;
+mod peer;
+mod region;
+mod sleeper;
+mod split;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use meeting::MemoryListener;
