@@ -21,3 +21,5 @@ mod seat;
 mod small;
 mod transfer;
 pub(crate) mod transport;
+
+pub(crate) use seat::communicator;

@@ -50,6 +50,9 @@ pub enum Error {
         /// Option of this rank.
         mine: Encrypt,
     },
+    /// The communicator could not be made.
+    #[error(transparent)]
+    Communicator(#[from] crate::Error),
     /// The system refused a request.
     #[error("{what} failed: {message}")]
     System {

@@ -29,6 +29,8 @@ const CALL: Duration = Duration::from_secs(2);
 pub(super) struct Hub {
     rank: usize,
     cards: Vec<Card>,
+    /// For each rank, true if it is on this host.
+    near: Vec<bool>,
     /// For each rank, true if the stream to it is sealed.
     sealed: Vec<bool>,
     token: Option<Token>,
@@ -49,15 +51,16 @@ impl Hub {
         token: Option<Token>,
         connect: Duration,
     ) -> Result<Self, Error> {
-        let near = |card: &Card| same_host(&cards[rank].host, &card.host, is_local(card.addr.ip()));
-        let sealed: Vec<bool> = cards.iter().map(|card| cards[rank].encrypt.seals(near(card))).collect();
+        let is_near = |card: &Card| same_host(&cards[rank].host, &card.host, is_local(card.addr.ip()));
+        let near: Vec<bool> = cards.iter().map(is_near).collect();
+        let sealed = near.iter().map(|near| cards[rank].encrypt.seals(*near)).collect();
         let (mailboxes, stop): (Arc<Mailboxes>, Arc<AtomicBool>) = Default::default();
         let (for_thread, stopped) = (Arc::clone(&mailboxes), Arc::clone(&stop));
         let body = move || accept(&listener, &for_thread, &stopped);
         let thread = Builder::new().name(format!("streams of rank {rank}")).spawn(body);
         let thread = Some(thread.map_err(Error::system("starting a thread for streams"))?);
         let generation = Mutex::default();
-        Ok(Hub { rank, cards, sealed, token, connect, mailboxes, generation, stop, thread })
+        Ok(Hub { rank, cards, near, sealed, token, connect, mailboxes, generation, stop, thread })
     }
 
     /// Index of this process in the world.
@@ -71,6 +74,11 @@ impl Hub {
 
     pub(super) fn mailboxes(&self) -> &Mailboxes {
         &self.mailboxes
+    }
+
+    /// True if `rank` of the world is on this host.
+    pub(super) fn is_near(&self, rank: usize) -> bool {
+        self.near[rank]
     }
 
     /// True if the stream to `rank` of the world is sealed.

@@ -1,4 +1,4 @@
-//! Ranks as processes, on one machine or on several, over sockets.
+//! Ranks as processes: over sockets between machines, through shared memory within one.
 //!
 //! ```
 //! use meshstep_comm::rendezvous::Environment;
@@ -15,6 +15,8 @@
 //! let environment = Environment::read(lookup)?; // or `from_env()`, under torchrun or srun
 //! let world = tcp::join(&environment, &Options::default())?; // all ranks have joined
 //! assert_eq!((world.rank(), world.world_size()), (0, 1));
+//! let comm = world.communicator(); // as every `Communicator`
+//! comm.barrier()?;
 //! let next = world.next_generation(Duration::from_secs(60))?; // after a failed operation, on all ranks
 //! assert_eq!(next.generation().number(), 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -24,6 +26,9 @@
 //! socket in each group, which is opened when it is first used: the lower rank calls the random name of the other's listener, and the
 //! handshake of the rendezvous proves that both know the job's token. A rank listens on the address of [`Options::address`] or
 //! MESHSTEP_IFACE, by default on the address by which it reaches the store.
+//!
+//! Ranks of one host exchange bytes through shared memory, unless [`Options::shared_memory`] is off or [`Encrypt::Always`] is asked for:
+//! each writes to memory of its own, which the others map read-only.
 //!
 //! # Records
 //!
@@ -55,7 +60,9 @@ mod hub;
 mod inbox;
 mod interface;
 mod mailbox;
+mod meeting;
 mod mixed;
+mod near;
 mod options;
 mod outbox;
 mod record;

@@ -16,6 +16,10 @@ pub struct Options {
     pub encrypt: Encrypt,
     /// Time for a rank to answer when a stream to it is opened; one minute.
     pub connect: Duration,
+    /// Ranks of one host exchange bytes through shared memory; true. Otherwise they use sockets. [`Encrypt::Always`] turns it off.
+    pub shared_memory: bool,
+    /// Default time that an operation waits for the other ranks; ten minutes.
+    pub timeout: Duration,
 }
 
 impl Default for Options {
@@ -26,6 +30,8 @@ impl Default for Options {
             address,
             encrypt,
             connect: Duration::from_secs(60),
+            shared_memory: true,
+            timeout: Duration::from_secs(600),
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use super::common::{Exchange, on_ranks};
 use crate::p2p::transport::{LostWhy, Source, Target};
-use crate::tcp::{Encrypt, World};
+use crate::tcp::Encrypt;
+use crate::tcp::meeting::Streams;
 use std::time::{Duration, Instant};
 
 const LEN: usize = 3_000_001;
 
-fn exchange(mut world: World, seed: u64, len: usize) {
+fn exchange(mut world: Streams, seed: u64, len: usize) {
     let transport = world.transport();
     Exchange::new(transport, seed, len).run(transport).unwrap();
     // A rank that leaves early must not disturb the others, so all leave at once or none.

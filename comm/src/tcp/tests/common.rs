@@ -2,7 +2,8 @@
 
 use crate::p2p::transport::{Lost, Source, Target, Transport};
 use crate::rendezvous::{self, Environment, Token};
-use crate::tcp::{Encrypt, Error, Options, World, join};
+use crate::tcp::meeting::{Streams, meet};
+use crate::tcp::{Encrypt, Error, Options};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -38,13 +39,13 @@ pub(super) fn options(encrypt: Encrypt) -> Options {
 pub(super) fn join_all<T: Send>(
     environments: &[Environment],
     options: impl Fn(usize) -> Options + Sync,
-    body: impl Fn(World) -> T + Sync,
+    body: impl Fn(Streams) -> T + Sync,
 ) -> Vec<Result<T, Error>> {
     let (options, body) = (&options, &body);
     thread::scope(|scope| {
         let start = |environment: &'_ Environment| {
             let environment = environment.clone();
-            scope.spawn(move || join(&environment, &options(environment.rank)).map(body))
+            scope.spawn(move || meet(&environment, &options(environment.rank)).map(body))
         };
         let threads: Vec<_> = environments.iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -56,7 +57,7 @@ pub(super) fn on_ranks<T: Send>(
     n: usize,
     ip: &str,
     encrypt: Encrypt,
-    body: impl Fn(World) -> T + Sync,
+    body: impl Fn(Streams) -> T + Sync,
 ) -> Vec<T> {
     let addr = free_addr(ip);
     let environments: Vec<_> = (0..n).map(|rank| environment(addr, rank, n)).collect();

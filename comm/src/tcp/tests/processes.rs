@@ -3,7 +3,8 @@
 use super::common::{Bytes, Exchange, HEX, LONG, free_addr, options};
 use crate::p2p::transport::{Source, Target};
 use crate::rendezvous::Environment;
-use crate::tcp::{Encrypt, World, join};
+use crate::tcp::Encrypt;
+use crate::tcp::meeting::{Streams, meet};
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let encrypt = if role.contains("sealed") { Encrypt::Always } else { Encrypt::Remote };
     let before = counts();
-    let mut world = join(&Environment::from_env().unwrap(), &options(encrypt)).unwrap();
+    let mut world = meet(&Environment::from_env().unwrap(), &options(encrypt)).unwrap();
     println!("\nready");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -44,7 +45,7 @@ fn counts() -> [usize; 2] {
 }
 
 /// Writes and reads without end, until a rank is lost.
-fn flow(world: &mut World) {
+fn flow(world: &mut Streams) {
     let (me, n) = (world.rank(), world.world_size());
     let transport = world.transport();
     let begin = Instant::now();
@@ -69,7 +70,7 @@ fn flow(world: &mut World) {
 }
 
 /// Exchanges bytes, in calls that do not block.
-fn exchange(world: &mut World) {
+fn exchange(world: &mut Streams) {
     let transport = world.transport();
     let mut exchange = Exchange::new(transport, 9, 20_000_000);
     let mut done = false;

@@ -1,0 +1,58 @@
+//! Shared memory between the ranks of one host, which takes the place of sockets between them.
+
+use super::error::Error;
+use super::hub::Hub;
+use super::options::{Encrypt, Options};
+use crate::p2p::transport::Transport;
+use crate::rendezvous::Generation;
+use crate::shared_memory::{MeetError, MemoryListener, RingBytes};
+use std::time::{Duration, Instant};
+
+/// Transport between the ranks of this host.
+pub(super) struct Near {
+    pub(super) transport: Box<dyn Transport>,
+    /// Ranks of the world, in the order of their ranks in the transport.
+    pub(super) members: Vec<usize>,
+}
+
+/// Connects the ranks of this host that offer shared memory; `None` if no other rank does. All ranks of the world call it.
+///
+/// Ranks without shared memory, because it is off, encryption is [`Encrypt::Always`] or the system has none, publish an empty card.
+pub(super) fn connect(
+    hub: &Hub,
+    generation: &Generation,
+    options: &Options,
+    within: Duration,
+) -> Result<Option<Near>, Error> {
+    let until = Instant::now() + within;
+    let listener = listen(options)?;
+    let card = listener.as_ref().map(MemoryListener::card).unwrap_or_default();
+    let cards = generation.all_gather("cards of shared memory", &card, within)?;
+    let Some(listener) = listener else { return Ok(None) };
+    let members: Vec<usize> =
+        (0..cards.len()).filter(|rank| hub.is_near(*rank) && !cards[*rank].is_empty()).collect();
+    let Some(own) = members.iter().position(|member| *member == hub.rank()) else { return Ok(None) };
+    if members.len() == 1 {
+        return Ok(None);
+    }
+    let cards: Vec<Vec<u8>> = members.iter().map(|member| cards[*member].clone()).collect();
+    let left = until.saturating_duration_since(Instant::now());
+    let transport = listener.connect(own, &cards, left).map_err(failed)?;
+    Ok(Some(Near { transport, members }))
+}
+
+fn listen(options: &Options) -> Result<Option<MemoryListener>, Error> {
+    if !options.shared_memory || options.encrypt == Encrypt::Always {
+        return Ok(None);
+    }
+    match MemoryListener::open(RingBytes::default()) {
+        Ok(listener) => Ok(Some(listener)),
+        Err(MeetError::Unsupported) => Ok(None),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+fn failed(error: MeetError) -> Error {
+    let message = format!("{error}; without Options::shared_memory ranks of one host use sockets");
+    Error::System { what: "sharing memory with the ranks of this host", message }
+}
