@@ -4,8 +4,8 @@ use super::mean::{mean, of_fragment, weighed, within};
 use super::record::LocalRecord;
 use super::rows::Row;
 use super::{AllWorkers, Mode};
-use crate::in_flight::Flight;
-use crate::owned_spans::trained;
+use crate::exchange::in_flight::Flight;
+use crate::exchange::owned_spans::trained;
 use meshstep_shard::checkpoint::extend::{
     Fitting, MASTER, PARAM, STAGING, SavedParts, SavedTensor, read_same,
 };

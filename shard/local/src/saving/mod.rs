@@ -8,8 +8,8 @@ mod record;
 mod rows;
 
 use crate::LocalOptimizer;
-use crate::in_flight::Flight;
-use crate::owned_spans::trained;
+use crate::exchange::in_flight::Flight;
+use crate::exchange::owned_spans::trained;
 use mean::Weighed;
 use meshstep_comm::Communicator;
 use meshstep_shard::checkpoint::extend::{
