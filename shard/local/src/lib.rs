@@ -105,46 +105,24 @@
 //! all workers fails on some ranks only, some workers may have applied an exchange that others have not; on loopback this does not
 //! happen.
 
-mod check;
-mod describe;
-mod elastic;
-mod engine;
 mod error;
-mod finite;
-mod fragment_state;
-mod in_flight;
-mod in_place;
-mod optimizer;
-mod owned_spans;
-mod packing;
-mod param_spec;
-mod placement_conflict;
+mod exchange;
 mod plan;
-mod presets;
-mod reductions;
-mod regroup;
-mod replica;
 #[cfg(feature = "checkpoint")]
 mod saving;
-mod select;
-mod staging;
-mod step;
-mod timing;
-mod traffic;
-mod votes;
-mod workers;
+mod worker;
 
-pub use engine::Exchanged;
 pub use error::{LocalError, LocalWarning};
-pub use optimizer::{LocalOptimizer, LocalStep};
-pub use param_spec::ParamSpec;
-pub use plan::{Fragment, LocalPlan, Merge, OnFailure, Outer, Slots, Weights, What};
-pub use presets::half_life;
-pub use select::{Chosen, Select};
-pub use timing::{Placement, Timing};
-pub use traffic::{LocalTraffic, Ring, Shares, Worker};
-pub use votes::Veto;
-pub use workers::Workers;
+pub use exchange::engine::Exchanged;
+pub use exchange::votes::Veto;
+pub use exchange::workers::Workers;
+pub use plan::local_plan::{Fragment, LocalPlan, Merge, OnFailure, Outer, Slots, Weights, What};
+pub use plan::param_spec::ParamSpec;
+pub use plan::presets::half_life;
+pub use plan::select::{Chosen, Select};
+pub use plan::timing::{Placement, Timing};
+pub use plan::traffic::{LocalTraffic, Ring, Shares, Worker};
+pub use worker::optimizer::{LocalOptimizer, LocalStep};
 
 /// Keeps README.md true.
 #[cfg(doctest)]

@@ -45,6 +45,7 @@ const HOUSES: &[House] = &[
         now: 0,
         rooms: &["format", "store", "collective", "saveable", "pytorch"],
     },
+    House { folder: "shard/local", now: 0, rooms: &["plan", "exchange", "worker", "saving"] },
     House {
         folder: "bench",
         now: 0,

@@ -1,8 +1,8 @@
 //! Exchanges in flight between workers, as a checkpoint saves them: their values land early, and wait for the step at which they count.
 
-use crate::engine::Engine;
-use crate::fragment_state::Parts;
-use crate::in_flight::{Flight, Landed, Sent};
+use crate::exchange::engine::Engine;
+use crate::exchange::fragment_state::Parts;
+use crate::exchange::in_flight::{Flight, Landed, Sent};
 use crate::{LocalPlan, Placement};
 use meshstep_checkpoint::CheckpointError;
 use meshstep_shard::extend::{OptimizerExchange, host_words, mix_digest};

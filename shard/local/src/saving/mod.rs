@@ -8,8 +8,8 @@ mod record;
 mod rows;
 
 use crate::LocalOptimizer;
-use crate::in_flight::Flight;
-use crate::owned_spans::trained;
+use crate::exchange::in_flight::Flight;
+use crate::exchange::owned_spans::trained;
 use mean::Weighed;
 use meshstep_checkpoint::extend::{
     CheckpointCall, Copies, Fitting, Read, SavedParts, SavedProgress, SavedTensor, Settings, read_own,

@@ -1,7 +1,7 @@
 //! Record of workers in a checkpoint: the progress of each worker, and the exchanges in flight between them.
 
-use crate::engine::Engine;
-use crate::in_flight::Flight;
+use crate::exchange::engine::Engine;
+use crate::exchange::in_flight::Flight;
 use crate::{Fragment, LocalPlan, Placement};
 use meshstep_checkpoint::extend::{MOST_STEPS, SavedProgress};
 use meshstep_checkpoint::{CheckpointError, Mismatch};

@@ -6,8 +6,8 @@
 //! | `fragment.F/NAME` | state that all workers share for fragment `F` of a parameter: last result, outer state, mean in flight |
 //! | `sent.W.F/NAME` | the values that a worker sent of these elements, if their mean is in flight |
 
-use crate::fragment_state::Parts;
-use crate::in_flight::{Flight, Sent};
+use crate::exchange::fragment_state::Parts;
+use crate::exchange::in_flight::{Flight, Sent};
 use crate::{LocalPlan, ParamSpec, What};
 use meshstep_checkpoint::extend::{Named, SavedTensor};
 use meshstep_checkpoint::{CheckpointError, LocalPieces, Type};

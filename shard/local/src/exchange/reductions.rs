@@ -1,11 +1,11 @@
 //! Reductions of one exchange: the agreement before them, lanes that are packed and lanes in place, the vote after them.
 
-use crate::engine::{Engine, Point};
-use crate::finite::all_finite;
-use crate::in_flight::{Bringing, Flight, Landed};
-use crate::in_place::{InPlace, InPlaceSeen};
-use crate::owned_spans::on_gpu;
-use crate::votes::{Agreed, Brought, Seen, Veto, vote};
+use crate::exchange::engine::{Engine, Point};
+use crate::exchange::finite::all_finite;
+use crate::exchange::in_flight::{Bringing, Flight, Landed};
+use crate::exchange::in_place::{InPlace, InPlaceSeen};
+use crate::exchange::owned_spans::on_gpu;
+use crate::exchange::votes::{Agreed, Brought, Seen, Veto, vote};
 use crate::{Placement, Workers};
 use meshstep_shard::Error;
 use meshstep_shard::extend::Params;

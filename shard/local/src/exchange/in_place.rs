@@ -1,11 +1,11 @@
 //! Lanes that are reduced where their values lie: nothing is packed or merged, and the former values are kept until the exchange
 //! counts.
 
-use crate::in_flight::{Bringing, Landed, Value};
-use crate::owned_spans::{Span, Spot, Vector, spans_mut};
-use crate::packing::Lane;
-use crate::staging::Staging;
-use crate::votes::VoteShare;
+use crate::exchange::in_flight::{Bringing, Landed, Value};
+use crate::exchange::owned_spans::{Span, Spot, Vector, spans_mut};
+use crate::exchange::staging::Staging;
+use crate::exchange::votes::VoteShare;
+use crate::plan::packing::Lane;
 use crate::{Fragment, LocalPlan, Merge};
 use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_shard::Error;

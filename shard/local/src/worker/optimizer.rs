@@ -1,7 +1,7 @@
 //! A worker: a sharded optimizer that exchanges with other workers by a plan.
 
-use crate::engine::{Engine, Exchanged};
-use crate::owned_spans::{check_memory, trained};
+use crate::exchange::engine::{Engine, Exchanged};
+use crate::exchange::owned_spans::{check_memory, trained};
 use crate::{LocalError, LocalPlan, LocalWarning, Placement, Workers};
 use meshstep_shard::extend::{
     OptimizerExchange, OptimizerShard, Params, UpdateHooks, VectorKind, host_words, mix_digest,

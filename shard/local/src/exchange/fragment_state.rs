@@ -1,8 +1,8 @@
 //! Fragment state held by one rank, and its operations: send, merge, reset, roll back.
 
-use crate::in_flight::Value;
-use crate::owned_spans::{Spot, Vector, slot_of, vector_of, vector_of_mut};
-use crate::packing::Loads;
+use crate::exchange::in_flight::Value;
+use crate::exchange::owned_spans::{Spot, Vector, slot_of, vector_of, vector_of_mut};
+use crate::plan::packing::Loads;
 use crate::{Fragment, LocalError, LocalPlan, OnFailure, What};
 use meshstep_optim::{self as optim, OuterStep, mix_zeros};
 use meshstep_shard::extend::{OptimizerExchange, Params};

@@ -1,12 +1,12 @@
 //! State of a rank for a plan, and one exchange: an agreement, the reductions of all fragments due, a vote, the merges.
 
-use crate::elastic::Following;
-use crate::fragment_state::{Arrived, Parts};
-use crate::in_flight::{Flight, Landed, Sent};
-use crate::in_place::InPlace;
-use crate::packing::Loads;
-use crate::staging::Staging;
-use crate::votes::Veto;
+use crate::exchange::elastic_round::Following;
+use crate::exchange::fragment_state::{Arrived, Parts};
+use crate::exchange::in_flight::{Flight, Landed, Sent};
+use crate::exchange::in_place::InPlace;
+use crate::exchange::staging::Staging;
+use crate::exchange::votes::Veto;
+use crate::plan::packing::Loads;
 use crate::{LocalError, LocalPlan, Merge, OnFailure, Placement, What, Workers};
 use meshstep_shard::extend::Params;
 use meshstep_shard::{Error, Optimizer};

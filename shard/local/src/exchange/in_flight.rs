@@ -1,10 +1,10 @@
 //! Flights of fragments: packed, sent to the other workers, landed.
 
-use crate::in_place::{InPlace, InPlaceLane, spans_in_place};
-use crate::owned_spans::Spot;
-use crate::packing::Lane;
-use crate::staging::Staging;
-use crate::votes::VoteShare;
+use crate::exchange::in_place::{InPlace, InPlaceLane, spans_in_place};
+use crate::exchange::owned_spans::Spot;
+use crate::exchange::staging::Staging;
+use crate::exchange::votes::VoteShare;
+use crate::plan::packing::Lane;
 use crate::{LocalPlan, Placement};
 use meshstep_comm::{Communicator, InFlight, Op};
 use meshstep_optim::pack;

@@ -1,6 +1,6 @@
 //! Sides of the update on which elastic workers exchange. A step has a single round, and therefore a single side.
 
-use crate::engine::Engine;
+use crate::exchange::engine::Engine;
 use crate::{Fragment, LocalError, LocalPlan, OnFailure, Placement};
 
 /// Sides of a step's update on which fragments are exchanged.

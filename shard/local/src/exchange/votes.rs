@@ -1,6 +1,6 @@
 //! Words that workers gather around an exchange: an agreement before it, a vote after it.
 
-use crate::traffic::AGREEMENT_HEAD;
+use crate::plan::traffic::AGREEMENT_HEAD;
 use crate::{LocalPlan, Weights};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_shard::extend::host_words;
@@ -140,7 +140,7 @@ impl LocalPlan {
 
     /// Returns the index of fragment `f` among the fragments weighted by tokens.
     pub(crate) fn weighed(&self, f: usize) -> Option<usize> {
-        let is = |f: &super::Fragment| f.weights == Weights::Tokens;
+        let is = |f: &crate::Fragment| f.weights == Weights::Tokens;
         is(&self.fragments[f]).then(|| self.fragments[..f].iter().filter(|f| is(f)).count())
     }
 }

@@ -1,7 +1,7 @@
 //! Regrouping between two steps: workers leave or join, and new workers take over the state of the others.
 
 use crate::error::LocalError;
-use crate::optimizer::{LocalOptimizer, describe};
+use crate::worker::optimizer::{LocalOptimizer, describe};
 use crate::{Veto, Workers};
 use meshstep_comm::{Communicator, Op};
 use meshstep_shard::extend::{OptimizerExchange, host_words};

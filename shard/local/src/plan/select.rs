@@ -101,7 +101,7 @@ fn part(index: usize, of: usize, params: &[ParamSpec]) -> Result<Vec<Chosen>, Lo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::param_spec::tests::params;
+    use crate::plan::param_spec::tests::params;
     use proptest::prelude::*;
 
     fn names(chosen: &[Chosen], params: &[ParamSpec]) -> Vec<String> {

@@ -1,6 +1,6 @@
 //! Bytes that a plan sends, counted for ring algorithms before a rank exists.
 
-use crate::packing::Loads;
+use crate::plan::packing::Loads;
 use crate::{Chosen, Fragment, LocalError, LocalPlan, ParamSpec, Placement, Weights, What};
 use meshstep_shard::extend::{overlap, ring_all_reduce};
 use meshstep_shard::{Groups, Part};
