@@ -29,8 +29,7 @@ pub(super) enum Kind {
     Relay,
 }
 
-const KINDS: [Kind; 6] =
-    [Kind::Call, Kind::Contribution, Kind::Final, Kind::Left, Kind::Failed, Kind::Relay];
+const KINDS: [Kind; 6] = [Kind::Call, Kind::Contribution, Kind::Final, Kind::Left, Kind::Failed, Kind::Relay];
 const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::BF16, DType::F16, DType::U16, DType::U64];
 
 /// Returns the prefix of a frame with `len` bytes behind it.

@@ -263,8 +263,7 @@ impl Engine {
         self.transfer.tiles.factors.clear();
         self.transfer.tiles.factors.extend(self.stands.iter().map(factor));
         for peer in self.others_of(party) {
-            self.numbers[peer] =
-                self.links.peers[peer].call().map_or(0, |call| call.called.op_number);
+            self.numbers[peer] = self.links.peers[peer].call().map_or(0, |call| call.called.op_number);
             if !small {
                 self.links.peers[peer].take_call();
             }
@@ -285,7 +284,9 @@ impl Engine {
         if !small {
             return self.transfer.is_done();
         }
-        let arrived = |peer: usize| self.links.peers[peer].inbox_with_call().and_then(|inbox| inbox.payload()).is_some();
+        let arrived = |peer: usize| {
+            self.links.peers[peer].inbox_with_call().and_then(|inbox| inbox.payload()).is_some()
+        };
         self.others_of(party).all(arrived)
     }
 

@@ -25,7 +25,10 @@ unsafe impl Send for Tiles {}
 /// - Each address is valid for reads of as many bytes as `into` has.
 /// - `into` is whole elements that nothing else accesses. A tile may be `into` itself, and overlaps it in no other way.
 pub(super) unsafe fn fold(tiles: &Tiles, memory: &OpMemory, into: Range<usize>, reduction: Reduction) {
-    assert!(into.end <= memory.bytes() && tiles.from.len() == tiles.factors.len(), "a tile beyond the buffer");
+    assert!(
+        into.end <= memory.bytes() && tiles.from.len() == tiles.factors.len(),
+        "a tile beyond the buffer"
+    );
     match memory.dtype {
         DType::F32 => typed::<f32>(tiles, memory, into, reduction),
         DType::F64 => typed::<f64>(tiles, memory, into, reduction),

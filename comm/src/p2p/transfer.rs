@@ -137,7 +137,8 @@ impl Transfer {
                 continue;
             }
             // SAFETY: this function's contract.
-            let taken = unsafe { outbox(links, out.to).offer(out.kind, memory.address(out.range.start), len) };
+            let taken =
+                unsafe { outbox(links, out.to).offer(out.kind, memory.address(out.range.start), len) };
             out.range.start += taken;
             moved |= taken > 0;
         }
@@ -153,7 +154,11 @@ impl Transfer {
         let mut moved = false;
         for inflow in &mut self.ins {
             let (Source::Rank(peer) | Source::Common(peer)) = inflow.from;
-            let end = if inflow.swaps { written(&self.outs, links, peer, inflow.range.end) } else { inflow.range.end };
+            let end = if inflow.swaps {
+                written(&self.outs, links, peer, inflow.range.end)
+            } else {
+                inflow.range.end
+            };
             if inflow.range.start >= end {
                 continue;
             }
