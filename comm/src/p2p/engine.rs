@@ -3,6 +3,7 @@
 use super::cause::{Relay, WireCall};
 use super::failure::{Failure, Stop};
 use super::group::P2pGroup;
+use super::inbox::Inbox;
 use super::links::Links;
 use super::memory::OpMemory;
 use super::small::{self, is_small, payload};
@@ -186,12 +187,14 @@ impl Engine {
         }
     }
 
-    /// Fails if a rank that the operation waits for can send nothing more.
+    /// Fails if a rank that the operation waits for can send nothing more, or cannot be told of it.
     fn look_for_lost(&self, peer: Option<usize>) -> Result<(), Stop> {
         let lost = |rank: &usize| {
-            peer.is_none_or(|peer| peer == *rank)
-                && self.links.peers[*rank].call().is_none()
-                && self.links.is_dry(*rank)
+            let links = &self.links.peers[*rank];
+            let incomplete = links.inbox_with_call().and_then(Inbox::payload).is_none();
+            let silent = incomplete && self.links.is_dry(*rank);
+            let unaware = links.lost.is_some() && links.in_audience && !self.links.common.is_idle();
+            peer.is_none_or(|peer| peer == *rank) && (silent || unaware)
         };
         match self.links.others().find(lost) {
             Some(rank) => Err(self.lost(rank)),
@@ -284,14 +287,13 @@ impl Engine {
         if !small {
             return self.transfer.is_done();
         }
-        let arrived = |peer: usize| {
-            self.links.peers[peer].inbox_with_call().and_then(|inbox| inbox.payload()).is_some()
-        };
+        let arrived =
+            |peer: usize| self.links.peers[peer].inbox_with_call().and_then(Inbox::payload).is_some();
         self.others_of(party).all(arrived)
     }
 
     fn needs_from(&self, small: bool, peer: usize) -> bool {
-        let payload = || self.links.peers[peer].inbox_with_call().and_then(|inbox| inbox.payload());
+        let payload = || self.links.peers[peer].inbox_with_call().and_then(Inbox::payload);
         if small { payload().is_none() } else { self.transfer.needs_from(peer) }
     }
 

@@ -19,5 +19,7 @@ mod names;
 mod outbox;
 mod seat;
 mod small;
+#[cfg(test)]
+mod tests;
 mod transfer;
 pub(crate) mod transport;

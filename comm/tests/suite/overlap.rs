@@ -1,6 +1,6 @@
 //! A started operation runs while its caller computes and waits for nothing.
 
-use crate::backends::BACKENDS;
+use crate::backends::{BACKENDS, Backend};
 use meshstep_cases::cases;
 use meshstep_comm::{Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
@@ -54,7 +54,8 @@ fn operations_run_in_the_order_in_which_they_were_started() {
 #[test]
 fn a_buffer_comes_back_only_when_no_rank_writes_to_it_any_more() {
     for backend in BACKENDS {
-        let len = 1 << 19;
+        // Messages between threads pass each byte several times.
+        let len = if backend == Backend::Loopback { 1 << 19 } else { 1 << 15 };
         backend
             .spawn(4, |comm| {
                 let mut buffer = Buffer::zeroed(len, DType::U64, &Meter::new(), Category::Grads).unwrap();

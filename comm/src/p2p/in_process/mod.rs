@@ -3,7 +3,7 @@
 //! [`loopback`](crate::loopback) is faster and has the same results.
 
 mod pipes;
-mod streams;
+pub(super) mod streams;
 
 use super::seat::{P2pSeat, communicator};
 use crate::group::rank::GroupRank;

@@ -26,7 +26,7 @@ struct Arrived {
 }
 
 /// Returns the transports of all ranks of a world.
-pub(super) fn world(ranks: usize, room: usize, common: bool) -> Vec<Box<dyn Transport>> {
+pub(in crate::p2p) fn world(ranks: usize, room: usize, common: bool) -> Vec<Box<dyn Transport>> {
     let pipes = Pipes::new(ranks, room, common);
     (0..ranks).map(|rank| Box::new(Streams::new(Arc::clone(&pipes), rank)) as _).collect()
 }
@@ -48,12 +48,14 @@ impl Streams {
 
     fn write_to(&self, peers: &[usize], common: bool, bytes: &[u8]) -> Result<usize, Lost> {
         let pipe = |peer: usize| self.pipes.pipe(self.rank, peer, common);
+        // A rank that is lost does not keep the others from reading the common stream.
+        let reads = |peer: &&usize| !common || !self.lost[**peer];
         let mut len = bytes.len();
-        for &peer in peers {
+        for &peer in peers.iter().filter(reads) {
             len = len.min(pipe(peer).room(self.pipes.room).ok_or(closed(peer))?);
         }
         if len > 0 {
-            for &peer in peers {
+            for &peer in peers.iter().filter(reads) {
                 pipe(peer).put(&bytes[..len], self.pipes.room);
                 self.pipes.bell(peer).wake();
             }
