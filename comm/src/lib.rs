@@ -6,6 +6,7 @@
 //! | [`Communicator`] | one rank's handle to its group: `start` an [`Op`] on a buffer, `split`, `abort`, or block |
 //! | [`InFlight`] | a started operation; owns its buffer until `wait` |
 //! | [`loopback`] | backend with threads of one process as ranks |
+//! | [`p2p`] | collectives over messages, and a backend of threads that exchange them |
 //! | `nccl` | backend with GPUs as ranks, behind the feature `nccl` |
 //! | [`rendezvous`] | process bootstrap: launchers' variables, a small store on rank 0, failure reports outside the backend |
 //! | [`Error`] | typed error, the same on every rank |
@@ -63,13 +64,10 @@
 //!
 //! `shuttle` is for this crate's own tests: inside a shuttle execution the crate's locks and threads are shuttle's.
 
-mod call_name;
 mod clock;
 mod communicator;
 mod error;
-mod faults;
 mod group;
-mod in_flight;
 pub mod loopback;
 #[cfg(feature = "nccl")]
 pub mod nccl;
@@ -78,19 +76,17 @@ pub mod p2p;
 pub mod prelude;
 mod reduce;
 pub mod rendezvous;
-mod split_groups;
-mod stats;
 mod sync;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
 
-pub use call_name::{CallName, name_calls};
 pub use clock::{Clock, Wake};
 pub use communicator::Communicator;
+pub use communicator::call_name::{CallName, name_calls};
+pub use communicator::in_flight::{InFlight, Tickets};
+pub use communicator::stats::{Kind, Stats, Traffic};
 pub use error::{Called, Error};
-pub use faults::Faults;
-pub use in_flight::{InFlight, Tickets};
+pub use group::faults::Faults;
 pub use op::{Action, Op, Reduction};
-pub use stats::{Kind, Stats, Traffic};

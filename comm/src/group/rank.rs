@@ -3,7 +3,7 @@
 use super::seat::RankSeat;
 use super::worker::RankWorker;
 use crate::communicator::{keeping, nothing};
-use crate::faults::Faults;
+use crate::group::faults::Faults;
 use crate::op::Action;
 use crate::sync::{self, Mutex};
 use crate::{Communicator, Error, InFlight, Op, Reduction, Stats};

@@ -5,8 +5,8 @@
 use super::shared::View;
 use crate::clock::Wake;
 use crate::group::seat::Ended;
+use crate::group::split_groups;
 use crate::group::verdict::{Party, Stand, Verdict, timeout, verdict};
-use crate::split_groups;
 use crate::sync::{Condvar, Counter, Guard, Mutex};
 use crate::{Action, Called, Clock, Error};
 use std::sync::{Arc, Weak};

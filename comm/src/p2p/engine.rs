@@ -9,8 +9,9 @@ use super::memory::OpMemory;
 use super::small::{self, is_small, payload};
 use super::transfer::Transfer;
 use super::transport::Transport;
+use crate::group::split_groups;
 use crate::group::verdict::{self, Party, Stand, Verdict, verdict};
-use crate::{Action, Called, Error, split_groups};
+use crate::{Action, Called, Error};
 use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ pub(super) struct Engine {
     pub(super) stands: Vec<Stand>,
     /// Number of each rank's operation that this rank is in with it.
     pub(super) numbers: Vec<u64>,
-    /// Ranks whose call this rank has relayed in its operation.
+    /// True for each rank if this rank has relayed its call in the running operation.
     relayed: Vec<bool>,
     /// Number of this rank's operation, the running one or the next.
     pub(super) at: u64,
@@ -187,7 +188,7 @@ impl Engine {
         }
     }
 
-    /// Fails if a rank that the operation waits for can send nothing more, or cannot be told of it.
+    /// Fails if a rank of the operation can send nothing more, or cannot receive this rank's call.
     fn look_for_lost(&self, peer: Option<usize>) -> Result<(), Stop> {
         let lost = |rank: &usize| {
             let links = &self.links.peers[*rank];

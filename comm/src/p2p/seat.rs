@@ -1,4 +1,4 @@
-//! Message passing as a backend: a rank's place in a group whose ranks exchange bytes.
+//! Message passing as a backend: a rank's place in a group over a transport.
 
 use super::engine::{Formed, Running};
 use super::failure::Stop;

@@ -37,7 +37,7 @@ impl Backend {
             Backend::Loopback => loopback::spawn_with(config, body),
             Backend::Messages { room, common } => {
                 let loopback::Config { ranks, timeout, clock, faults } = config;
-                let config = p2p::in_process::Config { ranks, timeout, clock, faults, room, common };
+                let config = p2p::in_process::InProcessConfig { ranks, timeout, clock, faults, room, common };
                 p2p::in_process::spawn_with(config, body)
             }
         }
@@ -48,7 +48,11 @@ impl Backend {
         match self {
             Backend::Loopback => loopback::world(loopback::Config::new(ranks)).unwrap(),
             Backend::Messages { room, common } => {
-                let config = p2p::in_process::Config { room, common, ..p2p::in_process::Config::new(ranks) };
+                let config = p2p::in_process::InProcessConfig {
+                    room,
+                    common,
+                    ..p2p::in_process::InProcessConfig::new(ranks)
+                };
                 p2p::in_process::world(config).unwrap()
             }
         }

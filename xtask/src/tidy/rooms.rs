@@ -16,7 +16,7 @@ struct House {
 }
 
 const HOUSES: &[House] = &[
-    House { folder: "comm", now: 0, rooms: &["sync", "loopback", "rendezvous", "nccl"] },
+    House { folder: "comm", now: 0, rooms: &["sync", "group", "loopback", "p2p", "rendezvous", "nccl"] },
     House {
         folder: "optim",
         now: 0,
