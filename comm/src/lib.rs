@@ -6,10 +6,11 @@
 //! | [`Communicator`] | one rank's handle to its group: `start` an [`Op`] on a buffer, `split`, `abort`, or block |
 //! | [`InFlight`] | a started operation; owns its buffer until `wait` |
 //! | [`loopback`] | backend with threads of one process as ranks |
+//! | [`p2p`] | collectives over messages, and a backend of threads that exchange them |
 //! | `nccl` | backend with GPUs as ranks, behind the feature `nccl` |
-//! | `mpi` | byte streams of an MPI job, behind the feature `mpi` |
+//! | `mpi` | backend with the processes of an MPI job as ranks, behind the feature `mpi` |
 //! | [`rendezvous`] | process bootstrap: launchers' variables, a small store on rank 0, failure reports outside the backend |
-//! | [`tcp`] | ranks as processes over sockets: the meeting of the ranks, and encrypted or checked streams between them |
+//! | [`tcp`] | backend with processes as ranks: sockets between machines, shared memory within one |
 //! | [`Error`] | typed error, the same on every rank |
 //! | [`Stats`] | operations and bytes by [`Kind`], as a ring algorithm would send them |
 //! | [`Clock`], [`Faults`] | manual time and injected faults for tests |
@@ -67,13 +68,10 @@
 //!
 //! `shuttle` is for this crate's own tests: inside a shuttle execution the crate's locks and threads are shuttle's.
 
-mod call_name;
 mod clock;
 mod communicator;
 mod error;
-mod faults;
 mod group;
-mod in_flight;
 pub mod loopback;
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -84,10 +82,8 @@ pub mod p2p;
 pub mod prelude;
 mod reduce;
 pub mod rendezvous;
-#[cfg_attr(not(test), allow(dead_code, unused_imports, reason = "ranks over sockets are its callers"))]
+#[cfg_attr(not(unix), expect(dead_code, reason = "ranks over sockets are its callers"))]
 mod shared_memory;
-mod split_groups;
-mod stats;
 mod sync;
 #[cfg(unix)]
 pub mod tcp;
@@ -96,11 +92,11 @@ pub mod tcp;
 #[doc = include_str!("../README.md")]
 mod readme {}
 
-pub use call_name::{CallName, name_calls};
 pub use clock::{Clock, Wake};
 pub use communicator::Communicator;
+pub use communicator::call_name::{CallName, name_calls};
+pub use communicator::in_flight::{InFlight, Tickets};
+pub use communicator::stats::{Kind, Stats, Traffic};
 pub use error::{Called, Error};
-pub use faults::Faults;
-pub use in_flight::{InFlight, Tickets};
+pub use group::faults::Faults;
 pub use op::{Action, Op, Reduction};
-pub use stats::{Kind, Stats, Traffic};

@@ -1,6 +1,9 @@
 //! Interface of all backends, and the blocking calls on top of it.
 
+pub(crate) mod call_name;
+pub(crate) mod in_flight;
 pub(crate) mod keeping;
+pub(crate) mod stats;
 
 use crate::{Error, InFlight, Op, Reduction, Stats};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut};

@@ -2,8 +2,8 @@
 
 use super::seat::{Ended, RankSeat};
 use super::segments::LentValues;
-use crate::call_name;
 use crate::clock::Wake;
+use crate::communicator::call_name;
 use crate::sync::{Condvar, Mutex};
 use crate::{Called, Clock, Error, Op, Stats};
 use meshstep_tensor::{Buffer, Place};

@@ -3,7 +3,7 @@
 use super::seat::RankSeat;
 use super::worker::RankWorker;
 use crate::communicator::{keeping, nothing};
-use crate::faults::Faults;
+use crate::group::faults::Faults;
 use crate::op::Action;
 use crate::sync::{self, Mutex};
 use crate::{Communicator, Error, InFlight, Op, Reduction, Stats};
@@ -136,7 +136,11 @@ impl<S: RankSeat> Communicator for GroupRank<S> {
     ) -> (Buffer, Result<u64, Error>) {
         let op = Op::all_reduce(reduction);
         let op = within.map_or(op, |within| op.within(within));
-        if S::LENDS { self.place.keep(op, values, kept) } else { keeping::through_a_copy(self, op, values, kept) }
+        if S::LENDS {
+            self.place.keep(op, values, kept)
+        } else {
+            keeping::through_a_copy(self, op, values, kept)
+        }
     }
 
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error> {

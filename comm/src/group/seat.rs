@@ -30,7 +30,7 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
     /// Describes `buffer`, on which its rank calls `action`, and the values that it lends, if any.
     fn memory(buffer: &Buffer, action: Action, lent: Option<LentValues>) -> Self::Memory;
 
-    /// Runs one operation from start to end. Nothing accesses `memory` any more when this returns.
+    /// Runs one operation from start to end. The backend has finished with `memory` on return.
     ///
     /// # Safety
     /// The memory is alive and this rank's own until this returns.

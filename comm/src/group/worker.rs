@@ -3,9 +3,9 @@
 use super::lane::{Lane, Task};
 use super::seat::{Ended, RankSeat};
 use super::segments::{LentValues, Segment, lay_end_to_end};
+use crate::communicator::in_flight::Tickets;
 use crate::communicator::keeping;
-use crate::faults::{Fault, Faults};
-use crate::in_flight::Tickets;
+use crate::group::faults::{Fault, Faults};
 use crate::sync::Mutex;
 use crate::{Error, Op};
 use meshstep_tensor::{Buffer, Queue, SliceMut};

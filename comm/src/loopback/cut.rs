@@ -1,7 +1,7 @@
 //! Partition of an operation's elements into portions, which the ranks draw one by one. Arithmetic only.
 
 use crate::Action;
-use crate::stats::chunk;
+use crate::communicator::stats::chunk;
 use std::ops::Range;
 
 /// Elements of a portion: few enough for load balance, enough to hide the memory latency at its beginning.

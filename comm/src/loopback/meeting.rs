@@ -3,10 +3,10 @@
 //! The lock is held while ranks compare what they call, never while bytes move.
 
 use super::shared::View;
-use crate::group::seat::Ended;
-use crate::group::verdict::{Party, Stand, Verdict, timeout, verdict};
 use crate::clock::Wake;
-use crate::split_groups;
+use crate::group::seat::Ended;
+use crate::group::split_groups;
+use crate::group::verdict::{Party, Stand, Verdict, timeout, verdict};
 use crate::sync::{Condvar, Counter, Guard, Mutex};
 use crate::{Action, Called, Clock, Error};
 use std::sync::{Arc, Weak};
@@ -159,7 +159,12 @@ impl MeetingGroup {
     }
 
     /// Records that `rank` has moved its bytes and `found` non-finite elements in them, and waits until its whole party has.
-    pub(super) fn leave(&self, rank: usize, party: Party, found: u64) -> Result<Ended<MeetingSeat>, Arc<Error>> {
+    pub(super) fn leave(
+        &self,
+        rank: usize,
+        party: Party,
+        found: u64,
+    ) -> Result<Ended<MeetingSeat>, Arc<Error>> {
         let mut state = self.state.lock();
         state.non_finite += found;
         state.stands[rank] = Stand::Moved;
@@ -172,7 +177,11 @@ impl MeetingGroup {
     }
 
     /// Waits until the whole party of `rank` has moved its bytes, and takes the rank out of the operation.
-    fn released(&self, mut state: Guard<'_, MeetingState>, rank: usize) -> Result<Ended<MeetingSeat>, Arc<Error>> {
+    fn released(
+        &self,
+        mut state: Guard<'_, MeetingState>,
+        rank: usize,
+    ) -> Result<Ended<MeetingSeat>, Arc<Error>> {
         while state.stands[rank] != Stand::Released {
             state = self.changed.wait(state, None);
         }

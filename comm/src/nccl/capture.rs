@@ -4,7 +4,7 @@ use super::communicator::Nccl;
 use super::core::{Core, device_error};
 use super::launch::{Patience, called};
 use super::ledger::Events;
-use crate::in_flight::Tickets;
+use crate::communicator::in_flight::Tickets;
 use crate::sync::real::Mutex;
 use crate::{Action, Called, Error, InFlight, Op};
 use meshstep_tensor::cuda::{self, Event, Graph, Stream};

@@ -7,7 +7,7 @@ use super::raw::Raw;
 use super::watchdog;
 use super::windows::Room;
 use crate::Error;
-use crate::in_flight::Tickets;
+use crate::communicator::in_flight::Tickets;
 use crate::sync::real::{Condvar, Guard, Mutex};
 use meshstep_tensor::cuda::{self, Device, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Queue};

@@ -6,7 +6,7 @@ use super::launch::{Patience, called};
 use super::raw::Raw;
 use super::start::joined;
 use crate::communicator::nothing;
-use crate::split_groups::{GroupPlace, places};
+use crate::group::split_groups::{GroupPlace, places};
 use crate::{Action, Error, Op};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Causes of a group's failure, their order, and the other notes between ranks, as frames.
 
-use super::codec::{self, Kind, Reader, frame, put_called, put_u64};
+use super::codec::{self, FrameKind, FrameReader, frame, put_called, put_u64};
 use crate::{Called, Error};
 
 /// A failure as one rank found it.
@@ -8,7 +8,7 @@ use crate::{Called, Error};
 pub(super) struct Cause {
     /// Number of the operation in which the rank found it.
     pub(super) op_number: u64,
-    /// The rank that found it.
+    /// Rank that found the failure.
     pub(super) rank: usize,
     /// The error that all ranks return.
     pub(super) error: Error,
@@ -34,7 +34,7 @@ impl Cause {
 
     /// Reads the rest of a frame's body.
     pub(super) fn read(body: &[u8]) -> Option<Self> {
-        let mut reader = Reader(body);
+        let mut reader = FrameReader(body);
         let (op_number, rank) = (reader.u64()?, reader.index()?);
         let error = codec::read_error(&mut reader, rank)?;
         Some(Cause { op_number, rank, error })
@@ -53,7 +53,7 @@ pub(super) struct WireCall {
 
 impl WireCall {
     pub(super) fn put(&self, out: &mut Vec<u8>) {
-        frame(out, Kind::Call, |out| {
+        frame(out, FrameKind::Call, |out| {
             put_u64(out, self.collectives);
             put_u64(out, self.payload as u64);
             put_called(out, &self.called);
@@ -61,7 +61,7 @@ impl WireCall {
     }
 
     pub(super) fn read(body: &[u8]) -> Option<Self> {
-        let mut reader = Reader(body);
+        let mut reader = FrameReader(body);
         let (collectives, payload) = (reader.u64()?, reader.index()?);
         Some(WireCall { called: reader.called()?, collectives, payload })
     }
@@ -78,14 +78,14 @@ pub(super) struct Departure {
 
 impl Departure {
     pub(super) fn put(self, out: &mut Vec<u8>) {
-        frame(out, Kind::Left, |out| {
+        frame(out, FrameKind::Left, |out| {
             put_u64(out, self.op_number);
             put_u64(out, self.collectives);
         });
     }
 
     pub(super) fn read(body: &[u8]) -> Option<Self> {
-        let mut reader = Reader(body);
+        let mut reader = FrameReader(body);
         Some(Departure { op_number: reader.u64()?, collectives: reader.u64()? })
     }
 }
@@ -102,7 +102,7 @@ pub(super) struct Relay {
 
 impl Relay {
     pub(super) fn put(&self, out: &mut Vec<u8>) {
-        frame(out, Kind::Relay, |out| {
+        frame(out, FrameKind::Relay, |out| {
             put_u64(out, self.within);
             put_u64(out, self.of as u64);
             put_called(out, &self.called);
@@ -110,7 +110,7 @@ impl Relay {
     }
 
     pub(super) fn read(body: &[u8]) -> Option<Self> {
-        let mut reader = Reader(body);
+        let mut reader = FrameReader(body);
         Some(Relay { within: reader.u64()?, of: reader.index()?, called: reader.called()? })
     }
 }
@@ -161,7 +161,7 @@ mod tests {
             relay.put(&mut out);
             assert_eq!(Relay::read(&out[PREFIX..]), Some(relay));
             let prefix = codec::read_prefix(out[..PREFIX].try_into().unwrap());
-            assert_eq!(prefix, Some((Kind::Relay, out.len() - PREFIX)));
+            assert_eq!(prefix, Some((FrameKind::Relay, out.len() - PREFIX)));
         }
         out.clear();
         let departure = Departure { op_number: u64::MAX, collectives: 3 };

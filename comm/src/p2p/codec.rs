@@ -12,9 +12,9 @@ pub(super) const LONGEST_BODY: usize = 1 << 20;
 /// Begins every prefix, so that bytes that are no frame are noticed.
 const MARK: [u8; 2] = *b"ms";
 
-/// Kind of a frame.
+/// FrameKind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     /// Call of an operation, with a small operation's bytes behind it.
     Call,
     /// Bytes of a buffer that are sent to be reduced.
@@ -29,25 +29,31 @@ pub(super) enum Kind {
     Relay,
 }
 
-const KINDS: [Kind; 6] =
-    [Kind::Call, Kind::Contribution, Kind::Final, Kind::Left, Kind::Failed, Kind::Relay];
+const KINDS: [FrameKind; 6] = [
+    FrameKind::Call,
+    FrameKind::Contribution,
+    FrameKind::Final,
+    FrameKind::Left,
+    FrameKind::Failed,
+    FrameKind::Relay,
+];
 const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::BF16, DType::F16, DType::U16, DType::U64];
 
 /// Returns the prefix of a frame with `len` bytes behind it.
-pub(super) fn prefix(kind: Kind, len: usize) -> [u8; PREFIX] {
+pub(super) fn prefix(kind: FrameKind, len: usize) -> [u8; PREFIX] {
     let [a, b, c, d] = (len as u32).to_le_bytes();
     [MARK[0], MARK[1], kind as u8, 0, a, b, c, d]
 }
 
-/// Reads a prefix; `None` if it is none.
-pub(super) fn read_prefix(bytes: [u8; PREFIX]) -> Option<(Kind, usize)> {
+/// Reads a prefix; `None` for other bytes.
+pub(super) fn read_prefix(bytes: [u8; PREFIX]) -> Option<(FrameKind, usize)> {
     let [m, s, kind, 0, a, b, c, d] = bytes else { return None };
     let kind = KINDS.get(usize::from(kind)).copied().filter(|_| [m, s] == MARK)?;
     Some((kind, u32::from_le_bytes([a, b, c, d]) as usize))
 }
 
-/// Appends a frame whose body `write` appends.
-pub(super) fn frame(out: &mut Vec<u8>, kind: Kind, write: impl FnOnce(&mut Vec<u8>)) {
+/// Appends a frame; `write` appends the body.
+pub(super) fn frame(out: &mut Vec<u8>, kind: FrameKind, write: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&prefix(kind, 0));
     write(out);
@@ -107,11 +113,11 @@ fn reduction_tag(reduction: Reduction) -> u64 {
     }
 }
 
-/// Bytes that are read from the front. Each method returns `None` if they are not what it reads.
+/// Bytes that are read from the front. Each method returns `None` for bytes of another form.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+pub(super) struct FrameReader<'a>(pub(super) &'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> FrameReader<'a> {
     pub(super) fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
         let (now, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
@@ -226,7 +232,7 @@ fn put_ranks(out: &mut Vec<u8>, ranks: &[usize]) {
 }
 
 /// Reads an error that rank `from` found.
-pub(super) fn read_error(reader: &mut Reader<'_>, from: usize) -> Option<Error> {
+pub(super) fn read_error(reader: &mut FrameReader<'_>, from: usize) -> Option<Error> {
     Some(match reader.u8()? {
         0 => read_mismatch(reader)?,
         1 => Error::Timeout {
@@ -246,7 +252,7 @@ pub(super) fn read_error(reader: &mut Reader<'_>, from: usize) -> Option<Error> 
     })
 }
 
-fn read_mismatch(reader: &mut Reader<'_>) -> Option<Error> {
+fn read_mismatch(reader: &mut FrameReader<'_>) -> Option<Error> {
     let (op_number, count) = (reader.u64()?, reader.index()?);
     let mut calls = Vec::new();
     for _ in 0..count {
@@ -255,7 +261,7 @@ fn read_mismatch(reader: &mut Reader<'_>) -> Option<Error> {
     Some(Error::Mismatch { op_number, calls })
 }
 
-fn read_ranks(reader: &mut Reader<'_>) -> Option<Vec<usize>> {
+fn read_ranks(reader: &mut FrameReader<'_>) -> Option<Vec<usize>> {
     let count = reader.index()?;
     let mut ranks = Vec::new();
     for _ in 0..count {

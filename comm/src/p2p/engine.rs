@@ -3,13 +3,15 @@
 use super::cause::{Relay, WireCall};
 use super::failure::{Failure, Stop};
 use super::group::P2pGroup;
+use super::inbox::Inbox;
 use super::links::Links;
 use super::memory::OpMemory;
 use super::small::{self, is_small, payload};
 use super::transfer::Transfer;
 use super::transport::Transport;
+use crate::group::split_groups;
 use crate::group::verdict::{self, Party, Stand, Verdict, verdict};
-use crate::{Action, Called, Error, split_groups};
+use crate::{Action, Called, Error};
 use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
@@ -29,7 +31,7 @@ pub(super) struct Engine {
     pub(super) stands: Vec<Stand>,
     /// Number of each rank's operation that this rank is in with it.
     pub(super) numbers: Vec<u64>,
-    /// Ranks whose call this rank has relayed in its operation.
+    /// True for each rank if this rank has relayed its call in the running operation.
     relayed: Vec<bool>,
     /// Number of this rank's operation, the running one or the next.
     pub(super) at: u64,
@@ -186,12 +188,14 @@ impl Engine {
         }
     }
 
-    /// Fails if a rank that the operation waits for can send nothing more.
+    /// Fails if a rank of the operation can send nothing more, or cannot receive this rank's call.
     fn look_for_lost(&self, peer: Option<usize>) -> Result<(), Stop> {
         let lost = |rank: &usize| {
-            peer.is_none_or(|peer| peer == *rank)
-                && self.links.peers[*rank].call().is_none()
-                && self.links.is_dry(*rank)
+            let links = &self.links.peers[*rank];
+            let incomplete = links.inbox_with_call().and_then(Inbox::payload).is_none();
+            let silent = incomplete && self.links.is_dry(*rank);
+            let unaware = links.lost.is_some() && links.in_audience && !self.links.common.is_idle();
+            peer.is_none_or(|peer| peer == *rank) && (silent || unaware)
         };
         match self.links.others().find(lost) {
             Some(rank) => Err(self.lost(rank)),
@@ -263,8 +267,7 @@ impl Engine {
         self.transfer.tiles.factors.clear();
         self.transfer.tiles.factors.extend(self.stands.iter().map(factor));
         for peer in self.others_of(party) {
-            self.numbers[peer] =
-                self.links.peers[peer].call().map_or(0, |call| call.called.op_number);
+            self.numbers[peer] = self.links.peers[peer].call().map_or(0, |call| call.called.op_number);
             if !small {
                 self.links.peers[peer].take_call();
             }
@@ -285,12 +288,13 @@ impl Engine {
         if !small {
             return self.transfer.is_done();
         }
-        let arrived = |peer: usize| self.links.peers[peer].inbox_with_call().and_then(|inbox| inbox.payload()).is_some();
+        let arrived =
+            |peer: usize| self.links.peers[peer].inbox_with_call().and_then(Inbox::payload).is_some();
         self.others_of(party).all(arrived)
     }
 
     fn needs_from(&self, small: bool, peer: usize) -> bool {
-        let payload = || self.links.peers[peer].inbox_with_call().and_then(|inbox| inbox.payload());
+        let payload = || self.links.peers[peer].inbox_with_call().and_then(Inbox::payload);
         if small { payload().is_none() } else { self.transfer.needs_from(peer) }
     }
 

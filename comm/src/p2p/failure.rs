@@ -52,6 +52,8 @@ impl Engine {
             return Arc::clone(adopted);
         }
         self.links.drain();
+        // Calls and results for all are of no use any more, and a rank that does not read blocks them.
+        self.links.common.end();
         self.flood(stop);
         let begun = Instant::now();
         while begun.elapsed() < GATHER && !(self.all_have_failed() && self.links.is_flushed()) {
@@ -61,7 +63,8 @@ impl Engine {
             }
         }
         self.links.abandon_spans();
-        let adopted = Arc::new(self.earliest().map_or(Error::Aborted { rank: self.links.rank }, |cause| cause.error));
+        let adopted =
+            Arc::new(self.earliest().map_or(Error::Aborted { rank: self.links.rank }, |cause| cause.error));
         tracing::warn!(error = %adopted, "communicator failed");
         Arc::clone(self.failure.adopted.insert(adopted))
     }

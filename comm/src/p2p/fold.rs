@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Addresses of the ranks' contributions to one tile, by rank, and their factors. They are kept, so that a tile allocates nothing.
+/// Addresses of the ranks' contributions to one tile, by rank, and their factors. The lists stay allocated between tiles.
 #[derive(Debug, Default)]
 pub(super) struct Tiles {
     pub(super) from: Vec<NonNull<u8>>,
@@ -23,9 +23,12 @@ unsafe impl Send for Tiles {}
 ///
 /// # Safety
 /// - Each address is valid for reads of as many bytes as `into` has.
-/// - `into` is whole elements that nothing else accesses. A tile may be `into` itself, and overlaps it in no other way.
+/// - `into` is whole elements, and this call alone accesses them. A tile may be `into` itself, and overlaps it in no other way.
 pub(super) unsafe fn fold(tiles: &Tiles, memory: &OpMemory, into: Range<usize>, reduction: Reduction) {
-    assert!(into.end <= memory.bytes() && tiles.from.len() == tiles.factors.len(), "a tile beyond the buffer");
+    assert!(
+        into.end <= memory.bytes() && tiles.from.len() == tiles.factors.len(),
+        "a tile beyond the buffer"
+    );
     match memory.dtype {
         DType::F32 => typed::<f32>(tiles, memory, into, reduction),
         DType::F64 => typed::<f64>(tiles, memory, into, reduction),

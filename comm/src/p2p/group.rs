@@ -16,7 +16,7 @@ pub(super) struct P2pGroup {
     pub(super) world_size: usize,
     pub(super) clock: Clock,
     pub(super) timeout: Duration,
-    /// Group that this one was split from. An abort comes from there too, so a rank that waits here looks at it.
+    /// Parent group of the split. An abort comes from there too, so a rank that waits here looks at it.
     above: Option<Arc<P2pGroup>>,
     /// Groups split from this one that are still alive.
     below: Mutex<Vec<Weak<P2pGroup>>>,
@@ -90,7 +90,7 @@ impl P2pGroup {
         self.abort_below(error);
     }
 
-    /// Fails all groups split from this one.
+    /// Fails all child groups.
     pub(super) fn abort_below(&self, error: &Error) {
         let below: Vec<_> = self.below.lock().iter().filter_map(Weak::upgrade).collect();
         below.iter().for_each(|group| group.abort(error));

@@ -1,7 +1,7 @@
 //! Bytes of one stream from one rank, read as frames. A call, or a part of a buffer, stays at the front until an operation takes it.
 
 use super::cause::{Cause, Departure, Relay, WireCall};
-use super::codec::{Kind, LONGEST_BODY, PREFIX, Reader, read_prefix};
+use super::codec::{FrameKind, FrameReader, LONGEST_BODY, PREFIX, read_prefix};
 use super::small;
 use super::transport::{Lost, LostWhy, Source, Transport};
 
@@ -14,14 +14,14 @@ pub(super) struct Inbox {
     pub(super) source: Source,
     /// Prefix or body of the frame that is being read.
     head: Vec<u8>,
-    frame: Option<(Kind, usize)>,
+    frame: Option<(FrameKind, usize)>,
     /// Call that no operation of this rank has taken.
     pub(super) call: Option<WireCall>,
     /// Bytes that came with the call.
     payload: Vec<u8>,
     payload_read: usize,
-    /// Kind and remaining bytes of the frame from the rank's buffer.
-    span: Option<(Kind, usize)>,
+    /// FrameKind and remaining bytes of the frame from the rank's buffer.
+    span: Option<(FrameKind, usize)>,
     /// Part of an element, if the transport's memory ends within one.
     carry: [u8; ELEMENT],
     carried: usize,
@@ -95,8 +95,10 @@ impl Inbox {
     }
 
     /// Returns true if a frame of `kind` must wait until an operation takes the call before it.
-    fn waits(&self, kind: Kind) -> bool {
-        self.call.is_some() && !self.drains && matches!(kind, Kind::Call | Kind::Contribution | Kind::Final)
+    fn waits(&self, kind: FrameKind) -> bool {
+        self.call.is_some()
+            && !self.drains
+            && matches!(kind, FrameKind::Call | FrameKind::Contribution | FrameKind::Final)
     }
 
     fn read_head(&mut self, transport: &mut dyn Transport, len: usize) -> Result<bool, Lost> {
@@ -135,7 +137,7 @@ impl Inbox {
         if self.waits(kind) {
             return Ok(());
         }
-        if matches!(kind, Kind::Contribution | Kind::Final) {
+        if matches!(kind, FrameKind::Contribution | FrameKind::Final) {
             self.frame = None;
             self.span = Some((kind, len)).filter(|_| len > 0);
             return Ok(());
@@ -151,17 +153,17 @@ impl Inbox {
         Ok(())
     }
 
-    fn take_body(&mut self, kind: Kind, notes: &mut Notes) -> Option<()> {
+    fn take_body(&mut self, kind: FrameKind, notes: &mut Notes) -> Option<()> {
         match kind {
-            Kind::Call => self.begin_call(WireCall::read(&self.head)?)?,
-            Kind::Left => notes.left = Some(Departure::read(&self.head)?),
-            Kind::Failed => {
-                let mut reader = Reader(&self.head);
+            FrameKind::Call => self.begin_call(WireCall::read(&self.head)?)?,
+            FrameKind::Left => notes.left = Some(Departure::read(&self.head)?),
+            FrameKind::Failed => {
+                let mut reader = FrameReader(&self.head);
                 let at = reader.u64()?;
                 notes.failed.get_or_insert((at, Cause::read(reader.0)?));
             }
-            Kind::Relay => notes.relays.push(Relay::read(&self.head)?),
-            Kind::Contribution | Kind::Final => {}
+            FrameKind::Relay => notes.relays.push(Relay::read(&self.head)?),
+            FrameKind::Contribution | FrameKind::Final => {}
         }
         Some(())
     }
@@ -183,7 +185,7 @@ impl Inbox {
     }
 
     /// Bytes of the open frame from the rank's buffer, if it is of `kind`, as far as they have arrived.
-    pub(super) fn span<'a>(&self, transport: &'a dyn Transport, kind: Kind) -> &'a [u8] {
+    pub(super) fn span<'a>(&self, transport: &'a dyn Transport, kind: FrameKind) -> &'a [u8] {
         match self.span {
             Some((open, left)) if open == kind => {
                 let arrived = transport.arrived(self.source);
@@ -197,7 +199,7 @@ impl Inbox {
     pub(super) fn read_span(
         &mut self,
         transport: &mut dyn Transport,
-        kind: Kind,
+        kind: FrameKind,
         into: &mut [u8],
     ) -> Result<usize, Lost> {
         let Some((open, left)) = self.span else { return Ok(0) };
@@ -222,12 +224,12 @@ impl Inbox {
 
     /// Reads the beginning of an element of `size` bytes if the transport's memory ends within it. Returns true if it read any.
     pub(super) fn carry(&mut self, transport: &mut dyn Transport, size: usize) -> Result<bool, Lost> {
-        let arrived = self.span(transport, Kind::Contribution).len();
+        let arrived = self.span(transport, FrameKind::Contribution).len();
         if self.carried == size || arrived == 0 || self.carried == 0 && arrived >= size {
             return Ok(false);
         }
         let mut carry = self.carry;
-        let read = self.read_span(transport, Kind::Contribution, &mut carry[self.carried..size])?;
+        let read = self.read_span(transport, FrameKind::Contribution, &mut carry[self.carried..size])?;
         self.carry = carry;
         self.carried += read;
         Ok(read > 0)
@@ -236,7 +238,7 @@ impl Inbox {
     /// The next contributions that are whole elements of `size` bytes and contiguous.
     pub(super) fn contribution<'a>(&'a self, transport: &'a dyn Transport, size: usize) -> &'a [u8] {
         match self.carried {
-            0 => self.span(transport, Kind::Contribution),
+            0 => self.span(transport, FrameKind::Contribution),
             carried if carried == size => &self.carry[..size],
             _ => &[],
         }

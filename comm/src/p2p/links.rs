@@ -1,7 +1,7 @@
 //! All streams of a rank, in both directions.
 
 use super::cause::Cause;
-use super::codec::{self, Kind};
+use super::codec::{self, FrameKind};
 use super::inbox::{Inbox, Notes};
 use super::outbox::Outbox;
 use super::transport::{Lost, LostWhy, Source, Target, Transport};
@@ -13,7 +13,7 @@ pub(super) struct Links {
     pub(super) transport: Box<dyn Transport>,
     pub(super) rank: usize,
     /// By rank; this rank's own is not used.
-    pub(super) peers: Vec<Peer>,
+    pub(super) peers: Vec<PeerLinks>,
     pub(super) outboxes: Vec<Outbox>,
     /// To the audience, if it has any rank.
     pub(super) common: Outbox,
@@ -21,7 +21,7 @@ pub(super) struct Links {
 
 /// Incoming streams of one rank, and its notes.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct PeerLinks {
     pub(super) own: Inbox,
     pub(super) common: Inbox,
     /// True if the rank is in the audience of this one, and the other way round.
@@ -31,7 +31,7 @@ pub(super) struct Peer {
     pub(super) lost: Option<LostWhy>,
 }
 
-impl Peer {
+impl PeerLinks {
     /// The rank's call that no operation has taken.
     pub(super) fn call(&self) -> Option<&super::cause::WireCall> {
         self.inbox_with_call().and_then(|inbox| inbox.call.as_ref())
@@ -58,7 +58,7 @@ impl Peer {
 impl Links {
     pub(super) fn new(transport: Box<dyn Transport>) -> Self {
         let (rank, world_size) = (transport.rank(), transport.world_size());
-        let peer = |peer| Peer {
+        let peer = |peer| PeerLinks {
             own: Inbox::new(Source::Rank(peer)),
             common: Inbox::new(Source::Common(peer)),
             in_audience: transport.audience().contains(&peer),
@@ -78,7 +78,7 @@ impl Links {
         self.peers.len()
     }
 
-    /// Ranks beside this one.
+    /// Returns the other ranks.
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let rank = self.rank;
         (0..self.peers.len()).filter(move |peer| *peer != rank)
@@ -112,7 +112,7 @@ impl Links {
     }
 
     fn read(&mut self, peer: usize) -> bool {
-        let Peer { own, common, in_audience, notes, .. } = &mut self.peers[peer];
+        let PeerLinks { own, common, in_audience, notes, .. } = &mut self.peers[peer];
         let read = own.advance(&mut *self.transport, notes);
         let read = match read {
             Ok(read) if *in_audience => common.advance(&mut *self.transport, notes).map(|more| read | more),
@@ -136,7 +136,7 @@ impl Links {
 
     /// Returns true if nothing more will come from a rank.
     pub(super) fn is_dry(&self, peer: usize) -> bool {
-        let Peer { lost, own, common, .. } = &self.peers[peer];
+        let PeerLinks { lost, own, common, .. } = &self.peers[peer];
         let empty = |inbox: &Inbox| self.transport.arrived(inbox.source).is_empty();
         match lost {
             None => false,
@@ -177,7 +177,7 @@ impl Links {
             if self.outboxes[peer].has_ended() {
                 continue;
             }
-            codec::frame(self.outboxes[peer].frames(), Kind::Failed, |out| {
+            codec::frame(self.outboxes[peer].frames(), FrameKind::Failed, |out| {
                 codec::put_u64(out, at);
                 out.extend_from_slice(&body);
             });

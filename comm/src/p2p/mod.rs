@@ -1,8 +1,8 @@
-//! Collectives over messages, once for every backend whose ranks are processes.
+//! Collectives over messages, once for all backends of processes.
 //!
 //! A rank writes its call of an operation to the others, compares the calls of all, and moves bytes when they agree. Small buffers
-//! travel with the call. In a reduction each chunk goes to its owner, who adds the ranks' values in the order of the ranks as they
-//! arrive, in the transport's memory. A rank that finds a failure writes its cause to all others and reads theirs; all ranks adopt
+//! travel with the call. In a reduction each chunk goes to its owner rank, which adds the
+//! values in the order of the ranks, in the transport's memory, while more arrive. A rank that finds a failure writes its cause to all others and reads theirs; all ranks adopt
 //! the same cause.
 
 mod cause;
@@ -19,6 +19,8 @@ mod names;
 mod outbox;
 mod seat;
 mod small;
+#[cfg(test)]
+mod tests;
 mod transfer;
 pub(crate) mod transport;
 

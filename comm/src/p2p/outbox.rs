@@ -1,6 +1,6 @@
 //! Bytes on their way to one rank, or to the audience: frames, and parts of a buffer that are written from where they lie.
 
-use super::codec::{Kind, PREFIX, prefix};
+use super::codec::{FrameKind, PREFIX, prefix};
 use super::transport::{Lost, Target, Transport};
 use std::ptr::NonNull;
 
@@ -61,7 +61,7 @@ impl Outbox {
     ///
     /// # Safety
     /// The bytes are alive and are not written to until the outbox is idle or [`abandon`](Outbox::abandon) was called.
-    pub(super) unsafe fn offer(&mut self, kind: Kind, bytes: NonNull<u8>, len: usize) -> usize {
+    pub(super) unsafe fn offer(&mut self, kind: FrameKind, bytes: NonNull<u8>, len: usize) -> usize {
         if !self.is_idle() || self.ended || len == 0 {
             return 0;
         }

@@ -1,4 +1,4 @@
-//! Message passing as a backend: a rank's place in a group whose ranks exchange bytes.
+//! Message passing as a backend: a rank's place in a group over a transport.
 
 use super::engine::{Formed, Running};
 use super::failure::Stop;
@@ -39,7 +39,12 @@ pub(crate) fn communicator(
 impl P2pSeat {
     /// # Safety
     /// As for [`RankSeat::run`].
-    unsafe fn run_locked(&self, called: Called, memory: OpMemory, after: Duration) -> Result<Formed, Arc<Error>> {
+    unsafe fn run_locked(
+        &self,
+        called: Called,
+        memory: OpMemory,
+        after: Duration,
+    ) -> Result<Formed, Arc<Error>> {
         let group = &*self.group;
         if group.is_split() {
             group.look_above();
@@ -102,7 +107,12 @@ impl RankSeat for P2pSeat {
         OpMemory::of(buffer)
     }
 
-    unsafe fn run(&self, called: Called, memory: OpMemory, after: Duration) -> Result<Ended<Self>, Arc<Error>> {
+    unsafe fn run(
+        &self,
+        called: Called,
+        memory: OpMemory,
+        after: Duration,
+    ) -> Result<Ended<Self>, Arc<Error>> {
         // SAFETY: the caller's promise.
         let formed = unsafe { self.run_locked(called, memory, after) };
         self.group.fail_aside();

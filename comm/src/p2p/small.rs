@@ -3,17 +3,17 @@
 use super::fold::{Tiles, fold};
 use super::links::Links;
 use super::memory::OpMemory;
-use crate::stats::chunk;
+use crate::communicator::stats::chunk;
 use crate::{Action, Called, Reduction};
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Largest buffer in bytes whose bytes travel with the call.
+/// Largest buffer that travels with the call, in bytes.
 pub(super) const MOST_BYTES: usize = 32 << 10;
 /// Largest total of bytes that a rank sends so: with many ranks the bytes of a collective in chunks are fewer.
 const MOST_SENT: usize = 96 << 10;
 
-/// Returns true if the bytes travel with the call. All ranks whose calls agree decide alike.
+/// Returns true if the bytes travel with the call. All ranks with equal calls decide alike.
 pub(super) fn is_small(called: &Called, world_size: usize) -> bool {
     let bytes = called.len * called.dtype.size();
     let copies = if called.action.peer().is_some() { 1 } else { world_size - 1 };
@@ -86,7 +86,7 @@ fn payload_len(links: &Links, from: usize) -> usize {
 /// Copies bytes from `start` on of rank `from`'s payload into the buffer.
 fn copy(links: &Links, from: usize, start: usize, memory: &OpMemory, into: Range<usize>) {
     let bytes = &received(links, from)[start..start + into.len()];
-    // SAFETY: called from `finish`, whose contract says that nothing else accesses the running operation's buffer.
+    // SAFETY: the contract of `finish`, the only caller: the operation runs, and this is the only access to its buffer.
     unsafe { memory.slice_mut(into) }.copy_from_slice(bytes);
 }
 

@@ -1,6 +1,6 @@
 //! Bytes of a large operation on their way: parts of the buffer to write, parts to read, and the chunk that this rank reduces.
 
-use super::codec::Kind;
+use super::codec::FrameKind;
 use super::fold::{Tiles, fold};
 use super::links::Links;
 use super::memory::OpMemory;
@@ -30,7 +30,7 @@ pub(super) struct Transfer {
 #[derive(Debug)]
 struct Outflow {
     to: Target,
-    kind: Kind,
+    kind: FrameKind,
     range: Range<usize>,
     /// True if only the reduced part of the chunk may be written.
     folded: bool,
@@ -61,13 +61,13 @@ impl Transfer {
             Action::ReduceScatter(reduction) => self.scatter(links, &chunk, reduction),
             Action::AllToAll => {
                 for peer in links.others() {
-                    self.write(Target::Rank(peer), Kind::Final, chunk(peer));
+                    self.write(Target::Rank(peer), FrameKind::Final, chunk(peer));
                     self.ins.push(Inflow { from: Source::Rank(peer), range: chunk(peer), swaps: true });
                 }
             }
             Action::Broadcast { root } if root == me => self.write_all(links, whole),
             Action::Broadcast { root } => self.read(links, root, whole),
-            Action::Send { to } => self.write(Target::Rank(to), Kind::Final, whole),
+            Action::Send { to } => self.write(Target::Rank(to), FrameKind::Final, whole),
             Action::Recv { from } => {
                 self.ins.push(Inflow { from: Source::Rank(from), range: whole, swaps: false });
             }
@@ -89,21 +89,21 @@ impl Transfer {
 
     fn scatter(&mut self, links: &Links, chunk: &impl Fn(usize) -> Range<usize>, reduction: Reduction) {
         for peer in links.others() {
-            self.write(Target::Rank(peer), Kind::Contribution, chunk(peer));
+            self.write(Target::Rank(peer), FrameKind::Contribution, chunk(peer));
         }
         self.fold = Some((chunk(links.rank), reduction));
     }
 
     fn write_all(&mut self, links: &Links, range: Range<usize>) {
         if !links.common.has_ended() {
-            self.write(Target::Audience, Kind::Final, range.clone());
+            self.write(Target::Audience, FrameKind::Final, range.clone());
         }
         for peer in links.others().filter(|peer| !links.peers[*peer].in_audience) {
-            self.write(Target::Rank(peer), Kind::Final, range.clone());
+            self.write(Target::Rank(peer), FrameKind::Final, range.clone());
         }
     }
 
-    fn write(&mut self, to: Target, kind: Kind, range: Range<usize>) {
+    fn write(&mut self, to: Target, kind: FrameKind, range: Range<usize>) {
         self.outs.push(Outflow { to, kind, range, folded: false });
     }
 
@@ -125,7 +125,7 @@ impl Transfer {
 
     /// # Safety
     /// As for [`step`](Transfer::step). A range that is offered is not written to before it has been sent: this rank's chunk is
-    /// offered when it is final, a contribution is overwritten by its reduction, whose owner has received it, and a swapped chunk is
+    /// offered when it is final, the reduction that overwrites a contribution comes from the rank that has received the contribution, and a swapped chunk is
     /// filled behind the bytes that have been written.
     unsafe fn offer(&mut self, links: &mut Links, memory: &OpMemory) -> bool {
         let reduced = self.fold.as_ref().map_or(usize::MAX, |(range, _)| range.start);
@@ -137,7 +137,8 @@ impl Transfer {
                 continue;
             }
             // SAFETY: this function's contract.
-            let taken = unsafe { outbox(links, out.to).offer(out.kind, memory.address(out.range.start), len) };
+            let taken =
+                unsafe { outbox(links, out.to).offer(out.kind, memory.address(out.range.start), len) };
             out.range.start += taken;
             moved |= taken > 0;
         }
@@ -153,7 +154,11 @@ impl Transfer {
         let mut moved = false;
         for inflow in &mut self.ins {
             let (Source::Rank(peer) | Source::Common(peer)) = inflow.from;
-            let end = if inflow.swaps { written(&self.outs, links, peer, inflow.range.end) } else { inflow.range.end };
+            let end = if inflow.swaps {
+                written(&self.outs, links, peer, inflow.range.end)
+            } else {
+                inflow.range.end
+            };
             if inflow.range.start >= end {
                 continue;
             }
@@ -162,7 +167,7 @@ impl Transfer {
             let common = matches!(inflow.from, Source::Common(_));
             let from = &mut links.peers[peer];
             let inbox = if common { &mut from.common } else { &mut from.own };
-            match inbox.read_span(&mut *links.transport, Kind::Final, into) {
+            match inbox.read_span(&mut *links.transport, FrameKind::Final, into) {
                 Ok(read) => {
                     inflow.range.start += read;
                     moved |= read > 0;

@@ -1,16 +1,20 @@
-//! Byte streams between the ranks of one group: the interface of a backend whose ranks exchange messages.
+//! Byte streams between the ranks of one group: the interface of backends of messages.
 
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Streams of bytes between the ranks of one group. Each pair of ranks has one stream in each direction, which is reliable and in
+/// ThreadStreams of bytes between the ranks of one group. Each pair of ranks has one stream in each direction, which is reliable and in
 /// order: a byte arrives as it was written, or the stream ends with [`Lost`].
 ///
 /// One thread at a time uses a transport, through `&mut`; another thread interrupts its wait by the [`Waker`]. No call but
 /// [`wait`](Transport::wait) blocks, and no call but [`split`](Transport::split) and a first use allocates.
 ///
 /// A transport opens the stream to a rank when it is first written to or read from, unless that costs nothing.
+///
+/// The engine leaves frames of later operations unread. Short writes are frequent: a frame begins with 8 bytes, and up to 256 KiB of a
+/// buffer follow in the next write. The end of a stream is reported once, by [`progress`](Transport::progress) or
+/// [`wait`](Transport::wait); bytes that arrived before it stay readable, and the other streams are served.
 pub(crate) trait Transport: Send + Debug {
     /// Index of this rank in the group.
     fn rank(&self) -> usize;
@@ -19,12 +23,13 @@ pub(crate) trait Transport: Send + Debug {
     fn world_size(&self) -> usize;
 
     /// Ranks that read the common stream of this rank: one copy of the bytes serves them all. Empty if the transport has none.
-    /// Ranks that are not listed here are written to one by one.
+    /// Ranks that are not listed here are written to one by one. Two ranks are in each other's audience, or neither is.
     fn audience(&self) -> &[usize] {
         &[]
     }
 
-    /// Writes as many of `bytes` as fit now, and returns their number, which may be 0.
+    /// Writes as many of `bytes` as fit now, and returns their number, which may be 0. A write to the audience goes on for the ranks
+    /// that are left after the end of one was reported.
     fn write(&mut self, to: Target, bytes: &[u8]) -> Result<usize, Lost>;
 
     /// Moves what the system has for this rank: receives bytes, sends bytes that were kept. Returns true if anything moved.
@@ -48,7 +53,7 @@ pub(crate) trait Transport: Send + Debug {
         Ok(len)
     }
 
-    /// Waits until bytes may have arrived, until written bytes may fit, until the waker is called, or for `at_most`. It may return
+    /// Waits until new bytes may have arrived, until written bytes may fit, until the waker is called, or for `at_most`. It may return
     /// early for no reason.
     fn wait(&mut self, at_most: Duration) -> Result<(), Lost>;
 
@@ -77,7 +82,7 @@ pub(crate) enum Target {
 pub(crate) enum Source {
     /// Bytes that the rank wrote to this one alone.
     Rank(usize),
-    /// Bytes that the rank wrote to its audience, of which this rank is one.
+    /// Bytes that the rank wrote to its audience; this rank is in the audience.
     Common(usize),
 }
 
@@ -107,6 +112,7 @@ pub(crate) enum LostWhy {
     #[error("bytes were altered on the way")]
     Altered,
     /// The system refused a call.
+    #[allow(dead_code, reason = "the transport between threads makes no calls of the system")]
     #[error("{what}: {message}")]
     System {
         /// The call.

@@ -1,7 +1,8 @@
 //! After warm-up, starting and waiting allocate nothing, on any thread.
 
+use crate::backends::{BACKENDS, Backend};
 use meshstep_cases::cases;
-use meshstep_comm::{InFlight, Op, Reduction, loopback};
+use meshstep_comm::{InFlight, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Barrier;
@@ -64,7 +65,8 @@ const ALONE: &str = "MESHSTEP_TEST_ALONE";
 #[test]
 fn starting_and_waiting_allocate_nothing() {
     if std::env::var_os(ALONE).is_some() {
-        return count();
+        BACKENDS.into_iter().for_each(count);
+        return check_counter();
     }
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "allocations::starting_and_waiting_allocate_nothing", "--nocapture"]);
@@ -77,10 +79,10 @@ fn starting_and_waiting_allocate_nothing() {
     );
 }
 
-fn count() {
+fn count(backend: Backend) {
     let edge = Barrier::new(2);
     let rounds = cases(30, 100);
-    loopback::spawn(2, |comm| {
+    let counted = backend.spawn(2, |comm| {
         let buffer = |_| Buffer::zeroed(4096, DType::F32, &Meter::new(), Category::Grads).unwrap();
         let mut buffers: Vec<_> = (0..14).map(|i| Some(buffer(i))).collect();
         let mut flying = Vec::with_capacity(14);
@@ -115,11 +117,13 @@ fn count() {
             fewest = fewest.min(ALLOCATIONS.load(SeqCst));
             edge.wait();
         }
-        assert_eq!(fewest, 0);
-    })
-    .unwrap();
+        assert_eq!(fewest, 0, "{backend:?}");
+    });
+    counted.unwrap();
+}
 
-    // Checks the counter itself.
+/// Checks the counter itself.
+fn check_counter() {
     COUNTS.store(true, SeqCst);
     drop(std::hint::black_box(Box::new(1)));
     COUNTS.store(false, SeqCst);

@@ -23,7 +23,7 @@ pub(crate) const BACKENDS: [Backend; 4] = [
     Backend::Loopback,
     Backend::Messages { room: 64 << 10, common: true },
     Backend::Messages { room: 64 << 10, common: false },
-    Backend::Messages { room: 1021, common: true },
+    Backend::Messages { room: 16_381, common: true },
 ];
 
 impl Backend {
@@ -37,8 +37,23 @@ impl Backend {
             Backend::Loopback => loopback::spawn_with(config, body),
             Backend::Messages { room, common } => {
                 let loopback::Config { ranks, timeout, clock, faults } = config;
-                let config = p2p::in_process::Config { ranks, timeout, clock, faults, room, common };
+                let config = p2p::in_process::InProcessConfig { ranks, timeout, clock, faults, room, common };
                 p2p::in_process::spawn_with(config, body)
+            }
+        }
+    }
+
+    /// Communicators of the ranks of a world, for the caller's own threads.
+    pub(crate) fn world(self, ranks: usize) -> Vec<Arc<dyn Communicator>> {
+        match self {
+            Backend::Loopback => loopback::world(loopback::Config::new(ranks)).unwrap(),
+            Backend::Messages { room, common } => {
+                let config = p2p::in_process::InProcessConfig {
+                    room,
+                    common,
+                    ..p2p::in_process::InProcessConfig::new(ranks)
+                };
+                p2p::in_process::world(config).unwrap()
             }
         }
     }
@@ -138,7 +153,11 @@ fn run_typed<T: Naive>(comm: &Arc<dyn Communicator>, step: &Step, seed: u64) -> 
     let mut buffer = Buffer::from_slice(&values, &Meter::new(), Category::Grads).unwrap();
     comm.run(op, &mut buffer).unwrap();
     let result = buffer.typed::<T>().unwrap();
-    let specified = if matches!(op.action(), Action::ReduceScatter(_)) { me * len / n..(me + 1) * len / n } else { 0..len };
+    let specified = if matches!(op.action(), Action::ReduceScatter(_)) {
+        me * len / n..(me + 1) * len / n
+    } else {
+        0..len
+    };
     bytemuck::cast_slice(&result[specified]).to_vec()
 }
 

@@ -1,5 +1,6 @@
 //! Every collective, reduction and type, on 1 to 8 ranks, against a naive implementation that holds all buffers in one place.
 
+use crate::backends::{BACKENDS, Backend};
 use crate::naive::{Naive, What, naive, random};
 use meshstep_comm::{Reduction, loopback};
 use meshstep_tensor::{Buffer, Category, Meter, bf16, f16};
@@ -20,9 +21,9 @@ fn bytes<T: Naive>(values: &[T]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
 
-fn check<T: Naive>(what: What, n: usize, len: usize, peers: [usize; 2], mut seed: u64) {
+fn check<T: Naive>(backend: Backend, what: What, n: usize, len: usize, peers: [usize; 2], mut seed: u64) {
     let before: Vec<Vec<T>> = (0..n).map(|_| drawn(len, &mut seed)).collect();
-    let after = loopback::spawn(n, |comm| {
+    let after = backend.spawn(n, |comm| {
         let mut buffer = Buffer::from_slice(&before[comm.rank()], &Meter::new(), Category::Grads).unwrap();
         if let Some(op) = what.op(comm.rank(), peers) {
             comm.run(op, &mut buffer).unwrap();
@@ -63,6 +64,11 @@ fn reduction() -> impl Strategy<Value = Reduction> {
     ]
 }
 
+/// Half of the cases run on loopback.
+fn backends() -> impl Strategy<Value = Backend> {
+    prop_oneof![Just(Backend::Loopback), prop::sample::select(BACKENDS.to_vec())]
+}
+
 fn what() -> impl Strategy<Value = What> {
     prop_oneof![
         3 => reduction().prop_map(What::AllReduce),
@@ -87,7 +93,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: meshstep_cases::cases(400, 80_000), ..ProptestConfig::default() })]
     #[test]
     fn collectives_equal_the_naive_ones(
-        what in what(), dtype in 0..5, n in 1usize..=8, len in length(), peers in any::<[usize; 2]>(), seed in any::<u64>()
+        backend in backends(), what in what(), dtype in 0..5, n in 1usize..=8, len in length(), peers in any::<[usize; 2]>(), seed in any::<u64>()
     ) {
         let peers = peers.map(|peer| peer % n);
         let any_length = matches!(what, What::AllReduce(_) | What::Broadcast | What::SendRecv);
@@ -99,12 +105,12 @@ proptest! {
             _ => false,
         };
         match dtype {
-            0 => check::<f32>(what, n, len, peers, seed),
-            1 => check::<f64>(what, n, len, peers, seed),
-            2 => check::<bf16>(what, n, len, peers, seed),
-            3 => check::<f16>(what, n, len, peers, seed),
+            0 => check::<f32>(backend, what, n, len, peers, seed),
+            1 => check::<f64>(backend, what, n, len, peers, seed),
+            2 => check::<bf16>(backend, what, n, len, peers, seed),
+            3 => check::<f16>(backend, what, n, len, peers, seed),
             _ if floats => {}
-            _ => check::<u64>(what, n, len, peers, seed),
+            _ => check::<u64>(backend, what, n, len, peers, seed),
         }
     }
 }
@@ -171,11 +177,12 @@ fn products_of_f64_are_rounded_with_their_sum() {
 /// Data larger than the caches is copied by another path.
 #[test]
 fn buffers_larger_than_caches_arrive_whole() {
+    let backend = Backend::Loopback;
     let len = (11 << 20) + 6;
-    check::<u64>(What::SendRecv, 2, len / 4, [1, 0], 5);
+    check::<u64>(backend, What::SendRecv, 2, len / 4, [1, 0], 5);
     // One of them is enough for `cargo xtask check`.
     if meshstep_cases::tried(1, 1) {
-        check::<bf16>(What::AllGather, 2, len, [0, 1], 3);
-        check::<f32>(What::Broadcast, 3, len / 3, [1, 0], 4);
+        check::<bf16>(backend, What::AllGather, 2, len, [0, 1], 3);
+        check::<f32>(backend, What::Broadcast, 3, len / 3, [1, 0], 4);
     }
 }

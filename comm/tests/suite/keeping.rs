@@ -1,5 +1,6 @@
 //! All-reduces of values where they lie, against all-reduces of the same values in a buffer.
 
+use crate::backends::{BACKENDS, Backend};
 use crate::naive::{Naive, own, random};
 use meshstep_comm::{Communicator, Error, InFlight, Kind, Op, Reduction, Stats, loopback};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut, bf16, f16};
@@ -132,49 +133,54 @@ fn same<T: Naive>(a: &[T], b: &[T]) -> bool {
 
 /// Compares every call with an all-reduce of buffers; `finite` is the type's test.
 fn check<T: Naive>(
+    backend: Backend,
     n: usize,
     (len, longest): (usize, usize),
     reduction: Reduction,
     seed: u64,
     finite: fn(T) -> bool,
 ) {
-    loopback::spawn(n, |comm| {
-        let rank = comm.rank();
-        let mut seed = seed ^ (rank as u64) << 32;
-        let values: Vec<T> = (0..len).map(|_| T::from_random(random(&mut seed))).collect();
-        let reduction = own(reduction, rank);
-        let mut expected = Buffer::from_slice(&values, &Meter::new(), Category::Grads).unwrap();
-        comm.all_reduce(&mut expected, reduction).unwrap();
-        let expected = expected.typed::<T>().unwrap();
-        let non_finite = expected.iter().filter(|&&x| !finite(x)).count() as u64;
-        // The buffer of the former values begins anywhere in its memory.
-        let offset = (random(&mut seed) % 20) as usize;
-        let mut room = Buffer::zeroed(offset + len, T::DTYPE, &Meter::new(), Category::Staging).unwrap();
-        let mut room = room.split_off(offset).unwrap();
-        for round in 0..3 {
-            let (lens, gap) = (cuts(len, longest, &mut seed), random(&mut seed) as usize % 3);
-            let call = if round == 0 { Call::Keeping } else { call(&mut seed) };
-            let mut apart = Apart::new(&values, lens, gap);
-            let around = apart.memory.len();
-            let (now, kept) = reduce(&comm, call, reduction, &mut apart, &mut room);
-            assert!(same(&now, expected), "rank {rank}: {call:?} {:?}", apart.lens);
-            assert_eq!(apart.memory.len(), around);
-            if let Some((former, found)) = kept {
-                assert!(
-                    former.iter().zip(&values).all(|(a, b)| a.bits() == b.bits()),
-                    "rank {rank}: {call:?}"
-                );
-                assert_eq!(found, non_finite, "rank {rank}: {call:?}");
-                let gap = T::from_random(1).bits();
-                let (mut at, lens) = (0, &apart.lens);
-                for len in lens {
-                    assert!(apart.memory[at..at + apart.gap].iter().all(|x| x.bits() == gap), "beside it");
-                    at += apart.gap + len;
+    backend
+        .spawn(n, |comm| {
+            let rank = comm.rank();
+            let mut seed = seed ^ (rank as u64) << 32;
+            let values: Vec<T> = (0..len).map(|_| T::from_random(random(&mut seed))).collect();
+            let reduction = own(reduction, rank);
+            let mut expected = Buffer::from_slice(&values, &Meter::new(), Category::Grads).unwrap();
+            comm.all_reduce(&mut expected, reduction).unwrap();
+            let expected = expected.typed::<T>().unwrap();
+            let non_finite = expected.iter().filter(|&&x| !finite(x)).count() as u64;
+            // The buffer of the former values begins anywhere in its memory.
+            let offset = (random(&mut seed) % 20) as usize;
+            let mut room = Buffer::zeroed(offset + len, T::DTYPE, &Meter::new(), Category::Staging).unwrap();
+            let mut room = room.split_off(offset).unwrap();
+            for round in 0..3 {
+                let (lens, gap) = (cuts(len, longest, &mut seed), random(&mut seed) as usize % 3);
+                let call = if round == 0 { Call::Keeping } else { call(&mut seed) };
+                let mut apart = Apart::new(&values, lens, gap);
+                let around = apart.memory.len();
+                let (now, kept) = reduce(&comm, call, reduction, &mut apart, &mut room);
+                assert!(same(&now, expected), "rank {rank}: {call:?} {:?}", apart.lens);
+                assert_eq!(apart.memory.len(), around);
+                if let Some((former, found)) = kept {
+                    assert!(
+                        former.iter().zip(&values).all(|(a, b)| a.bits() == b.bits()),
+                        "rank {rank}: {call:?}"
+                    );
+                    assert_eq!(found, non_finite, "rank {rank}: {call:?}");
+                    let gap = T::from_random(1).bits();
+                    let (mut at, lens) = (0, &apart.lens);
+                    for len in lens {
+                        assert!(
+                            apart.memory[at..at + apart.gap].iter().all(|x| x.bits() == gap),
+                            "beside it"
+                        );
+                        at += apart.gap + len;
+                    }
                 }
             }
-        }
-    })
-    .unwrap();
+        })
+        .unwrap();
 }
 
 fn reductions() -> impl Strategy<Value = Reduction> {
@@ -193,14 +199,21 @@ fn length() -> impl Strategy<Value = usize> {
     prop_oneof![1 => 0usize..3000, 2 => prop::sample::select(ends)]
 }
 
-fn check_type(dtype: usize, n: usize, lens: (usize, usize), reduction: Reduction, seed: u64) {
+fn check_type(
+    backend: Backend,
+    dtype: usize,
+    n: usize,
+    lens: (usize, usize),
+    reduction: Reduction,
+    seed: u64,
+) {
     let integers = matches!(reduction, Reduction::Sum | Reduction::Max | Reduction::Min);
     match dtype {
-        0 => check::<f32>(n, lens, reduction, seed, f32::is_finite),
-        1 => check::<f64>(n, lens, reduction, seed, f64::is_finite),
-        2 => check::<bf16>(n, lens, reduction, seed, bf16::is_finite),
-        3 => check::<f16>(n, lens, reduction, seed, f16::is_finite),
-        _ if integers => check::<u64>(n, lens, reduction, seed, |_| true),
+        0 => check::<f32>(backend, n, lens, reduction, seed, f32::is_finite),
+        1 => check::<f64>(backend, n, lens, reduction, seed, f64::is_finite),
+        2 => check::<bf16>(backend, n, lens, reduction, seed, bf16::is_finite),
+        3 => check::<f16>(backend, n, lens, reduction, seed, f16::is_finite),
+        _ if integers => check::<u64>(backend, n, lens, reduction, seed, |_| true),
         _ => {}
     }
 }
@@ -211,10 +224,10 @@ proptest! {
     })]
     #[test]
     fn values_where_they_lie_get_the_bits_of_a_buffer(
-        dtype in 0..5usize, n in 1usize..=8, len in length(), longest in 1usize..5000, reduction in reductions(),
+        backend in prop::sample::select(BACKENDS.to_vec()), dtype in 0..5usize, n in 1usize..=8, len in length(), longest in 1usize..5000, reduction in reductions(),
         seed in any::<u64>()
     ) {
-        check_type(dtype, n, (len, longest.min(len / 2 + 1)), reduction, seed);
+        check_type(backend, dtype, n, (len, longest.min(len / 2 + 1)), reduction, seed);
     }
 }
 
@@ -224,7 +237,7 @@ fn long_vectors_in_many_slices() {
     for (dtype, longest) in [(0, 300_000), (1, 65_536), (2, 1_000_003), (3, 500_000), (4, 70_000)] {
         if meshstep_cases::tried(dtype, 2) {
             let lens = ((2 << 20) + 77, longest);
-            check_type(dtype, 2 + dtype % 2, lens, Reduction::Sum, 9 + dtype as u64);
+            check_type(Backend::Loopback, dtype, 2 + dtype % 2, lens, Reduction::Sum, 9 + dtype as u64);
         }
     }
 }

@@ -16,7 +16,11 @@ struct House {
 }
 
 const HOUSES: &[House] = &[
-    House { folder: "comm", now: 0, rooms: &["sync", "loopback", "p2p", "rendezvous", "tcp", "nccl"] },
+    House {
+        folder: "comm",
+        now: 0,
+        rooms: &["sync", "group", "loopback", "p2p", "rendezvous", "shared_memory", "tcp", "nccl"],
+    },
     House {
         folder: "optim",
         now: 0,

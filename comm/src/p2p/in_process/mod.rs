@@ -3,7 +3,7 @@
 //! [`loopback`](crate::loopback) is faster and has the same results.
 
 mod pipes;
-mod streams;
+pub(super) mod streams;
 
 use super::seat::{P2pSeat, communicator};
 use crate::group::rank::GroupRank;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Number of ranks, and settings of their operations and streams.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct InProcessConfig {
     /// Ranks in the world; at least one.
     pub ranks: usize,
     /// Default time that an operation waits for the other ranks.
@@ -25,34 +25,41 @@ pub struct Config {
     pub faults: Faults,
     /// Bytes that a stream holds; at least one.
     pub room: usize,
-    /// True if a rank has one stream that all others read, beside its streams to each of them.
+    /// True if each rank has one common stream for all others, beside a stream for each of them.
     pub common: bool,
 }
 
-impl Config {
+impl InProcessConfig {
     /// Returns the settings for `ranks` ranks: a timeout of ten minutes, the machine's clock, no faults, streams of 64 KiB, a common
     /// stream.
     pub fn new(ranks: usize) -> Self {
         let timeout = Duration::from_secs(600);
-        Config { ranks, timeout, clock: Clock::real(), faults: Faults::none(), room: 64 << 10, common: true }
+        InProcessConfig {
+            ranks,
+            timeout,
+            clock: Clock::real(),
+            faults: Faults::none(),
+            room: 64 << 10,
+            common: true,
+        }
     }
 }
 
 /// Runs `body` on each rank, like [`loopback::spawn_with`](crate::loopback::spawn_with).
 pub fn spawn_with<T: Send>(
-    config: Config,
+    config: InProcessConfig,
     body: impl Fn(Arc<dyn Communicator>) -> T + Sync,
 ) -> Result<Vec<T>, Error> {
     threads::spawn(handles(config)?, body)
 }
 
 /// Returns the communicators of all ranks, for the caller's own threads, like [`loopback::world`](crate::loopback::world).
-pub fn world(config: Config) -> Result<Vec<Arc<dyn Communicator>>, Error> {
+pub fn world(config: InProcessConfig) -> Result<Vec<Arc<dyn Communicator>>, Error> {
     Ok(handles(config)?.into_iter().map(|handle| Arc::new(handle) as _).collect())
 }
 
-fn handles(config: Config) -> Result<Vec<GroupRank<P2pSeat>>, Error> {
-    let Config { ranks, timeout, clock, faults, room, common } = config;
+fn handles(config: InProcessConfig) -> Result<Vec<GroupRank<P2pSeat>>, Error> {
+    let InProcessConfig { ranks, timeout, clock, faults, room, common } = config;
     if ranks == 0 {
         return Err(Error::ZeroRanks);
     }

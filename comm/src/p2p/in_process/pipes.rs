@@ -6,7 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Streams of one group.
+/// ThreadStreams of one group.
 #[derive(Debug)]
 pub(super) struct Pipes {
     pub(super) ranks: usize,

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 /// One rank's streams.
 #[derive(Debug)]
-pub(super) struct Streams {
+pub(super) struct ThreadStreams {
     rank: usize,
     pipes: Arc<Pipes>,
     audience: Vec<usize>,
     /// Bytes that have arrived, by rank and by kind of stream.
     arrived: Vec<[Arrived; 2]>,
-    /// Ranks whose end has been reported.
+    /// True for each rank after its end has been reported.
     lost: Vec<bool>,
     /// How often the bell had rung at the end of the last wait.
     seen: u64,
@@ -26,17 +26,17 @@ struct Arrived {
 }
 
 /// Returns the transports of all ranks of a world.
-pub(super) fn world(ranks: usize, room: usize, common: bool) -> Vec<Box<dyn Transport>> {
+pub(in crate::p2p) fn world(ranks: usize, room: usize, common: bool) -> Vec<Box<dyn Transport>> {
     let pipes = Pipes::new(ranks, room, common);
-    (0..ranks).map(|rank| Box::new(Streams::new(Arc::clone(&pipes), rank)) as _).collect()
+    (0..ranks).map(|rank| Box::new(ThreadStreams::new(Arc::clone(&pipes), rank)) as _).collect()
 }
 
-impl Streams {
+impl ThreadStreams {
     fn new(pipes: Arc<Pipes>, rank: usize) -> Self {
         let others = (0..pipes.ranks).filter(|other| *other != rank && pipes.has_common);
         let audience = others.collect();
         let arrived = (0..pipes.ranks).map(|_| Default::default()).collect();
-        Streams { rank, audience, arrived, lost: vec![false; pipes.ranks], seen: 0, pipes }
+        ThreadStreams { rank, audience, arrived, lost: vec![false; pipes.ranks], seen: 0, pipes }
     }
 
     fn at(&self, from: Source) -> &Arrived {
@@ -48,12 +48,14 @@ impl Streams {
 
     fn write_to(&self, peers: &[usize], common: bool, bytes: &[u8]) -> Result<usize, Lost> {
         let pipe = |peer: usize| self.pipes.pipe(self.rank, peer, common);
+        // A rank that is lost does not keep the others from reading the common stream.
+        let reads = |peer: &&usize| !common || !self.lost[**peer];
         let mut len = bytes.len();
-        for &peer in peers {
+        for &peer in peers.iter().filter(reads) {
             len = len.min(pipe(peer).room(self.pipes.room).ok_or(closed(peer))?);
         }
         if len > 0 {
-            for &peer in peers {
+            for &peer in peers.iter().filter(reads) {
                 pipe(peer).put(&bytes[..len], self.pipes.room);
                 self.pipes.bell(peer).wake();
             }
@@ -90,7 +92,7 @@ fn closed(peer: usize) -> Lost {
     Lost { peer, why: LostWhy::Closed }
 }
 
-impl Transport for Streams {
+impl Transport for ThreadStreams {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -152,7 +154,7 @@ impl Transport for Streams {
     fn split(&mut self, members: &[usize], channel: u64) -> Result<Box<dyn Transport>, Lost> {
         let pipes = self.pipes.join(members, channel);
         let rank = members.iter().position(|member| *member == self.rank);
-        Ok(Box::new(Streams::new(pipes, rank.unwrap_or(0))))
+        Ok(Box::new(ThreadStreams::new(pipes, rank.unwrap_or(0))))
     }
 
     fn close(&mut self) {
@@ -166,7 +168,7 @@ impl Transport for Streams {
     }
 }
 
-impl Drop for Streams {
+impl Drop for ThreadStreams {
     fn drop(&mut self) {
         self.close();
     }

@@ -1,5 +1,6 @@
 //! Runs that must end by themselves, and a manual clock.
 
+use crate::backends::{BACKENDS, Backend};
 use meshstep_comm::{Clock, Communicator, Error, Op, loopback};
 use meshstep_tensor::{Buffer, Category, Element, Meter};
 use std::sync::{Arc, mpsc};
@@ -39,12 +40,25 @@ pub(crate) fn in_time<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'stat
 /// expires: a run ends because its cause is known.
 pub(crate) fn each_rank(body: fn(&Comm) -> Outcome, check: impl Fn(usize, usize, Error)) {
     for n in [2, 4] {
-        let config = loopback::Config { clock: Clock::manual(), ..loopback::Config::new(n) };
-        let outcomes = in_time(move || loopback::spawn_with(config, |comm| body(&comm)).unwrap());
-        for (rank, outcome) in outcomes.into_iter().enumerate() {
-            check(n, rank, outcome.expect_err("every rank must fail"));
+        for backend in BACKENDS {
+            let config = loopback::Config { clock: Clock::manual(), ..loopback::Config::new(n) };
+            let outcomes = in_time(move || backend.spawn_with(config, |comm| body(&comm)).unwrap());
+            let first = outcomes[0].clone().expect_err("every rank must fail");
+            for (rank, outcome) in outcomes.into_iter().enumerate() {
+                let error = outcome.expect_err("every rank must fail");
+                assert!(
+                    error.cause() == first.cause() || !is_shared(&error),
+                    "{backend:?}: {error}, {first}"
+                );
+                check(n, rank, error);
+            }
         }
     }
+}
+
+/// Returns true if every rank returns the error. A rank's own error of its body is not the group's.
+fn is_shared(error: &Error) -> bool {
+    !matches!(error, Error::Aborted { .. } | Error::Left { .. })
 }
 
 pub(crate) fn is_mismatch(_n: usize, rank: usize, error: Error) {
@@ -53,13 +67,14 @@ pub(crate) fn is_mismatch(_n: usize, rank: usize, error: Error) {
 
 /// Moves the clock until every rank has ended.
 pub(crate) fn while_time_passes<T: Send + 'static>(
+    backend: Backend,
     config: loopback::Config,
     body: impl Fn(&Comm) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     let clock = config.clock.clone();
     in_time(move || {
         std::thread::scope(|scope| {
-            let ranks = scope.spawn(|| loopback::spawn_with(config, |comm| body(&comm)).unwrap());
+            let ranks = scope.spawn(|| backend.spawn_with(config, |comm| body(&comm)).unwrap());
             while !ranks.is_finished() {
                 std::thread::sleep(Duration::from_millis(1));
                 clock.advance(SECOND);

@@ -1,5 +1,6 @@
 //! Failures of an all-reduce of lent values: the values are as before, and the errors are an all-reduce's.
 
+use crate::backends::BACKENDS;
 use crate::failures::common::*;
 use meshstep_comm::{Action, Clock, Error, Faults, Op, Reduction, loopback};
 use meshstep_tensor::{Buffer, Category, DType, Meter, SliceMut};
@@ -68,55 +69,64 @@ fn a_rank_that_left_or_aborted() {
 
 #[test]
 fn a_rank_that_is_too_late_or_never_comes() {
-    for faults in [Faults::none().delay(1, 0, 100_000 * SECOND), Faults::none().drop_op(1, 0)] {
-        let config = loopback::Config { clock: Clock::manual(), faults, ..loopback::Config::new(2) };
-        let errors = while_time_passes(config, |comm| {
-            let (values, result) = keep(comm, Some(7 * SECOND));
-            assert_eq!(values, [1.0; LEN]);
-            let later = unchanged(comm).unwrap_err();
-            (result.unwrap_err(), later)
-        });
-        for (error, later) in &errors {
-            assert_eq!(error, &errors[0].0);
-            assert!(matches!(later, Error::Poisoned { .. }), "{later}");
+    for backend in BACKENDS {
+        for faults in [Faults::none().delay(1, 0, 100_000 * SECOND), Faults::none().drop_op(1, 0)] {
+            let config = loopback::Config { clock: Clock::manual(), faults, ..loopback::Config::new(2) };
+            let errors = while_time_passes(backend, config, |comm| {
+                let (values, result) = keep(comm, Some(7 * SECOND));
+                assert_eq!(values, [1.0; LEN]);
+                let later = unchanged(comm).unwrap_err();
+                (result.unwrap_err(), later)
+            });
+            for (error, later) in &errors {
+                assert_eq!(error, &errors[0].0);
+                assert!(matches!(later, Error::Poisoned { .. }), "{later}");
+            }
+            let Error::Timeout { called, missing, after, .. } = &errors[0].0 else {
+                panic!("{}", errors[0].0)
+            };
+            assert_eq!((called.action, called.len), (Action::AllReduce(Reduction::Sum), LEN));
+            assert_eq!((*after, &missing[..]), (7 * SECOND, &[1][..]));
         }
-        let Error::Timeout { called, missing, after, .. } = &errors[0].0 else { panic!("{}", errors[0].0) };
-        assert_eq!((called.action, called.len), (Action::AllReduce(Reduction::Sum), LEN));
-        assert_eq!((*after, &missing[..]), (7 * SECOND, &[1][..]));
     }
 }
 
 #[test]
 fn damage_is_seen_by_all_or_by_one() {
-    let sums = |faults| {
-        let config = loopback::Config { faults, ..loopback::Config::new(4) };
-        loopback::spawn_with(config, |comm| {
-            let (values, result) = keep(&comm, None);
-            result.unwrap();
-            values
-        })
-        .unwrap()
-    };
-    let right = vec![4.0f32; LEN];
-    let everywhere = sums(Faults::none().corrupt_input(2, 0));
-    assert!(everywhere.iter().all(|sum| sum != &right && sum == &everywhere[0]));
-    for (rank, sum) in sums(Faults::none().corrupt_result(2, 0)).iter().enumerate() {
-        assert_eq!(sum == &right, rank != 2);
+    for backend in BACKENDS {
+        let sums = |faults| {
+            let config = loopback::Config { faults, ..loopback::Config::new(4) };
+            backend
+                .spawn_with(config, |comm| {
+                    let (values, result) = keep(&comm, None);
+                    result.unwrap();
+                    values
+                })
+                .unwrap()
+        };
+        let right = vec![4.0f32; LEN];
+        let everywhere = sums(Faults::none().corrupt_input(2, 0));
+        assert!(everywhere.iter().all(|sum| sum != &right && sum == &everywhere[0]));
+        for (rank, sum) in sums(Faults::none().corrupt_result(2, 0)).iter().enumerate() {
+            assert_eq!(sum == &right, rank != 2);
+        }
     }
 }
 
 /// Operations that were started before it run first, also on the communication thread.
 #[test]
 fn it_waits_for_its_turn() {
-    let sums = loopback::spawn(4, |comm| {
-        let queue = meshstep_tensor::Queue::cpu();
-        let started: Vec<_> = (0..20)
-            .map(|_| comm.start(Op::all_reduce(Reduction::Sum), floats(500), &queue).unwrap())
-            .collect();
-        let (values, result) = keep(&comm, None);
-        result.unwrap();
-        started.into_iter().for_each(|started| started.wait(&queue).1.unwrap());
-        values
-    });
-    assert!(sums.unwrap().iter().all(|sum| *sum == [4.0; LEN]));
+    for backend in BACKENDS {
+        let sums = backend.spawn(4, |comm| {
+            let queue = meshstep_tensor::Queue::cpu();
+            let started: Vec<_> = (0..20)
+                .map(|_| comm.start(Op::all_reduce(Reduction::Sum), floats(500), &queue).unwrap())
+                .collect();
+            let (values, result) = keep(&comm, None);
+            result.unwrap();
+            started.into_iter().for_each(|started| started.wait(&queue).1.unwrap());
+            values
+        });
+        assert!(sums.unwrap().iter().all(|sum| *sum == [4.0; LEN]));
+    }
 }

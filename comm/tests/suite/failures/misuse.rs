@@ -1,5 +1,6 @@
 //! Contradictory calls of ranks, and refused calls.
 
+use crate::backends::BACKENDS;
 use crate::failures::common::*;
 use meshstep_comm::{Error, InFlight, Op, Reduction, loopback};
 use meshstep_tensor::{Buffer, DType, Queue};
@@ -47,19 +48,22 @@ fn ranks_that_call_different_things() {
 
 #[test]
 fn each_rank_has_its_own_factor() {
-    let sums = loopback::spawn(4, |c| {
-        let (me, by) = (c.rank(), |factor| Reduction::PreMulSum { factor });
-        let mut values = buffer(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0].map(|x| x * (me as f32 + 1.0)));
-        c.all_reduce(&mut values, by(me as f64 - 1.0)).unwrap();
-        let all = values.typed::<f32>().unwrap().to_vec();
-        c.reduce_scatter(&mut values, by(0.5 * me as f64)).unwrap();
-        (all, values.typed::<f32>().unwrap()[2 * me..][..2].to_vec())
-    });
-    // -1 * 1 + 0 * 2 + 1 * 3 + 2 * 4 = 10, then (0 + 1 + 2 + 3) / 2 = 3.
-    for (rank, (all, own)) in sums.unwrap().into_iter().enumerate() {
-        assert_eq!(all, [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0]);
-        let first = 60.0 * rank as f32 + 30.0;
-        assert_eq!(own, [first, first + 30.0], "rank {rank}");
+    for backend in BACKENDS {
+        let sums = backend.spawn(4, |c| {
+            let (me, by) = (c.rank(), |factor| Reduction::PreMulSum { factor });
+            let mut values =
+                buffer(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0].map(|x| x * (me as f32 + 1.0)));
+            c.all_reduce(&mut values, by(me as f64 - 1.0)).unwrap();
+            let all = values.typed::<f32>().unwrap().to_vec();
+            c.reduce_scatter(&mut values, by(0.5 * me as f64)).unwrap();
+            (all, values.typed::<f32>().unwrap()[2 * me..][..2].to_vec())
+        });
+        // -1 * 1 + 0 * 2 + 1 * 3 + 2 * 4 = 10, then (0 + 1 + 2 + 3) / 2 = 3.
+        for (rank, (all, own)) in sums.unwrap().into_iter().enumerate() {
+            assert_eq!(all, [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0]);
+            let first = 60.0 * rank as f32 + 30.0;
+            assert_eq!(own, [first, first + 30.0], "rank {rank}");
+        }
     }
 }
 
@@ -147,38 +151,42 @@ fn queued_operations_fail_with_the_ones_ahead() {
 
 #[test]
 fn a_caller_error_gives_the_buffer_back_and_spoils_nothing() {
-    let outcomes = loopback::spawn(4, |comm| {
-        let me = comm.rank();
-        let refused = |op, buffer: Buffer| {
-            let len = buffer.len();
-            let (back, error) = comm.start(op, buffer, &Queue::cpu()).unwrap_err();
-            assert_eq!(back.len(), len);
-            error
-        };
-        let uneven = Error::Uneven { len: 10, world_size: 4, padded: 12 };
-        assert_eq!(refused(Op::all_gather(), floats(10)), uneven);
-        assert_eq!(refused(Op::all_to_all(), floats(10)), uneven);
-        assert_eq!(refused(Op::reduce_scatter(Reduction::Sum), floats(10)), uneven);
-        let nobody = Error::InvalidRank { rank: 4, world_size: 4 };
-        assert_eq!(refused(Op::broadcast(4), floats(1)), nobody);
-        assert_eq!(refused(Op::send(4), floats(1)), nobody);
-        assert_eq!(refused(Op::recv(me), floats(1)), Error::ToSelf { rank: me });
-        let integers = Error::MeanOfIntegers { dtype: DType::U64 };
-        assert_eq!(refused(Op::all_reduce(Reduction::Mean), buffer(&[1u64])), integers);
-        let integers = Error::FactorsOfIntegers { dtype: DType::U64 };
-        let by = Reduction::PreMulSum { factor: 2.0 };
-        assert_eq!(refused(Op::all_reduce(by), buffer(&[1u64])), integers);
-        // One rank's mistake does not affect the others.
-        if me == 2 {
-            assert_eq!(run(&comm, Op::all_gather(), 10), Err(uneven));
-        }
-        run(&comm, Op::all_reduce(Reduction::Sum), 10)
-    });
-    assert_eq!(outcomes.unwrap(), vec![Ok(()); 4]);
+    for backend in BACKENDS {
+        let outcomes = backend.spawn(4, |comm| {
+            let me = comm.rank();
+            let refused = |op, buffer: Buffer| {
+                let len = buffer.len();
+                let (back, error) = comm.start(op, buffer, &Queue::cpu()).unwrap_err();
+                assert_eq!(back.len(), len);
+                error
+            };
+            let uneven = Error::Uneven { len: 10, world_size: 4, padded: 12 };
+            assert_eq!(refused(Op::all_gather(), floats(10)), uneven);
+            assert_eq!(refused(Op::all_to_all(), floats(10)), uneven);
+            assert_eq!(refused(Op::reduce_scatter(Reduction::Sum), floats(10)), uneven);
+            let nobody = Error::InvalidRank { rank: 4, world_size: 4 };
+            assert_eq!(refused(Op::broadcast(4), floats(1)), nobody);
+            assert_eq!(refused(Op::send(4), floats(1)), nobody);
+            assert_eq!(refused(Op::recv(me), floats(1)), Error::ToSelf { rank: me });
+            let integers = Error::MeanOfIntegers { dtype: DType::U64 };
+            assert_eq!(refused(Op::all_reduce(Reduction::Mean), buffer(&[1u64])), integers);
+            let integers = Error::FactorsOfIntegers { dtype: DType::U64 };
+            let by = Reduction::PreMulSum { factor: 2.0 };
+            assert_eq!(refused(Op::all_reduce(by), buffer(&[1u64])), integers);
+            // One rank's mistake does not affect the others.
+            if me == 2 {
+                assert_eq!(run(&comm, Op::all_gather(), 10), Err(uneven));
+            }
+            run(&comm, Op::all_reduce(Reduction::Sum), 10)
+        });
+        assert_eq!(outcomes.unwrap(), vec![Ok(()); 4]);
+    }
 }
 
 #[test]
 fn no_ranks() {
-    assert_eq!(loopback::spawn(0, |_| ()).unwrap_err(), Error::ZeroRanks);
-    assert_eq!(loopback::world(loopback::Config::new(0)).unwrap_err(), Error::ZeroRanks);
+    for backend in BACKENDS {
+        assert_eq!(backend.spawn(0, |_| ()).unwrap_err(), Error::ZeroRanks);
+        assert_eq!(loopback::world(loopback::Config::new(0)).unwrap_err(), Error::ZeroRanks);
+    }
 }

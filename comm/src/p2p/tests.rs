@@ -1,0 +1,181 @@
+//! Ranks that end, stop or write garbage at any byte: the others return one typed error in time.
+
+use super::in_process::streams;
+use super::seat::communicator;
+use super::transport::{Lost, LostWhy, Source, Target, Transport, Waker};
+use crate::{Clock, Communicator, Error, Faults, Op, Reduction};
+use meshstep_tensor::{Buffer, Category, DType, Meter};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const DEADLINE: Duration = Duration::from_millis(300);
+/// Bound on the time that an error takes after the deadline.
+const GRACE: Duration = Duration::from_secs(2);
+const SICK: usize = 1;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Illness {
+    /// The process ends.
+    Ends,
+    /// The process stops: it neither reads nor writes.
+    Stops,
+    /// The next frame is garbage.
+    Garbles,
+}
+
+/// Transport of a rank that falls ill after it has written `healthy` bytes.
+#[derive(Debug)]
+struct Sick {
+    inner: Box<dyn Transport>,
+    healthy: usize,
+    illness: Illness,
+}
+
+impl Sick {
+    fn is_stopped(&self) -> bool {
+        self.healthy == 0 && self.illness == Illness::Stops
+    }
+}
+
+impl Transport for Sick {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
+    }
+
+    fn audience(&self) -> &[usize] {
+        self.inner.audience()
+    }
+
+    fn write(&mut self, to: Target, bytes: &[u8]) -> Result<usize, Lost> {
+        if self.healthy > 0 {
+            let len = bytes.len().min(self.healthy);
+            let written = self.inner.write(to, &bytes[..len])?;
+            self.healthy -= written;
+            return Ok(written);
+        }
+        match self.illness {
+            Illness::Stops => Ok(0),
+            Illness::Garbles => self.inner.write(to, &vec![0xA5; bytes.len()]),
+            Illness::Ends => {
+                self.inner.close();
+                Err(Lost { peer: (SICK + 1) % self.world_size(), why: LostWhy::Closed })
+            }
+        }
+    }
+
+    fn progress(&mut self) -> Result<bool, Lost> {
+        if self.is_stopped() { Ok(false) } else { self.inner.progress() }
+    }
+
+    fn arrived(&self, from: Source) -> &[u8] {
+        if self.is_stopped() { &[] } else { self.inner.arrived(from) }
+    }
+
+    fn consume(&mut self, from: Source, len: usize) {
+        self.inner.consume(from, len);
+    }
+
+    fn wait(&mut self, at_most: Duration) -> Result<(), Lost> {
+        self.inner.wait(at_most)
+    }
+
+    fn waker(&self) -> Arc<dyn Waker> {
+        self.inner.waker()
+    }
+
+    fn split(&mut self, members: &[usize], channel: u64) -> Result<Box<dyn Transport>, Lost> {
+        self.inner.split(members, channel)
+    }
+
+    fn close(&mut self) {
+        self.inner.close();
+    }
+}
+
+fn operations() -> [Op; 5] {
+    let sum = Reduction::Sum;
+    [Op::all_reduce(sum), Op::reduce_scatter(sum), Op::all_gather(), Op::all_to_all(), Op::broadcast(SICK)]
+}
+
+/// Runs operations on every rank until the first error; returns each rank's, and the time that it took.
+fn run(transports: Vec<Box<dyn Transport>>, len: usize) -> Vec<(Option<Error>, Duration)> {
+    let ranks = transports.into_iter().map(|transport| {
+        let body = move || {
+            let comm = communicator(transport, Clock::real(), DEADLINE, Faults::none()).unwrap();
+            let mut buffer = Buffer::zeroed(len, DType::F32, &Meter::new(), Category::Grads).unwrap();
+            for op in operations() {
+                let begun = Instant::now();
+                let whole = buffer.take();
+                let (back, result) = comm.complete(op, whole);
+                buffer = back;
+                if let Err(error) = result {
+                    return (Some(error), begun.elapsed());
+                }
+            }
+            (None, Duration::ZERO)
+        };
+        std::thread::spawn(body)
+    });
+    let ranks: Vec<_> = ranks.collect();
+    ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+}
+
+/// Runs with a rank that falls ill after `healthy` bytes; returns the error of the others, if any, which must be the same.
+fn run_with(n: usize, len: usize, common: bool, illness: Illness, healthy: usize) -> Option<Error> {
+    let mut transports = streams::world(n, 4096, common);
+    let inner = transports.remove(SICK);
+    transports.insert(SICK, Box::new(Sick { inner, healthy, illness }));
+    let ends = run(transports, len);
+    let context = format!("{n} ranks, {len} elements, {illness:?} after {healthy} bytes, common: {common}");
+    let healthy: Vec<_> = ends.into_iter().enumerate().filter(|(rank, _)| *rank != SICK).collect();
+    for (_, (error, took)) in &healthy {
+        assert!(*took < DEADLINE + GRACE, "{context}: {took:?} until {error:?}");
+    }
+    let failed: Vec<Error> = healthy.into_iter().filter_map(|(_, (error, _))| error).collect();
+    assert!(failed.iter().all(|error| error == &failed[0]), "{context}: {failed:?}");
+    failed.into_iter().next()
+}
+
+/// Numbers of bytes at and around the ends of frames and of operations.
+fn moments() -> impl Iterator<Item = usize> {
+    let few = meshstep_cases::cases(12, 400) as usize;
+    (0..few).map(|i| i * i * 97 + i)
+}
+
+#[test]
+fn a_rank_that_ends_at_any_byte_is_lost_or_has_left() {
+    for healthy in moments() {
+        let (n, common) = (2 + healthy % 3, healthy % 2 == 0);
+        let error = run_with(n, 6000, common, Illness::Ends, healthy);
+        assert!(matches!(error, Some(Error::Lost { rank: SICK, .. })), "after {healthy} bytes: {error:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_stops_at_any_byte_is_missed_in_time() {
+    for healthy in moments().step_by(3) {
+        let (n, common) = (2 + healthy % 3, healthy % 2 == 0);
+        let error = run_with(n, 24_000, common, Illness::Stops, healthy);
+        let missed =
+            |error: &Error| matches!(error, Error::Timeout { missing, .. } if missing.contains(&SICK));
+        assert!(error.as_ref().is_some_and(missed), "after {healthy} bytes: {error:?}");
+    }
+}
+
+#[test]
+fn garbage_is_noticed() {
+    for common in [false, true] {
+        let error = run_with(3, 60, common, Illness::Garbles, 0);
+        let Some(Error::Lost { rank: SICK, why }) = error else { panic!("{error:?}") };
+        assert_eq!(why, LostWhy::Altered.to_string());
+    }
+}
+
+#[test]
+fn healthy_ranks_end_well() {
+    assert_eq!(run_with(3, 600, true, Illness::Ends, usize::MAX), None);
+}
