@@ -7,6 +7,7 @@ use crate::args::bench::Bench;
 use crate::args::parity::Parity;
 use crate::args::train::Train;
 use crate::ckpt::Ckpt;
+use crate::measure::rank::Rank;
 
 /// Benchmark and demonstration of Meshstep: trains a small GPT with the optimizer step on several ranks.
 #[derive(Debug, Parser)]
@@ -30,6 +31,9 @@ pub(crate) enum Command {
     /// Measure the cost and the savings of sharding in turns with a copy of the same bytes, and write a report. Exits with
     /// 0 if every bar holds, 1 if one is missed, 2 if something could not be measured.
     Bench(Bench),
+    /// Be one rank of a measured group of processes; `bench --peers` starts these.
+    #[command(hide = true)]
+    Rank(Rank),
     /// Serve elastic workers, which are processes that train with `train --local METHOD --arbiter ADDR --worker ID`, until Ctrl-C.
     Arbiter(Box<Arbiter>),
     /// Inspect a checkpoint, verify it, or export its parameters.

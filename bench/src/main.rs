@@ -11,6 +11,7 @@ mod local;
 mod measure;
 mod memory;
 mod mesh;
+#[cfg(test)]
 mod network;
 mod parity;
 mod progress;
@@ -69,6 +70,10 @@ fn main() -> ExitCode {
                 Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
             }
         }
+        Command::Rank(asked) => match measure::rank::run(&asked) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
+        },
         Command::Ckpt(asked) => match ckpt::run(&asked, &mut io::stdout()) {
             Ok(ckpt::Verdict::Whole) => ExitCode::SUCCESS,
             Ok(ckpt::Verdict::Damaged) => ExitCode::FAILURE,

@@ -16,6 +16,8 @@ use meshstep_bench_cases::ranks::{OURS, Player};
 use meshstep_bench_cases::shapes::even;
 use meshstep_bench_cases::step::{Grads, Steps};
 use meshstep_comm::Communicator;
+use meshstep_comm::rendezvous::Environment;
+use meshstep_comm::tcp::{self, Encrypt};
 use meshstep_shard::Stage;
 use meshstep_tensor::DType;
 use serde_json::Value;
@@ -114,10 +116,9 @@ fn number(case: &Value, field: &str) -> Result<usize> {
 /// Connects the ranks of the floor, which publish their addresses as files.
 fn meet(asked: &Rank, meeting: usize) -> Result<Sockets> {
     let listener = TcpListener::bind("127.0.0.1:0").context("opening a socket")?;
-    let own = listener.local_addr()?.to_string();
+    let own = listener.local_addr()?;
     let file = |rank: usize| asked.meet.join(format!("floor-{meeting}-{rank}"));
-    let draft = asked.meet.join(format!("draft-{}", asked.rank));
-    fs::write(&draft, own).and_then(|()| fs::rename(&draft, file(asked.rank)))?;
+    publish(asked, &file(asked.rank), own)?;
     let until = Instant::now() + MEET;
     let addresses = (0..asked.ranks).map(|rank| address(&file(rank), until));
     Sockets::connect(asked.rank, &listener, &addresses.collect::<Result<Vec<_>>>()?)
@@ -134,7 +135,37 @@ fn address(file: &Path, until: Instant) -> Result<SocketAddr> {
     }
 }
 
-/// REPLACE-AT-MERGE
+/// Returns this rank's communicator.
 fn communicator(asked: &Rank, meeting: usize) -> Result<Arc<dyn Communicator>> {
-    anyhow::bail!("rank {} meeting {meeting}", asked.rank)
+    let environment = Environment {
+        rank: asked.rank,
+        world_size: asked.ranks,
+        local_rank: asked.rank,
+        host: "127.0.0.1".to_owned(),
+        port: port(asked, meeting)?,
+        run_id: format!("bench {meeting}"),
+        restart: 0,
+        token: None,
+    };
+    let encrypt = if asked.way == Way::Encrypted { Encrypt::Always } else { Encrypt::Remote };
+    let shared_memory = asked.way == Way::SharedMemory;
+    let world = tcp::join(&environment, &tcp::Options { encrypt, shared_memory, ..tcp::Options::default() })?;
+    Ok(world.communicator())
+}
+
+/// Returns the port of a meeting's store, which rank 0 chooses and publishes as a file.
+fn port(asked: &Rank, meeting: usize) -> Result<u16> {
+    let file = asked.meet.join(format!("store-{meeting}"));
+    if asked.rank == 0 {
+        let own = TcpListener::bind("127.0.0.1:0").context("opening a socket")?.local_addr()?;
+        publish(asked, &file, own)?;
+    }
+    Ok(address(&file, Instant::now() + MEET)?.port())
+}
+
+/// Writes an address to a file, at once.
+fn publish(asked: &Rank, file: &Path, own: SocketAddr) -> Result<()> {
+    let draft = asked.meet.join(format!("draft-{}", asked.rank));
+    fs::write(&draft, own.to_string()).and_then(|()| fs::rename(&draft, file))?;
+    Ok(())
 }

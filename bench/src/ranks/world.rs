@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
-use meshstep_comm::{Communicator, loopback};
+use anyhow::{Context as _, Result, bail};
+use meshstep_comm::{Communicator, loopback, tcp};
 
 use super::{Launch, Ranks};
 
@@ -17,10 +17,15 @@ pub(crate) fn join(launch: &Launch) -> Result<Ranks> {
 
 /// Returns this process's communicator among those that its launcher started.
 pub(super) fn communicator(launch: &Launch) -> Result<Arc<dyn Communicator>> {
-    match launch.world_size() {
-        Some(1) | None => Ok(alone()?),
-        Some(processes) => bail!(
-            "this build has no communicator between {processes} processes; start the program alone, with --ranks {processes}"
+    match launch {
+        Launch::Rendezvous { environment, .. } => {
+            let world =
+                tcp::join(environment, &tcp::Options::default()).context("cannot join the other ranks")?;
+            Ok(world.communicator())
+        }
+        Launch::Alone => Ok(alone()?),
+        Launch::Mpi { world_size, .. } => bail!(
+            "this build has no communicator over MPI; start {world_size} processes with cargo xtask launch, torchrun or srun"
         ),
     }
 }
