@@ -193,7 +193,7 @@ fn a_wait_for_a_stopped_process_ends_in_time() {
     let mut rank = listener.connect(1, &cards, LONG).unwrap();
     child.says("pours");
     child.signal(rustix::process::Signal::STOP);
-    // Bytes that are there already end some waits.
+    // Earlier bytes end some waits.
     let begin = Instant::now();
     let mut longest = Duration::ZERO;
     while begin.elapsed() < Duration::from_secs(1) {
