@@ -77,7 +77,7 @@ mod p2p;
 pub mod prelude;
 mod reduce;
 pub mod rendezvous;
-#[cfg_attr(not(test), allow(dead_code, reason = "ranks over sockets are its callers"))]
+#[cfg_attr(not(test), allow(dead_code, unused_imports, reason = "ranks over sockets are its callers"))]
 mod shared_memory;
 mod split_groups;
 mod stats;

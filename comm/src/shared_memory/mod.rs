@@ -49,7 +49,6 @@ mod rings;
 mod unsupported;
 
 pub(crate) use error::{MeetError, RegionFault};
-#[cfg_attr(not(test), allow(unused_imports, reason = "ranks over sockets are its callers"))]
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 pub(crate) use linux::MemoryListener;
 pub(crate) use rings::RingBytes;
