@@ -112,6 +112,8 @@ fn news_end_a_wait() {
         wait_until(&mut *other, |rank| rank.arrived(Source::Rank(1)).len() == 1 << 16);
         std::thread::sleep(pause);
         other.consume(Source::Rank(1), 4096);
+        // The full ring again: the consumption alone has ended the sleep.
+        wait_until(&mut *other, |rank| rank.arrived(Source::Rank(1)).len() == 1 << 16);
         std::thread::sleep(pause);
         stop.store(true, SeqCst);
         waker.wake();
