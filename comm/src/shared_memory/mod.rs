@@ -20,7 +20,7 @@
 //! reaches its end. Published bytes stay readable. The loss is reported when they are consumed, or when a rank is about to sleep
 //! and can do nothing with them: once, by
 //! [`progress`](crate::p2p::transport::Transport::progress) or [`wait`](crate::p2p::transport::Transport::wait). Writes to it, and
-//! reads when nothing is left, fail from then on.
+//! reads when nothing is left, fail from then on; writes to the audience go on for the other readers.
 //!
 //! # Trust
 //!

@@ -45,13 +45,16 @@ fn meet(rank: usize, n: usize, ring: usize) -> Box<dyn Transport> {
     listener.connect(rank, &cards, LONG).unwrap()
 }
 
-/// Writes to its audience without an end.
+/// Writes to its audience until it loses one of them.
 fn pour(rank: &mut dyn Transport) {
     println!("\npours");
     let mut random = Random::new(SEED);
     loop {
         let bytes = random.bytes(10_000);
-        if write_all(rank, Target::Audience, &bytes).is_err() {
+        let mut readers = rank.audience().to_vec().into_iter();
+        if write_all(rank, Target::Audience, &bytes).is_err()
+            || readers.any(|reader| rank.write(Target::Rank(reader), &[]).is_err())
+        {
             return;
         }
     }
