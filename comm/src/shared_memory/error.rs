@@ -36,7 +36,7 @@ pub(crate) enum MeetError {
         /// The rank.
         rank: usize,
     },
-    /// A rank closed its socket before it had met this one.
+    /// A rank closed its socket before the introductions.
     #[error("rank {rank} closed its socket: it ended, or has the cards of another group")]
     Gone {
         /// The rank.
@@ -59,7 +59,7 @@ pub(crate) enum MeetError {
     /// Ranks did not come in time.
     #[error("ranks {ranks:?} did not come within the deadline; look at their logs")]
     Late {
-        /// Ranks that this one has not met.
+        /// Ranks without an introduction.
         ranks: Vec<usize>,
     },
     /// The system refused a call.

@@ -17,9 +17,10 @@
 //!
 //! A rank without news says in its region that it sleeps, looks once more, and waits in epoll for its eventfd and for the sockets of
 //! its peers. A peer that publishes something reads that word and rings the eventfd if needed. The socket of a process that dies
-//! reaches its end; bytes that it published before stay readable, and the loss is reported after them, once, by
+//! reaches its end. Published bytes stay readable. The loss is reported when they are consumed, or when a rank is about to sleep
+//! and can do nothing with them: once, by
 //! [`progress`](crate::p2p::transport::Transport::progress) or [`wait`](crate::p2p::transport::Transport::wait). Writes to it, and
-//! reads when nothing is left, fail from then on.
+//! reads when nothing is left, fail from then on; writes to the audience go on for the other readers.
 //!
 //! # Trust
 //!

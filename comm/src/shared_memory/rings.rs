@@ -15,7 +15,7 @@ pub(crate) struct RingBytes {
 }
 
 impl Default for RingBytes {
-    /// Rings as large as the second-level cache feeds: `linux/tests/throughput.rs` compares sizes.
+    /// Two tiles of 128 KiB: a rank fills one while a reader has the other. `linux/tests/throughput.rs` compares sizes.
     fn default() -> Self {
         RingBytes { single: 1 << 18, common: 1 << 18 }
     }

@@ -4,7 +4,7 @@ use super::{MeetError, RingBytes};
 use crate::p2p::transport::Transport;
 use std::time::Duration;
 
-/// MemoryListener of a system without shared memory: there is none.
+/// Listener of a system without shared memory: there is none.
 #[derive(Debug)]
 pub(crate) enum MemoryListener {}
 

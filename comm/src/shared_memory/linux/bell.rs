@@ -37,7 +37,7 @@ impl Bell {
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
-    /// Forgets that it has rung.
+    /// Clears the eventfd.
     pub(super) fn silence(&self) {
         // An error means that it has not rung.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
@@ -56,7 +56,7 @@ impl Waker for Bell {
     }
 }
 
-/// Says in this rank's region that it sleeps. The caller looks at its peers' words after this call and before it sleeps: either it
+/// Publishes the sleep in this rank's region. The caller looks at its peers' words after this call and before it sleeps: either it
 /// sees a peer's new word, or that peer sees this one and rings.
 pub(super) fn fall_asleep(own: &Region, for_room: bool) {
     let word = own.word(own.layout().sleep());
@@ -65,7 +65,7 @@ pub(super) fn fall_asleep(own: &Region, for_room: bool) {
     fence(SeqCst);
 }
 
-/// Says in this rank's region that it is awake.
+/// Publishes the end of the sleep.
 pub(super) fn wake_up(own: &Region) {
     let word = own.word(own.layout().sleep());
     let sleeps = word.load(Relaxed) & !(ASLEEP | FOR_ROOM);

@@ -71,7 +71,10 @@ impl SharedMemory {
     fn check(&self, to: Target) -> Result<(), Lost> {
         match to {
             Target::Rank(rank) => self.peer(rank)?.check(),
-            Target::Audience => self.audience.iter().try_for_each(|&rank| self.peer(rank)?.check()),
+            Target::Audience => self.audience.iter().try_for_each(|&rank| match self.peer(rank)? {
+                peer if peer.is_reported() => Ok(()),
+                peer => peer.check(),
+            }),
         }
     }
 
@@ -85,7 +88,8 @@ impl SharedMemory {
     /// Reads the acknowledgements of a stream; returns true if the slowest reader has advanced.
     fn acknowledge(&mut self, to: Target) -> bool {
         let (own, written) = (self.rank, self.writer(to).position());
-        let readers = readers(&mut self.peers, to);
+        // A reader that was reported lost holds nobody up.
+        let readers = readers(&mut self.peers, to).filter(|peer| !peer.is_reported());
         let common = to == Target::Audience;
         let acked = readers.map(|peer| peer.acked(own, common, written)).min();
         // Without readers nothing stays in the ring.

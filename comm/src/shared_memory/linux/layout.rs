@@ -10,9 +10,9 @@ const LINE: usize = 128;
 /// Stream that a rank writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RingStream {
-    /// For all other ranks.
+    /// Stream with the whole group as readers.
     Common,
-    /// For one rank.
+    /// Stream with one reader.
     To(usize),
 }
 

@@ -122,7 +122,7 @@ impl<'a> MemoryMeeting<'a> {
         Ok(self.missing().is_empty())
     }
 
-    /// Calls ranks below this one. A full queue is tried again later.
+    /// Calls the lower ranks. A full queue is tried again later.
     fn call(&mut self) -> Result<(), MeetError> {
         for rank in std::mem::take(&mut self.uncalled) {
             let failed = |error: Errno| MeetError::system("a Unix socket", error);

@@ -29,6 +29,7 @@ pub(super) struct MemoryPeer {
     common_ack: AckCursor,
     end: End,
     altered: Cell<bool>,
+    altered_reported: bool,
 }
 
 /// Introduction that arrives on the link of the group that was split.
@@ -92,6 +93,7 @@ impl MemoryPeer {
             common_ack: AckCursor::default(),
             end: End::None,
             altered: Cell::new(false),
+            altered_reported: false,
         }
     }
 
@@ -245,11 +247,17 @@ impl MemoryPeer {
         }
     }
 
-    /// Returns an unreported loss: altered positions at once and each time, an end once, when all bytes before it are consumed or
+    /// Returns true if the loss of the peer was reported.
+    pub(super) fn is_reported(&self) -> bool {
+        self.altered_reported || matches!(self.end, End::Reported(_))
+    }
+
+    /// Returns an unreported loss, each once: altered positions at once, an end when all bytes before it are consumed or
     /// the caller does not wait for that.
     pub(super) fn unreported(&mut self, with_bytes: bool) -> Option<Lost> {
         if self.altered.get() {
-            return Some(self.lost(LostWhy::Altered));
+            let first = !std::mem::replace(&mut self.altered_reported, true);
+            return first.then(|| self.lost(LostWhy::Altered));
         }
         let End::Unreported(why) = &self.end else { return None };
         let drained = with_bytes || self.arrived(true).is_empty() && self.arrived(false).is_empty();

@@ -72,7 +72,7 @@ impl Region {
 
     /// Returns the word at `offset`, one of the layout's. A peer's words may only be loaded.
     pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset % 8 == 0 && offset + 8 <= self.words.len(), "{offset} is no word");
+        assert!(offset.is_multiple_of(8) && offset + 8 <= self.words.len(), "{offset} is no word");
         // SAFETY: the word is mapped as long as `self` lives, and aligned because the mapping is. All processes access it by
         // atomic operations alone; a process that breaks this rule alters its own words, and their values are checked.
         unsafe { AtomicU64::from_ptr(self.words.start().add(offset).cast()) }

@@ -68,7 +68,7 @@ fn cards_of_another_group_are_refused() {
         MemoryListener::open(SMALL).unwrap(),
     );
     let [a, b, c] = [&mine, &other, &strange].map(MemoryListener::card);
-    // Rank 1 of another group calls rank 0: it proves nothing, and both learn that.
+    // Rank 1 of another group calls rank 0 without the right proof.
     let cards = [a.clone(), b];
     let theirs = [a.clone(), c.clone()];
     std::thread::scope(|scope| {

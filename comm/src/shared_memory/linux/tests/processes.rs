@@ -45,13 +45,16 @@ fn meet(rank: usize, n: usize, ring: usize) -> Box<dyn Transport> {
     listener.connect(rank, &cards, LONG).unwrap()
 }
 
-/// Writes to its audience without an end.
+/// Writes to its audience until it loses one of them.
 fn pour(rank: &mut dyn Transport) {
     println!("\npours");
     let mut random = Random::new(SEED);
     loop {
         let bytes = random.bytes(10_000);
-        if write_all(rank, Target::Audience, &bytes).is_err() {
+        let mut readers = rank.audience().to_vec().into_iter();
+        if write_all(rank, Target::Audience, &bytes).is_err()
+            || readers.any(|reader| rank.write(Target::Rank(reader), &[]).is_err())
+        {
             return;
         }
     }
@@ -193,7 +196,7 @@ fn a_wait_for_a_stopped_process_ends_in_time() {
     let mut rank = listener.connect(1, &cards, LONG).unwrap();
     child.says("pours");
     child.signal(rustix::process::Signal::STOP);
-    // Bytes that are there already end some waits.
+    // Earlier bytes end some waits.
     let begin = Instant::now();
     let mut longest = Duration::ZERO;
     while begin.elapsed() < Duration::from_secs(1) {

@@ -90,7 +90,7 @@ fn a_member_that_ends_before_its_split_is_a_loss() {
         let (lost, time) = wait_lost(&mut *early);
         assert_eq!(lost, gone);
         assert!(time < LONG / 2, "{time:?}");
-        assert_eq!(early.write(Target::Audience, &[1]), Err(gone));
+        assert_eq!(early.write(Target::Rank(1 - first), &[1]), Err(gone));
     }
 }
 

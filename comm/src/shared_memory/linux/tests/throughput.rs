@@ -50,13 +50,13 @@ fn all_gather(rank: &mut dyn Transport, values: &mut [f32]) {
     let mut done = vec![0; n];
     while done.iter().any(|&done| done < chunk) {
         let mut moved = false;
-        for peer in 0..n {
-            let range = peer * chunk + done[peer]..peer * chunk + (done[peer] + TILE).min(chunk);
+        for (peer, done) in done.iter_mut().enumerate() {
+            let range = peer * chunk + *done..peer * chunk + (*done + TILE).min(chunk);
             let len = match peer == me {
                 true => rank.write(Target::Audience, &bytes[range]).unwrap(),
                 false => rank.read(Source::Common(peer), &mut bytes[range]).unwrap(),
             };
-            done[peer] += len;
+            *done += len;
             moved |= len > 0;
         }
         if !moved {
