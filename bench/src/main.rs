@@ -11,8 +11,6 @@ mod local;
 mod measure;
 mod memory;
 mod mesh;
-#[cfg(test)]
-mod network;
 mod parity;
 mod progress;
 mod ranks;
@@ -30,13 +28,11 @@ use clap::{CommandFactory as _, FromArgMatches as _};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
+use args::FOLDER;
 use args::train::Train;
 use cli::{Cli, Command};
 use parity::Verdict;
 use ranks::{Launch, Ranks};
-
-/// This package's folder in the workspace of the build.
-const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Exit code if the work could not be done; exit code 1 means that it was done and found a difference.
 const NOT_DONE: u8 = 2;

@@ -33,3 +33,6 @@ pub(crate) fn within<const MIN: usize, const MAX: usize>(text: &str) -> Result<u
         _ => Err(format!("give a whole number from {MIN} to {MAX}")),
     }
 }
+
+/// This package's folder in the workspace of the build.
+pub(crate) const FOLDER: &str = env!("CARGO_MANIFEST_DIR");

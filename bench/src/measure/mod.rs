@@ -3,6 +3,8 @@
 
 mod baseline;
 mod effort;
+#[cfg(test)]
+mod network;
 mod peers;
 pub(crate) mod rank;
 pub(crate) mod record;

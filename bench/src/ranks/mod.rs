@@ -31,7 +31,7 @@ const LONGEST_RUN: Duration = Duration::from_secs(30 * 24 * 3600);
 pub(crate) enum Ranks {
     /// Each rank is a thread of this process.
     Threads,
-    /// This process is one rank of this world.
+    /// Each rank is a process; the world joins them.
     Process(Arc<dyn Communicator>),
 }
 

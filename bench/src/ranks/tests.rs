@@ -76,7 +76,7 @@ fn the_memory_of_processes_is_their_sum() {
         let own = Process::watch().seen().before;
         (own, ranks.run(2, |comm| Ok(sample(&*comm))).unwrap().process.before)
     });
-    // Both are this process.
+    // Both figures are of one process.
     for (own, sum) in seen {
         assert!(own.zip(sum).is_none_or(|(own, sum)| sum > own), "{own:?} {sum:?}");
     }

@@ -1,7 +1,7 @@
-//! Announcements of streams. A rank that opens a stream chooses its tag and tells the reader, who posts receives under it. So
-//! groups need no communicator of MPI, whose creation would wait for every member.
+//! Announcements of streams. A rank that opens a stream chooses its tag and announces it, and the reader posts receives under it. So
+//! groups need no communicator of MPI: its creation would wait for every member.
 
-use super::calls::{Calls, Fault, Requests};
+use super::calls::{CallFault, Calls, Requests};
 use super::identity::GroupId;
 use super::tiles::{TILE, TILES, Tiles};
 use std::collections::HashMap;
@@ -20,11 +20,11 @@ const FORMAT: u64 = 0x4d53_4d50_0001_0000_u64 ^ TILE as u64;
 /// Announcements that have arrived in this process, for all groups.
 #[derive(Debug)]
 pub(super) struct Announcements {
-    inbox: Mutex<Inbox>,
+    inbox: Mutex<AnnouncementInbox>,
 }
 
 #[derive(Debug)]
-struct Inbox {
+struct AnnouncementInbox {
     requests: Requests,
     tiles: Tiles,
     /// Tag of each stream that was announced and not yet opened, by group and rank in the job.
@@ -59,10 +59,16 @@ fn parse(bytes: &[u8]) -> Option<(GroupId, c_int)> {
 
 impl Announcements {
     /// Posts receives of announcements; `last_tag` is the highest tag that the library has.
-    pub(super) fn new(calls: &Calls, last_tag: c_int) -> Result<Self, Fault> {
+    pub(super) fn new(calls: &Calls, last_tag: c_int) -> Result<Self, CallFault> {
         let (requests, tags) = (Requests::default(), HashMap::new());
-        let mut inbox =
-            Inbox { requests, tiles: Tiles::new(), tags, next_tag: TAG + 1, last_tag, unlike: None };
+        let mut inbox = AnnouncementInbox {
+            requests,
+            tiles: Tiles::new(),
+            tags,
+            next_tag: TAG + 1,
+            last_tag,
+            unlike: None,
+        };
         inbox.requests.grow(TILES);
         for tile in 0..TILES {
             inbox.post(calls, tile)?;
@@ -71,46 +77,46 @@ impl Announcements {
     }
 
     /// Returns a tag for a new stream of this process. No two streams have the same.
-    pub(super) fn new_tag(&self) -> Result<c_int, Fault> {
+    pub(super) fn new_tag(&self) -> Result<c_int, CallFault> {
         let mut inbox = self.inbox();
         let (tag, last) = (inbox.next_tag, inbox.last_tag);
         if tag > last {
             let message = format!("all {last} tags of the library are in use; restart the job");
-            return Err(Fault { call: "opening a stream", message });
+            return Err(CallFault { call: "opening a stream", message });
         }
         inbox.next_tag += 1;
         Ok(tag)
     }
 
     /// Receives what has arrived.
-    pub(super) fn receive(&self, calls: &Calls) -> Result<(), Fault> {
+    pub(super) fn receive(&self, calls: &Calls) -> Result<(), CallFault> {
         self.inbox().receive(calls)
     }
 
     /// Returns the tag of the stream of `group` from `rank` of the job, once, if it has been announced.
-    pub(super) fn take(&self, group: GroupId, rank: usize) -> Result<Option<c_int>, Fault> {
+    pub(super) fn take(&self, group: GroupId, rank: usize) -> Result<Option<c_int>, CallFault> {
         let mut inbox = self.inbox();
         if inbox.unlike == Some(rank) {
             let message = "its messages have another format; run the same build on every rank".to_owned();
-            return Err(Fault { call: "opening a stream", message });
+            return Err(CallFault { call: "opening a stream", message });
         }
         Ok(inbox.tags.remove(&(group, rank)))
     }
 
     /// Asks for the end of the posted receives, and returns true once they have ended.
-    pub(super) fn end(&self, calls: &Calls) -> Result<bool, Fault> {
+    pub(super) fn end(&self, calls: &Calls) -> Result<bool, CallFault> {
         let mut inbox = self.inbox();
         (0..TILES).try_for_each(|slot| calls.cancel(&mut inbox.requests, slot))?;
         calls.test(&mut inbox.requests, |_| {})?;
         Ok(inbox.requests.are_free())
     }
 
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+    fn inbox(&self) -> MutexGuard<'_, AnnouncementInbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Inbox {
+impl Drop for AnnouncementInbox {
     /// Leaks the memory of receives that have not ended.
     fn drop(&mut self) {
         if !self.requests.are_free() {
@@ -119,8 +125,8 @@ impl Drop for Inbox {
     }
 }
 
-impl Inbox {
-    fn receive(&mut self, calls: &Calls) -> Result<(), Fault> {
+impl AnnouncementInbox {
+    fn receive(&mut self, calls: &Calls) -> Result<(), CallFault> {
         let mut arrived = [const { None }; TILES];
         calls.test(&mut self.requests, |ended| {
             arrived[ended.slot] = Some((ended.source, ended.len, ended.result));
@@ -141,7 +147,7 @@ impl Inbox {
         Ok(())
     }
 
-    fn post(&mut self, calls: &Calls, tile: usize) -> Result<(), Fault> {
+    fn post(&mut self, calls: &Calls, tile: usize) -> Result<(), CallFault> {
         // SAFETY: the tile is read only after its message has arrived, and the memory is leaked if the receive has not ended.
         unsafe { calls.receive(self.tiles.whole(tile), (None, TAG), &mut self.requests, tile) }
     }

@@ -21,7 +21,7 @@ unsafe impl Sync for Calls {}
 /// A call that the library refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call} failed: {message}")]
-pub(super) struct Fault {
+pub(super) struct CallFault {
     pub(super) call: &'static str,
     pub(super) message: String,
 }
@@ -36,7 +36,7 @@ pub(super) struct Ended {
     /// Bytes received; without meaning for a send.
     pub(super) len: usize,
     /// Error of the request.
-    pub(super) result: Result<(), Fault>,
+    pub(super) result: Result<(), CallFault>,
 }
 
 /// Requests with the memory that their test needs, so that a test allocates nothing.
@@ -88,7 +88,7 @@ impl Calls {
         (to, tag): (usize, c_int),
         requests: &mut Requests,
         slot: usize,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), CallFault> {
         let (len, request) = (count(bytes.len()), &mut requests.all[slot]);
         // SAFETY: the caller keeps the bytes unchanged until the request ends; the request's memory is exclusive to this call.
         let code = self.serial.run(|| unsafe {
@@ -107,7 +107,7 @@ impl Calls {
         (from, tag): (Option<usize>, c_int),
         requests: &mut Requests,
         slot: usize,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), CallFault> {
         let (len, request) = (count(into.len()), &mut requests.all[slot]);
         // SAFETY: the constant is initialised when the program is loaded.
         let from = from.map_or(unsafe { ffi::RSMPI_ANY_SOURCE }, |from| from as c_int);
@@ -119,14 +119,18 @@ impl Calls {
     }
 
     /// Begins a barrier of all ranks of the job.
-    pub(super) fn barrier(&self, requests: &mut Requests, slot: usize) -> Result<(), Fault> {
+    pub(super) fn barrier(&self, requests: &mut Requests, slot: usize) -> Result<(), CallFault> {
         // SAFETY: the communicator is valid, and the request's memory is exclusive to this call.
         let code = self.serial.run(|| unsafe { ffi::MPI_Ibarrier(self.comm, &mut requests.all[slot]) });
         check("MPI_Ibarrier", code)
     }
 
     /// Tests all requests, frees the slots of those that have ended, and calls `on_end` for each.
-    pub(super) fn test(&self, requests: &mut Requests, mut on_end: impl FnMut(Ended)) -> Result<bool, Fault> {
+    pub(super) fn test(
+        &self,
+        requests: &mut Requests,
+        mut on_end: impl FnMut(Ended),
+    ) -> Result<bool, CallFault> {
         let Requests { all, indices, statuses } = requests;
         let mut ended = 0;
         // SAFETY: the three arrays have one entry for each request, and MPI writes them in this call alone.
@@ -148,7 +152,7 @@ impl Calls {
     }
 
     /// Asks for the end of a receive that has not matched a message. The request still has to be tested.
-    pub(super) fn cancel(&self, requests: &mut Requests, slot: usize) -> Result<(), Fault> {
+    pub(super) fn cancel(&self, requests: &mut Requests, slot: usize) -> Result<(), CallFault> {
         if requests.is_free(slot) {
             return Ok(());
         }
@@ -158,7 +162,7 @@ impl Calls {
     }
 
     /// Frees the communicator, once all ranks have met and no request is under way.
-    pub(super) fn free(&self) -> Result<(), Fault> {
+    pub(super) fn free(&self) -> Result<(), CallFault> {
         let mut comm = self.comm;
         // SAFETY: the communicator is our own duplicate, and the caller's last use of it.
         check("MPI_Comm_free", self.serial.run(|| unsafe { ffi::MPI_Comm_free(&mut comm) }))
@@ -180,7 +184,7 @@ unsafe fn read(slot: usize, status: &ffi::MPI_Status, in_status: bool) -> Ended 
 }
 
 /// Turns an error code into a value with the library's text.
-pub(super) fn check(call: &'static str, code: c_int) -> Result<(), Fault> {
+pub(super) fn check(call: &'static str, code: c_int) -> Result<(), CallFault> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
     }
@@ -188,7 +192,7 @@ pub(super) fn check(call: &'static str, code: c_int) -> Result<(), Fault> {
     let message = text::<{ ffi::MPI_MAX_ERROR_STRING as usize }>(|text, len| unsafe {
         ffi::MPI_Error_string(code, text, len);
     });
-    Err(Fault { call, message: if message.is_empty() { format!("code {code}") } else { message } })
+    Err(CallFault { call, message: if message.is_empty() { format!("code {code}") } else { message } })
 }
 
 /// Returns the text that `fill` writes, with at most `ROOM` bytes.

@@ -1,6 +1,6 @@
 //! Errors of the MPI backend before there is a communicator.
 
-use super::calls::Fault;
+use super::calls::CallFault;
 use super::threads::ThreadLevel;
 use std::time::Duration;
 
@@ -79,8 +79,8 @@ pub enum Error {
     },
 }
 
-impl From<Fault> for Error {
-    fn from(fault: Fault) -> Self {
+impl From<CallFault> for Error {
+    fn from(fault: CallFault) -> Self {
         Error::Refused { call: fault.call, message: fault.message }
     }
 }

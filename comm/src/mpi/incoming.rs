@@ -1,12 +1,12 @@
-//! Incoming half of a stream: posted receives fill tiles, which are read in the order of the messages.
+//! IncomingTiles half of a stream: posted receives fill tiles, which are read in the order of the messages.
 
-use super::calls::{Calls, Fault, Requests};
+use super::calls::{CallFault, Calls, Requests};
 use super::tiles::{TILES, Tiles};
 use std::ffi::c_int;
 
 /// Stream from one rank.
 #[derive(Debug)]
-pub(super) struct Incoming {
+pub(super) struct IncomingTiles {
     /// Slot of the first tile's request.
     first_slot: usize,
     tiles: Tiles,
@@ -21,15 +21,15 @@ pub(super) struct Incoming {
     ended: bool,
 }
 
-impl Incoming {
+impl IncomingTiles {
     /// Opens a stream that the other rank has announced.
     pub(super) fn open(
         calls: &Calls,
         requests: &mut Requests,
         address: (usize, c_int),
-    ) -> Result<Self, Fault> {
+    ) -> Result<Self, CallFault> {
         let (first_slot, tiles) = (requests.grow(TILES), Tiles::new());
-        let stream = Incoming {
+        let stream = IncomingTiles {
             first_slot,
             tiles,
             address,
@@ -71,7 +71,7 @@ impl Incoming {
         calls: &Calls,
         requests: &mut Requests,
         len: usize,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), CallFault> {
         let left = self.bytes().len();
         assert!(len <= left, "{len} bytes cannot be consumed: {left} have arrived");
         self.consumed += len;
@@ -85,7 +85,7 @@ impl Incoming {
     }
 
     /// Ends the stream if its oldest message is the end, and asks for the end of the posted receives. Returns true if it has ended.
-    pub(super) fn end(&mut self, calls: &Calls, requests: &mut Requests) -> Result<bool, Fault> {
+    pub(super) fn end(&mut self, calls: &Calls, requests: &mut Requests) -> Result<bool, CallFault> {
         if !self.ended && self.arrived[self.head] == Some(0) {
             self.ended = true;
             self.arrived = [None; TILES];
@@ -99,9 +99,9 @@ impl Incoming {
         self.ended && (0..TILES).all(|tile| requests.is_free(self.first_slot + tile))
     }
 
-    fn post(&self, calls: &Calls, requests: &mut Requests, tile: usize) -> Result<(), Fault> {
+    fn post(&self, calls: &Calls, requests: &mut Requests, tile: usize) -> Result<(), CallFault> {
         let slot = self.first_slot + tile;
-        // SAFETY: the tile is not read before `arrive`, and streams with a slot in use are not freed (`Streams`).
+        // SAFETY: the tile is not read before `arrive`, and streams with a slot in use are not freed (`GroupStreams`).
         unsafe {
             calls.receive(self.tiles.whole(tile), (Some(self.address.0), self.address.1), requests, slot)
         }

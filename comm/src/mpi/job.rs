@@ -2,10 +2,10 @@
 
 use super::Options;
 use super::announcements::Announcements;
-use super::calls::{Calls, Fault, Requests};
+use super::calls::{CallFault, Calls, Requests};
 use super::pause::Pause;
 use super::process::{self, MainThread};
-use super::streams::Streams;
+use super::streams::GroupStreams;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,13 +16,13 @@ const SETTLING: Duration = Duration::from_millis(200);
 
 /// The job. Transports share it; its drop is the end of MPI in this process.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct MpiJob {
     pub(super) calls: Calls,
     pub(super) announcements: Announcements,
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    /// Streams of transports that were dropped.
-    left: Mutex<Vec<Streams>>,
+    /// GroupStreams of transports that were dropped.
+    left: Mutex<Vec<GroupStreams>>,
     left_count: AtomicUsize,
     /// The first failure.
     failure: Mutex<Option<String>>,
@@ -32,7 +32,7 @@ pub(super) struct Job {
     abort_within: Duration,
 }
 
-impl Job {
+impl MpiJob {
     pub(super) fn new(
         calls: Calls,
         announcements: Announcements,
@@ -42,7 +42,7 @@ impl Job {
     ) -> Self {
         let Options { deadline, abort_within, .. } = *options;
         let (left, left_count, failure) = (Mutex::default(), AtomicUsize::new(0), Mutex::default());
-        Job {
+        MpiJob {
             calls,
             announcements,
             rank,
@@ -62,7 +62,7 @@ impl Job {
     }
 
     /// Takes the streams of a transport that is dropped, and keeps them until both ends have finished.
-    pub(super) fn leave(&self, streams: Streams) {
+    pub(super) fn leave(&self, streams: GroupStreams) {
         let mut left = lock(&self.left);
         left.push(streams);
         self.left_count.store(left.len(), Ordering::Relaxed);
@@ -82,7 +82,7 @@ impl Job {
     }
 
     /// Waits until all ranks have come here; false if that takes longer than `at_most`.
-    fn meet(&self, at_most: Duration) -> Result<bool, Fault> {
+    fn meet(&self, at_most: Duration) -> Result<bool, CallFault> {
         let mut requests = Requests::default();
         let slot = requests.grow(1);
         self.calls.barrier(&mut requests, slot)?;
@@ -97,7 +97,7 @@ impl Job {
     }
 
     /// Ends what is still under way, once all ranks have met.
-    fn settle(&self) -> Result<(), Fault> {
+    fn settle(&self) -> Result<(), CallFault> {
         let pause = Pause::begin();
         while !self.sweep() && pause.once(SETTLING) {}
         let pause = Pause::begin();
@@ -106,7 +106,7 @@ impl Job {
     }
 
     /// Ends MPI together with the other ranks; false if a rank did not come.
-    fn end_together(&mut self, at_most: Duration) -> Result<bool, Fault> {
+    fn end_together(&mut self, at_most: Duration) -> Result<bool, CallFault> {
         if !self.meet(at_most)? {
             return Ok(false);
         }
@@ -119,7 +119,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for MpiJob {
     /// Ends MPI. All ranks come here, and wait for one another: after a failure briefly, and a rank that does not come is ended
     /// together with the whole job.
     fn drop(&mut self) {

@@ -5,7 +5,7 @@ use super::Error;
 
 /// A variable, the value that it repeats, and the change that would make both agree.
 #[derive(Debug)]
-struct Row {
+struct LauncherVariables {
     variable: &'static str,
     is_rank: bool,
     advice: &'static str,
@@ -16,22 +16,22 @@ const TORCHRUN: &str = "start the program with mpirun instead of torchrun, choos
 const SLURM: &str = "start the program with `srun --mpi=pmix` or with mpirun";
 
 /// Variables of one launcher each; the first launcher that has set its first variable is the one that started the program.
-const LAUNCHERS: [&[Row]; 3] = [
+const LAUNCHERS: [&[LauncherVariables]; 3] = [
     &[
-        Row { variable: "OMPI_COMM_WORLD_SIZE", is_rank: false, advice: OTHER_LIBRARY },
-        Row { variable: "OMPI_COMM_WORLD_RANK", is_rank: true, advice: OTHER_LIBRARY },
+        LauncherVariables { variable: "OMPI_COMM_WORLD_SIZE", is_rank: false, advice: OTHER_LIBRARY },
+        LauncherVariables { variable: "OMPI_COMM_WORLD_RANK", is_rank: true, advice: OTHER_LIBRARY },
     ],
     &[
-        Row { variable: "PMI_SIZE", is_rank: false, advice: OTHER_LIBRARY },
-        Row { variable: "PMI_RANK", is_rank: true, advice: OTHER_LIBRARY },
+        LauncherVariables { variable: "PMI_SIZE", is_rank: false, advice: OTHER_LIBRARY },
+        LauncherVariables { variable: "PMI_RANK", is_rank: true, advice: OTHER_LIBRARY },
     ],
-    &[Row { variable: "SLURM_STEP_NUM_TASKS", is_rank: false, advice: SLURM }],
+    &[LauncherVariables { variable: "SLURM_STEP_NUM_TASKS", is_rank: false, advice: SLURM }],
 ];
 
 /// torchrun's variables, which must agree under every launcher, as other parts of a program read them.
-const TORCH: &[Row] = &[
-    Row { variable: "WORLD_SIZE", is_rank: false, advice: TORCHRUN },
-    Row { variable: "RANK", is_rank: true, advice: TORCHRUN },
+const TORCH: &[LauncherVariables] = &[
+    LauncherVariables { variable: "WORLD_SIZE", is_rank: false, advice: TORCHRUN },
+    LauncherVariables { variable: "RANK", is_rank: true, advice: TORCHRUN },
 ];
 
 /// Compares the variables with the library's rank and world size.

@@ -1,6 +1,6 @@
 //! Outgoing half of a stream: bytes are copied into tiles, and a tile that is full, or flushed, is a message.
 
-use super::calls::{Calls, Fault, Requests};
+use super::calls::{CallFault, Calls, Requests};
 use super::tiles::{TILE, TILES, Tiles};
 use std::ffi::c_int;
 
@@ -16,12 +16,12 @@ pub(super) struct Outgoing {
     head: usize,
     /// Bytes in that tile.
     filled: usize,
-    end: End,
+    end: TileEnd,
 }
 
 /// State of the end of a stream, which is a message without bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum TileEnd {
     Open,
     Wanted,
     Sent,
@@ -34,7 +34,7 @@ impl Outgoing {
         requests: &mut Requests,
         (to, tag): (usize, c_int),
         (announcement, announced_under): (&[u8], c_int),
-    ) -> Result<Self, Fault> {
+    ) -> Result<Self, CallFault> {
         let first_slot = requests.grow(TILES);
         let mut stream = Outgoing {
             first_slot,
@@ -42,7 +42,7 @@ impl Outgoing {
             address: (to, tag),
             head: 0,
             filled: 0,
-            end: End::Open,
+            end: TileEnd::Open,
         };
         stream.append(announcement);
         stream.post(calls, requests, announced_under)?;
@@ -55,7 +55,7 @@ impl Outgoing {
         calls: &Calls,
         requests: &mut Requests,
         bytes: &[u8],
-    ) -> Result<usize, Fault> {
+    ) -> Result<usize, CallFault> {
         let mut written = 0;
         while written < bytes.len() && self.has_room(requests) {
             written += self.append(&bytes[written..]);
@@ -67,11 +67,11 @@ impl Outgoing {
     }
 
     /// Sends what is in the unfinished tile, and then the end of the stream if it is wanted. Returns true if it sent anything.
-    pub(super) fn flush(&mut self, calls: &Calls, requests: &mut Requests) -> Result<bool, Fault> {
+    pub(super) fn flush(&mut self, calls: &Calls, requests: &mut Requests) -> Result<bool, CallFault> {
         let mut sent = false;
-        while self.has_room(requests) && (self.filled > 0 || self.end == End::Wanted) {
+        while self.has_room(requests) && (self.filled > 0 || self.end == TileEnd::Wanted) {
             if self.filled == 0 {
-                self.end = End::Sent;
+                self.end = TileEnd::Sent;
             }
             self.post(calls, requests, self.address.1)?;
             sent = true;
@@ -81,14 +81,14 @@ impl Outgoing {
 
     /// Ends the stream behind the bytes that were written.
     pub(super) fn finish(&mut self) {
-        if self.end == End::Open {
-            self.end = End::Wanted;
+        if self.end == TileEnd::Open {
+            self.end = TileEnd::Wanted;
         }
     }
 
     /// Returns true if every byte and the end of the stream have reached the other rank.
     pub(super) fn is_finished(&self, requests: &Requests) -> bool {
-        self.end == End::Sent && (0..TILES).all(|tile| requests.is_free(self.first_slot + tile))
+        self.end == TileEnd::Sent && (0..TILES).all(|tile| requests.is_free(self.first_slot + tile))
     }
 
     fn has_room(&self, requests: &Requests) -> bool {
@@ -106,13 +106,13 @@ impl Outgoing {
     }
 
     /// Sends the unfinished tile as it is.
-    fn post(&mut self, calls: &Calls, requests: &mut Requests, tag: c_int) -> Result<(), Fault> {
+    fn post(&mut self, calls: &Calls, requests: &mut Requests, tag: c_int) -> Result<(), CallFault> {
         let (slot, address) = (self.first_slot + self.head, (self.address.0, tag));
         // SAFETY: no message is under way in this tile.
         let message: *const [u8] = unsafe { &self.tiles.bytes(self.head)[..self.filled] };
         self.head = (self.head + 1) % TILES;
         self.filled = 0;
-        // SAFETY: the tile is written again only when its slot is free, and streams with a slot in use are not freed (`Streams`).
+        // SAFETY: the tile is written again only when its slot is free, and streams with a slot in use are not freed (`GroupStreams`).
         unsafe { calls.send(message, address, requests, slot) }
     }
 }

@@ -1,7 +1,7 @@
 //! MPI in this process: it begins once, ends once, and has one thread for both.
 
 use super::Error;
-use super::calls::{Fault, check};
+use super::calls::{CallFault, check};
 use super::threads::ThreadLevel;
 use ::mpi::ffi;
 use std::fmt::Display;
@@ -56,14 +56,14 @@ pub(super) fn abort(cause: &dyn Display) -> ! {
 }
 
 /// Returns true if MPI was initialised, by this backend or by the program.
-pub(super) fn is_initialized() -> Result<bool, Fault> {
+pub(super) fn is_initialized() -> Result<bool, CallFault> {
     let mut flag = 0;
     // SAFETY: the function may be called at any time and by any thread.
     check("MPI_Initialized", unsafe { ffi::MPI_Initialized(&mut flag) })?;
     Ok(flag != 0)
 }
 
-fn is_finalized() -> Result<bool, Fault> {
+fn is_finalized() -> Result<bool, CallFault> {
     let mut flag = 0;
     // SAFETY: the function may be called at any time and by any thread.
     check("MPI_Finalized", unsafe { ffi::MPI_Finalized(&mut flag) })?;
@@ -71,7 +71,7 @@ fn is_finalized() -> Result<bool, Fault> {
 }
 
 /// Returns the thread level at which the program has initialised MPI.
-pub(super) fn thread_level() -> Result<ThreadLevel, Fault> {
+pub(super) fn thread_level() -> Result<ThreadLevel, CallFault> {
     let mut level = 0;
     // SAFETY: MPI is initialised, and the function may be called by any thread.
     check("MPI_Query_thread", unsafe { ffi::MPI_Query_thread(&mut level) })?;
@@ -82,7 +82,7 @@ pub(super) fn thread_level() -> Result<ThreadLevel, Fault> {
 #[derive(Debug)]
 pub(super) struct MainThread {
     orders: Sender<()>,
-    finalized: Mutex<Receiver<Result<(), Fault>>>,
+    finalized: Mutex<Receiver<Result<(), CallFault>>>,
 }
 
 impl MainThread {
@@ -107,7 +107,7 @@ impl MainThread {
     }
 
     /// Finalises MPI; false if that takes longer than `at_most`.
-    pub(super) fn finalize(self, at_most: Duration) -> Result<bool, Fault> {
+    pub(super) fn finalize(self, at_most: Duration) -> Result<bool, CallFault> {
         let finalized = self.finalized.into_inner().unwrap_or_else(PoisonError::into_inner);
         if self.orders.send(()).is_err() {
             return Ok(false);
@@ -116,7 +116,7 @@ impl MainThread {
     }
 }
 
-fn initialize(wanted: ThreadLevel) -> Result<ThreadLevel, Fault> {
+fn initialize(wanted: ThreadLevel) -> Result<ThreadLevel, CallFault> {
     let mut level = 0;
     let (argc, argv) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: MPI was not initialised before (`begin`, `is_initialized`); null arguments are allowed.

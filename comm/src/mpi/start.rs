@@ -1,12 +1,12 @@
 //! Start of the world: MPI, a communicator of our own, and the transport of all ranks.
 
 use super::announcements::Announcements;
-use super::calls::{Calls, Fault, attribute, check, null, text};
+use super::calls::{CallFault, Calls, attribute, check, null, text};
 use super::identity::GroupId;
-use super::job::Job;
+use super::job::MpiJob;
 use super::pause::Pause;
 use super::process::{self, MainThread};
-use super::streams::Streams;
+use super::streams::GroupStreams;
 use super::threads::{Serial, ThreadLevel};
 use super::transport::MpiTransport;
 use super::{Error, Options, launcher};
@@ -22,12 +22,12 @@ const LEAST_TAGS: c_int = 32_767;
 pub(super) fn transport(options: &Options) -> Result<MpiTransport, Error> {
     process::begin()?;
     let job = start(options).inspect_err(|error| process::ended(Some(error.to_string())))?;
-    let streams = Streams::new(GroupId::WORLD, 0..job.world_size);
+    let streams = GroupStreams::new(GroupId::WORLD, 0..job.world_size);
     let rank = job.rank;
     Ok(MpiTransport::new(Arc::new(job), streams, rank))
 }
 
-fn start(options: &Options) -> Result<Job, Error> {
+fn start(options: &Options) -> Result<MpiJob, Error> {
     let deadline = options.deadline;
     let (main, level) = if process::is_initialized()? {
         (None, process::thread_level()?)
@@ -36,7 +36,7 @@ fn start(options: &Options) -> Result<Job, Error> {
         (Some(main), level)
     };
     match world(options, level) {
-        Ok((calls, announcements, place)) => Ok(Job::new(calls, announcements, place, main, options)),
+        Ok((calls, announcements, place)) => Ok(MpiJob::new(calls, announcements, place, main, options)),
         Err(error) => {
             // All ranks meet the same error and finalise; if one does not, the process ends without.
             main.map_or(Ok(true), |main| main.finalize(options.abort_within))?;
@@ -69,7 +69,7 @@ fn serial(given: ThreadLevel, wanted: ThreadLevel, library: &str) -> Result<Seri
 }
 
 /// Returns the rank of this process and the number of ranks, and makes errors of the communicator return.
-fn place(world: ffi::MPI_Comm) -> Result<[usize; 2], Fault> {
+fn place(world: ffi::MPI_Comm) -> Result<[usize; 2], CallFault> {
     let (mut rank, mut world_size) = (0, 0);
     // SAFETY: MPI is initialised, the communicator is that of all ranks, and the two integers are ours.
     unsafe {

@@ -1,22 +1,22 @@
-//! Streams of one group, in both directions, and the requests under way.
+//! GroupStreams of one group, in both directions, and the requests under way.
 
 use super::announcements::{self, Announcements};
-use super::calls::{Calls, Ended, Fault, Requests};
+use super::calls::{CallFault, Calls, Ended, Requests};
 use super::identity::GroupId;
-use super::incoming::Incoming;
+use super::incoming::IncomingTiles;
 use super::outgoing::Outgoing;
 use super::tiles::TILES;
 use crate::p2p::transport::{Lost, LostWhy};
 
-/// Streams between this rank and the others of its group.
+/// GroupStreams between this rank and the others of its group.
 ///
 /// Dropped with a message under way they leak their memory until the end of the process, as MPI may still write it.
 #[derive(Debug)]
-pub(super) struct Streams {
+pub(super) struct GroupStreams {
     group: GroupId,
     requests: Requests,
     /// By rank in the group.
-    peers: Vec<Peer>,
+    peers: Vec<PeerStreams>,
     /// Stream of each `TILES` requests.
     owners: Vec<Owner>,
     /// Peers, other than this rank, whose stream has not been announced.
@@ -25,11 +25,11 @@ pub(super) struct Streams {
 
 /// Both streams of one rank.
 #[derive(Debug)]
-struct Peer {
+struct PeerStreams {
     /// Rank in the job.
     rank: usize,
     outgoing: Option<Outgoing>,
-    incoming: Option<Incoming>,
+    incoming: Option<IncomingTiles>,
     lost: Option<LostWhy>,
     /// The caller knows of the loss.
     told: bool,
@@ -38,16 +38,16 @@ struct Peer {
 #[derive(Clone, Copy, Debug)]
 enum Owner {
     Outgoing(usize),
-    Incoming(usize),
+    IncomingTiles(usize),
 }
 
-impl Streams {
-    /// Streams of `group`, whose ranks are `members` of the job. They open when first used.
+impl GroupStreams {
+    /// GroupStreams of `group`, whose ranks are `members` of the job. They open when first used.
     pub(super) fn new(group: GroupId, members: impl IntoIterator<Item = usize>) -> Self {
-        let peer = |rank| Peer { rank, outgoing: None, incoming: None, lost: None, told: false };
-        let peers: Vec<Peer> = members.into_iter().map(peer).collect();
+        let peer = |rank| PeerStreams { rank, outgoing: None, incoming: None, lost: None, told: false };
+        let peers: Vec<PeerStreams> = members.into_iter().map(peer).collect();
         let unannounced = peers.len().saturating_sub(1);
-        Streams { group, requests: Requests::default(), peers, owners: Vec::new(), unannounced }
+        GroupStreams { group, requests: Requests::default(), peers, owners: Vec::new(), unannounced }
     }
 
     pub(super) fn group(&self) -> GroupId {
@@ -83,7 +83,7 @@ impl Streams {
 
     /// Returns the oldest bytes from rank `from` of the group.
     pub(super) fn arrived(&self, from: usize) -> &[u8] {
-        self.peers[from].incoming.as_ref().map_or(&[], Incoming::bytes)
+        self.peers[from].incoming.as_ref().map_or(&[], IncomingTiles::bytes)
     }
 
     /// Consumes bytes from rank `from`. An error is kept for [`next_lost`](Self::next_lost).
@@ -102,10 +102,10 @@ impl Streams {
     }
 
     /// Moves what MPI has: opens announced streams, sends unfinished tiles, tests all requests. Returns true if anything moved.
-    pub(super) fn poll(&mut self, calls: &Calls, announcements: &Announcements) -> Result<bool, Fault> {
+    pub(super) fn poll(&mut self, calls: &Calls, announcements: &Announcements) -> Result<bool, CallFault> {
         let opened = self.unannounced > 0 && self.open_announced(calls, announcements)?;
         let sent = self.flush(calls);
-        let Streams { requests, peers, owners, .. } = self;
+        let GroupStreams { requests, peers, owners, .. } = self;
         let ended = calls.test(requests, |ended| take(peers, owners, ended))?;
         self.find_ends(calls);
         Ok(opened || sent || ended)
@@ -147,8 +147,8 @@ impl Streams {
         calls: &Calls,
         announcements: &Announcements,
         to: usize,
-    ) -> Result<(&mut Outgoing, &mut Requests), Fault> {
-        let Streams { group, requests, peers, owners, .. } = self;
+    ) -> Result<(&mut Outgoing, &mut Requests), CallFault> {
+        let GroupStreams { group, requests, peers, owners, .. } = self;
         let peer = &mut peers[to];
         let stream = match peer.outgoing.take() {
             Some(stream) => stream,
@@ -162,14 +162,14 @@ impl Streams {
         Ok((peer.outgoing.insert(stream), requests))
     }
 
-    fn open_announced(&mut self, calls: &Calls, announcements: &Announcements) -> Result<bool, Fault> {
+    fn open_announced(&mut self, calls: &Calls, announcements: &Announcements) -> Result<bool, CallFault> {
         announcements.receive(calls)?;
         let before = self.unannounced;
         for (idx, peer) in self.peers.iter_mut().enumerate().filter(|(_, peer)| peer.incoming.is_none()) {
             match announcements.take(self.group, peer.rank) {
                 Ok(Some(tag)) => {
-                    self.owners.push(Owner::Incoming(idx));
-                    peer.incoming = Some(Incoming::open(calls, &mut self.requests, (peer.rank, tag))?);
+                    self.owners.push(Owner::IncomingTiles(idx));
+                    peer.incoming = Some(IncomingTiles::open(calls, &mut self.requests, (peer.rank, tag))?);
                     self.unannounced -= 1;
                 }
                 Ok(None) => {}
@@ -202,27 +202,27 @@ impl Streams {
 }
 
 /// Passes an ended request to its stream.
-fn take(peers: &mut [Peer], owners: &[Owner], ended: Ended) {
-    let (Owner::Outgoing(idx) | Owner::Incoming(idx)) = owners[ended.slot / TILES];
+fn take(peers: &mut [PeerStreams], owners: &[Owner], ended: Ended) {
+    let (Owner::Outgoing(idx) | Owner::IncomingTiles(idx)) = owners[ended.slot / TILES];
     let peer = &mut peers[idx];
     if let Err(fault) = ended.result {
         // A receive that was cancelled at the end of a stream may end with an error.
         peer.lost.get_or_insert(fault.into());
-    } else if let (Owner::Incoming(_), Some(stream)) = (owners[ended.slot / TILES], &mut peer.incoming)
+    } else if let (Owner::IncomingTiles(_), Some(stream)) = (owners[ended.slot / TILES], &mut peer.incoming)
         && let Some(tile) = stream.tile_of(ended.slot)
     {
         stream.arrive(tile, ended.len);
     }
 }
 
-impl Peer {
+impl PeerStreams {
     fn is_finished(&self, requests: &Requests) -> bool {
         self.outgoing.as_ref().is_none_or(|stream| stream.is_finished(requests))
             && self.incoming.as_ref().is_none_or(|stream| stream.is_finished(requests))
     }
 }
 
-impl Drop for Streams {
+impl Drop for GroupStreams {
     fn drop(&mut self) {
         if !self.requests.are_free() {
             std::mem::forget(std::mem::take(&mut self.peers));
@@ -230,8 +230,8 @@ impl Drop for Streams {
     }
 }
 
-impl From<Fault> for LostWhy {
-    fn from(fault: Fault) -> Self {
+impl From<CallFault> for LostWhy {
+    fn from(fault: CallFault) -> Self {
         LostWhy::System { what: fault.call, message: fault.message }
     }
 }

@@ -1,6 +1,6 @@
-//! Streams of bytes for the tests of this backend, which are programs under `mpirun`. Not part of the interface.
+//! TestStreams of bytes for the tests of this backend, which are programs under `mpirun`. Not part of the interface.
 
-use super::job::Job;
+use super::job::MpiJob;
 use super::{Error, Options, start};
 use crate::p2p::transport::{Source, Target, Transport};
 use std::fmt::Display;
@@ -9,23 +9,23 @@ use std::time::Duration;
 
 /// Transport of one group.
 #[derive(Debug)]
-pub struct Streams {
+pub struct TestStreams {
     transport: Box<dyn Transport>,
-    job: Arc<Job>,
+    job: Arc<MpiJob>,
 }
 
 /// Returns the transport of all ranks.
-pub fn streams(options: &Options) -> Result<Streams, Error> {
+pub fn streams(options: &Options) -> Result<TestStreams, Error> {
     let transport = start::transport(options)?;
     let job = transport.job();
-    Ok(Streams { transport: Box::new(transport), job })
+    Ok(TestStreams { transport: Box::new(transport), job })
 }
 
 fn text(error: impl Display) -> String {
     error.to_string()
 }
 
-impl Streams {
+impl TestStreams {
     /// Index of this rank.
     pub fn rank(&self) -> usize {
         self.transport.rank()
@@ -68,9 +68,9 @@ impl Streams {
     }
 
     /// Returns the transport of a group.
-    pub fn split(&mut self, members: &[usize], channel: u64) -> Result<Streams, String> {
+    pub fn split(&mut self, members: &[usize], channel: u64) -> Result<TestStreams, String> {
         let transport = self.transport.split(members, channel).map_err(text)?;
-        Ok(Streams { transport, job: Arc::clone(&self.job) })
+        Ok(TestStreams { transport, job: Arc::clone(&self.job) })
     }
 
     /// Marks the world as failed.

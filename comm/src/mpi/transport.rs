@@ -1,24 +1,24 @@
 //! Transport over MPI: the streams of one group of a job.
 
-use super::calls::Fault;
-use super::job::Job;
+use super::calls::CallFault;
+use super::job::MpiJob;
 use super::pause::Pause;
-use super::streams::Streams;
+use super::streams::GroupStreams;
 use crate::p2p::transport::{Lost, LostWhy, Source, Target, Transport, Waker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Streams of one group. Bytes are copied into memory of the transport, so MPI never has a caller's buffer.
+/// GroupStreams of one group. Bytes are copied into memory of the transport, so MPI never has a caller's buffer.
 #[derive(Debug)]
 pub(super) struct MpiTransport {
     /// `None` only while it is dropped.
-    streams: Option<Streams>,
+    streams: Option<GroupStreams>,
     rank: usize,
     world_size: usize,
     waker: Arc<Flag>,
     closed: bool,
-    job: Arc<Job>,
+    job: Arc<MpiJob>,
 }
 
 #[derive(Debug, Default)]
@@ -32,17 +32,17 @@ impl Waker for Flag {
 
 impl MpiTransport {
     /// Transport of `streams`, in which this process is `rank`.
-    pub(super) fn new(job: Arc<Job>, streams: Streams, rank: usize) -> Self {
+    pub(super) fn new(job: Arc<MpiJob>, streams: GroupStreams, rank: usize) -> Self {
         let world_size = streams.len();
         MpiTransport { streams: Some(streams), rank, world_size, waker: Arc::default(), closed: false, job }
     }
 
     /// The job that the group is part of.
-    pub(super) fn job(&self) -> Arc<Job> {
+    pub(super) fn job(&self) -> Arc<MpiJob> {
         Arc::clone(&self.job)
     }
 
-    fn streams(&self) -> &Streams {
+    fn streams(&self) -> &GroupStreams {
         let Some(streams) = &self.streams else {
             unreachable!("a transport has streams until it is dropped")
         };
@@ -50,7 +50,7 @@ impl MpiTransport {
     }
 
     /// Returns the streams and the job, whose calls they need.
-    fn parts(&mut self) -> (&mut Streams, &Job) {
+    fn parts(&mut self) -> (&mut GroupStreams, &MpiJob) {
         let Some(streams) = &mut self.streams else {
             unreachable!("a transport has streams until it is dropped")
         };
@@ -66,7 +66,7 @@ impl MpiTransport {
     }
 
     /// A failure that is no single stream's is reported for the first peer.
-    fn all_lost(&mut self, fault: Fault) -> Lost {
+    fn all_lost(&mut self, fault: CallFault) -> Lost {
         let peer = usize::from(self.rank == 0).min(self.world_size - 1);
         let (streams, _) = self.parts();
         let lost = streams.lose(peer, fault.into());
@@ -140,7 +140,7 @@ impl Transport for MpiTransport {
         let Some(rank) = rank else { panic!("rank {} is not one of the members {members:?}", self.rank) };
         let streams = self.streams();
         let in_job = members.iter().map(|&member| streams.in_job(member));
-        let streams = Streams::new(streams.group().split(channel), in_job);
+        let streams = GroupStreams::new(streams.group().split(channel), in_job);
         Ok(Box::new(MpiTransport::new(Arc::clone(&self.job), streams, rank)))
     }
 

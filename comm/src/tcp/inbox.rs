@@ -18,7 +18,7 @@ const CAPACITY: usize = 2 * (HEADER + RECORD + TAIL) + SHORT;
 
 /// Records of one direction, as they arrive.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(super) struct RecordInbox {
     cipher: Option<Cipher>,
     sequence: u32,
     /// Bytes from the socket; those of `raw[begin..end]` are in no checked record yet.
@@ -50,13 +50,13 @@ pub(super) enum Received {
     Full,
 }
 
-impl Inbox {
+impl RecordInbox {
     /// `first` are bytes that arrived before.
     pub(super) fn new(cipher: Option<Cipher>, first: &[u8]) -> Self {
         let mut raw = vec![0; CAPACITY.max(first.len())].into_boxed_slice();
         raw[..first.len()].copy_from_slice(first);
         let plain = vec![0; if cipher.is_some() { Cipher::MAX } else { 0 }].into_boxed_slice();
-        let mut inbox = Inbox {
+        let mut inbox = RecordInbox {
             cipher,
             sequence: 0,
             raw,

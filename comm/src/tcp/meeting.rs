@@ -1,4 +1,4 @@
-//! Meeting of processes: they join at the store, exchange their cards, and make the streams of the world's group.
+//! WorldMeeting of processes: they join at the store, exchange their cards, and make the streams of the world's group.
 
 use super::card::{Card, Unreadable};
 use super::error::Error;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Joins the other ranks of the job at the store, and makes the streams of generation 0.
-pub(super) fn meet(environment: &Environment, options: &Options) -> Result<Streams, Error> {
+pub(super) fn meet(environment: &Environment, options: &Options) -> Result<WorldStreams, Error> {
     let until = Instant::now() + options.rendezvous.deadline;
     let store = Store::join(environment, &options.rendezvous)?;
     let variable = std::env::var(interface::VARIABLE).ok();
@@ -26,30 +26,30 @@ pub(super) fn meet(environment: &Environment, options: &Options) -> Result<Strea
     let generation = store.generation(0);
     let cards = exchange(&generation, &listener, options, until, environment.rank)?;
     let hub = Arc::new(Hub::start(environment.rank, cards, listener, token, options.connect)?);
-    let meeting = Meeting { store: Arc::new(store), hub, options: options.clone() };
-    Streams::form(meeting, generation, until.saturating_duration_since(Instant::now()))
+    let meeting = WorldMeeting { store: Arc::new(store), hub, options: options.clone() };
+    WorldStreams::form(meeting, generation, until.saturating_duration_since(Instant::now()))
 }
 
 /// Connections of this process, for all generations of its world.
 #[derive(Clone, Debug)]
-pub(super) struct Meeting {
+pub(super) struct WorldMeeting {
     pub(super) store: Arc<Store>,
     hub: Arc<Hub>,
     pub(super) options: Options,
 }
 
-/// Streams of the world's group in one generation.
+/// WorldStreams of the world's group in one generation.
 #[derive(Debug)]
-pub(super) struct Streams {
+pub(super) struct WorldStreams {
     pub(super) transport: Box<dyn Transport>,
     pub(super) generation: Generation,
-    pub(super) meeting: Meeting,
+    pub(super) meeting: WorldMeeting,
 }
 
-impl Streams {
+impl WorldStreams {
     /// Makes the streams of `generation`. Collective.
-    fn form(meeting: Meeting, generation: Generation, within: Duration) -> Result<Self, Error> {
-        let Meeting { store, hub, options } = &meeting;
+    fn form(meeting: WorldMeeting, generation: Generation, within: Duration) -> Result<Self, Error> {
+        let WorldMeeting { store, hub, options } = &meeting;
         hub.begin(generation.clone(), Arc::clone(store));
         let near = near::connect(hub, &generation, options, within)?;
         let transport: Box<dyn Transport> = match near {
@@ -60,22 +60,26 @@ impl Streams {
             }
             None => Box::new(SocketStreams::world(hub, generation.number())?),
         };
-        Ok(Streams { transport, generation, meeting })
+        Ok(WorldStreams { transport, generation, meeting })
     }
 
     /// Makes the streams of the generation after `generation`. Collective.
-    pub(super) fn next(meeting: Meeting, generation: &Generation, within: Duration) -> Result<Self, Error> {
+    pub(super) fn next(
+        meeting: WorldMeeting,
+        generation: &Generation,
+        within: Duration,
+    ) -> Result<Self, Error> {
         let until = Instant::now() + within;
         let next = meeting.store.generation(generation.number() + 1);
         // A rank that has passed this barrier may open streams of the generation.
         next.barrier("streams", within)?;
-        Streams::form(meeting, next, until.saturating_duration_since(Instant::now()))
+        WorldStreams::form(meeting, next, until.saturating_duration_since(Instant::now()))
     }
 }
 
 /// What tests of the streams need of a world without a communicator.
 #[cfg(test)]
-impl Streams {
+impl WorldStreams {
     pub(super) fn rank(&self) -> usize {
         self.transport.rank()
     }
@@ -93,10 +97,10 @@ impl Streams {
     }
 
     pub(super) fn next_generation(self, within: Duration) -> Result<Self, Error> {
-        let Streams { mut transport, generation, meeting } = self;
+        let WorldStreams { mut transport, generation, meeting } = self;
         transport.close();
         drop(transport);
-        Streams::next(meeting, &generation, within)
+        WorldStreams::next(meeting, &generation, within)
     }
 }
 

@@ -40,7 +40,7 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Encrypt {
-    /// Streams between machines are encrypted, streams within a machine are not.
+    /// WorldStreams between machines are encrypted, streams within a machine are not.
     #[default]
     Remote = 0,
     /// Every stream is encrypted.

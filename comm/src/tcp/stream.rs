@@ -1,6 +1,6 @@
 //! Stream to one peer: its socket, what the system last said of it, and both halves.
 
-use super::inbox::{Inbox, Received};
+use super::inbox::{Received, RecordInbox};
 use super::outbox::Outbox;
 use crate::p2p::transport::LostWhy;
 use crate::rendezvous::RawConnection;
@@ -18,7 +18,7 @@ const DRAIN: usize = 1024;
 #[derive(Debug)]
 pub(super) struct RankStream {
     socket: TcpStream,
-    inbox: Inbox,
+    inbox: RecordInbox,
     outbox: Outbox,
     /// True if the socket may have bytes; the system tells of new ones only.
     readable: bool,
@@ -48,8 +48,8 @@ impl RankStream {
         let mut socket = TcpStream::from_std(socket);
         registry.register(&mut socket, token, Interest::READABLE | Interest::WRITABLE)?;
         let (inbox, outbox) = match sealed {
-            true => (Inbox::new(Some(incoming), &received), Outbox::new(Some(outgoing))),
-            false => (Inbox::new(None, &received), Outbox::new(None)),
+            true => (RecordInbox::new(Some(incoming), &received), Outbox::new(Some(outgoing))),
+            false => (RecordInbox::new(None, &received), Outbox::new(None)),
         };
         Ok(RankStream {
             socket,

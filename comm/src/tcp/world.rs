@@ -1,7 +1,7 @@
 //! World of ranks that are processes: its communicator, its store, and its generations.
 
 use super::error::Error;
-use super::meeting::{Meeting, Streams, meet};
+use super::meeting::{WorldMeeting, WorldStreams, meet};
 use super::options::Options;
 use crate::p2p;
 use crate::rendezvous::{Environment, Generation, Store};
@@ -25,12 +25,12 @@ pub fn join(environment: &Environment, options: &Options) -> Result<World, Error
 pub struct World {
     communicator: Arc<dyn Communicator>,
     generation: Generation,
-    meeting: Meeting,
+    meeting: WorldMeeting,
 }
 
 impl World {
-    fn over(streams: Streams) -> Result<Self, Error> {
-        let Streams { transport, generation, meeting } = streams;
+    fn over(streams: WorldStreams) -> Result<Self, Error> {
+        let WorldStreams { transport, generation, meeting } = streams;
         let timeout = meeting.options.timeout;
         let rank = p2p::communicator(transport, Clock::real(), timeout, Faults::none())?;
         Ok(World { communicator: Arc::new(rank), generation, meeting })
@@ -73,6 +73,6 @@ impl World {
         let World { communicator, generation, meeting } = self;
         communicator.abort();
         drop(communicator);
-        World::over(Streams::next(meeting, &generation, within)?)
+        World::over(WorldStreams::next(meeting, &generation, within)?)
     }
 }

@@ -1,6 +1,6 @@
 //! Bytes between all pairs of ranks at once.
 
-use meshstep_comm::mpi::testing::Streams;
+use meshstep_comm::mpi::testing::TestStreams;
 use std::time::{Duration, Instant};
 
 /// Random numbers that every rank can repeat.
@@ -43,7 +43,7 @@ impl Side {
         ((self.sizes.next() >> 20) as usize & ((1 << bits) - 1)).min(self.left)
     }
 
-    fn write(&mut self, world: &mut Streams, to: usize) -> bool {
+    fn write(&mut self, world: &mut TestStreams, to: usize) -> bool {
         if self.pending.is_empty() {
             let len = self.piece();
             self.pending.resize(len, 0);
@@ -55,7 +55,7 @@ impl Side {
         written > 0
     }
 
-    fn read(&mut self, world: &mut Streams, from: usize) -> bool {
+    fn read(&mut self, world: &mut TestStreams, from: usize) -> bool {
         let mut bytes = vec![0; self.piece()];
         let read = world.read(from, &mut bytes).unwrap();
         let mut expected = vec![0; read];
@@ -71,7 +71,7 @@ impl Side {
 }
 
 /// Exchanges `len` random bytes in each direction of each pair, in pieces of random lengths.
-pub(crate) fn exchange_len(world: &mut Streams, len: usize, seed: u64) {
+pub(crate) fn exchange_len(world: &mut TestStreams, len: usize, seed: u64) {
     let (me, ranks) = (world.rank(), world.world_size());
     let pair = |from: usize, to: usize| seed + 1 + (from * ranks + to) as u64;
     let others = || (0..ranks).filter(move |&rank| rank != me);
@@ -104,14 +104,14 @@ fn unless_done(moved: Result<bool, String>) -> bool {
     })
 }
 
-pub(crate) fn exchange(world: &mut Streams) {
+pub(crate) fn exchange(world: &mut TestStreams) {
     for (seed, len) in [1, 0, 65_535, 65_536, 65_537, 3_000_000].into_iter().enumerate() {
         exchange_len(world, len, 1000 * seed as u64);
     }
 }
 
 /// Writes all bytes.
-pub(crate) fn write_all(world: &mut Streams, to: usize, mut bytes: &[u8]) {
+pub(crate) fn write_all(world: &mut TestStreams, to: usize, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         let written = world.write(to, bytes).unwrap();
         bytes = &bytes[written..];
@@ -120,7 +120,7 @@ pub(crate) fn write_all(world: &mut Streams, to: usize, mut bytes: &[u8]) {
 }
 
 /// Reads until `bytes` is full.
-pub(crate) fn read_all(world: &mut Streams, from: usize, bytes: &mut [u8]) {
+pub(crate) fn read_all(world: &mut TestStreams, from: usize, bytes: &mut [u8]) {
     let (mut read, began) = (0, Instant::now());
     while read < bytes.len() {
         read += world.read(from, &mut bytes[read..]).unwrap();
@@ -132,7 +132,7 @@ pub(crate) fn read_all(world: &mut Streams, from: usize, bytes: &mut [u8]) {
 }
 
 /// Sends 256 MiB to the next rank, and prints the bandwidth.
-pub(crate) fn large(world: &mut Streams) {
+pub(crate) fn large(world: &mut TestStreams) {
     let (next, previous) = (1 - world.rank(), 1 - world.rank());
     let (sent, mut received) = (vec![0xa5; 1 << 20], vec![0; 1 << 20]);
     let began = Instant::now();
@@ -151,7 +151,7 @@ pub(crate) fn large(world: &mut Streams) {
 }
 
 /// A reader that does not read bounds what is written, and gets all of it later.
-pub(crate) fn slow_reader(world: &mut Streams) {
+pub(crate) fn slow_reader(world: &mut TestStreams) {
     let tile = vec![7; 1 << 16];
     if world.rank() == 0 {
         let (mut written, began) = (0, Instant::now());
@@ -179,7 +179,7 @@ pub(crate) fn slow_reader(world: &mut Streams) {
 }
 
 /// Another thread ends a wait.
-pub(crate) fn waker(world: &mut Streams) {
+pub(crate) fn waker(world: &mut TestStreams) {
     while world.progress().unwrap() {}
     let wake = world.waker();
     let thread = std::thread::spawn(move || {

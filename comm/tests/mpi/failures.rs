@@ -2,12 +2,12 @@
 
 use crate::bytes::exchange_len;
 use crate::launch::Ended;
-use meshstep_comm::mpi::testing::{Streams, streams};
+use meshstep_comm::mpi::testing::{TestStreams, streams};
 use meshstep_comm::mpi::{Error, Options};
 use std::time::Duration;
 
 /// Rank 1 kills itself while the others wait for it.
-pub(crate) fn die(world: &mut Streams) {
+pub(crate) fn die(world: &mut TestStreams) {
     exchange_len(world, 100_000, 1);
     if world.rank() == 1 {
         let kill = std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
@@ -42,7 +42,7 @@ pub(crate) fn late_start(ended: &Ended) {
 }
 
 /// Rank 1 stays away from the end of a failed world.
-pub(crate) fn end_late(world: Streams) {
+pub(crate) fn end_late(world: TestStreams) {
     if world.rank() == 1 {
         std::thread::sleep(Duration::from_secs(60));
     }

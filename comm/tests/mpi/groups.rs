@@ -1,11 +1,11 @@
 //! Groups that are split from others, many at once, and the ends of their streams.
 
 use crate::bytes::{exchange_len, read_all, write_all};
-use meshstep_comm::mpi::testing::Streams;
+use meshstep_comm::mpi::testing::TestStreams;
 use std::time::{Duration, Instant};
 
 /// Splits into halves, then each half again, in reverse order, and uses all at the same time.
-pub(crate) fn nested(world: &mut Streams) {
+pub(crate) fn nested(world: &mut TestStreams) {
     let (me, ranks) = (world.rank(), world.world_size());
     let half: Vec<usize> = (0..ranks).rev().filter(|rank| rank % 2 == me % 2).collect();
     let mut halves = world.split(&half, 5).unwrap();
@@ -23,7 +23,7 @@ pub(crate) fn nested(world: &mut Streams) {
 }
 
 /// Makes and drops groups one after the other; their memory does not stay.
-pub(crate) fn many(world: &mut Streams) {
+pub(crate) fn many(world: &mut TestStreams) {
     let members: Vec<usize> = (0..world.world_size()).collect();
     let mut after_warm_up = 0;
     for channel in 0..200 {
@@ -47,9 +47,10 @@ fn resident() -> usize {
 }
 
 /// Several threads use a group each, at the same time.
-pub(crate) fn threads(mut world: Streams) {
+pub(crate) fn threads(mut world: TestStreams) {
     let members: Vec<usize> = (0..world.world_size()).collect();
-    let mut groups: Vec<Streams> = (0..4).map(|channel| world.split(&members, channel).unwrap()).collect();
+    let mut groups: Vec<TestStreams> =
+        (0..4).map(|channel| world.split(&members, channel).unwrap()).collect();
     std::thread::scope(|scope| {
         for (seed, group) in groups.iter_mut().enumerate() {
             scope.spawn(move || {
@@ -60,7 +61,7 @@ pub(crate) fn threads(mut world: Streams) {
 }
 
 /// A rank that ends its streams: the others read its last bytes, and then the end.
-pub(crate) fn ends(world: &mut Streams) {
+pub(crate) fn ends(world: &mut TestStreams) {
     let members: Vec<usize> = (0..world.world_size()).collect();
     let mut group = world.split(&members, 1).unwrap();
     exchange_len(&mut group, 1000, 1);
@@ -79,12 +80,12 @@ pub(crate) fn ends(world: &mut Streams) {
         assert!(began.elapsed() < Duration::from_secs(20), "the end did not arrive");
     }
     assert_eq!(group.write(0, b"x").err().as_deref(), Some(closed));
-    // A loss is told once.
+    // A loss is reported once.
     assert_ne!(group.wait(Duration::from_millis(10)).err().as_deref(), Some(closed));
 }
 
 /// Ranks that drop their group at once: what they have written arrives, however late the others begin.
-pub(crate) fn last_words(world: &mut Streams) {
+pub(crate) fn last_words(world: &mut TestStreams) {
     let members: Vec<usize> = (0..world.world_size()).collect();
     let words: Vec<u8> = (0..150_000u32).map(|byte| byte as u8).collect();
     if world.rank() == 0 {

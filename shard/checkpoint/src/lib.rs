@@ -101,4 +101,4 @@ pub use store::{Draft, Folder, Store};
 /// Keeps the crate's README.md true.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

@@ -11,7 +11,7 @@ use crate::format::placement::ModelPlacement;
 use crate::format::rules::SavedRules;
 use crate::format::settings::{Settings, TiedNames};
 use crate::store::reader::Saved;
-use crate::tensors::{Read, SavedTensor, Source, Take, Wanted};
+use crate::tensors::{Read, ReadSource, SavedTensor, Take, Wanted};
 use meshstep_comm::Communicator;
 use meshstep_shard::Optimizer;
 use meshstep_shard::extend::{OptimizerShard, VectorKind as Slot};
@@ -20,7 +20,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-/// Source of live vectors.
+/// ReadSource of live vectors.
 pub(crate) struct Live<'a>(pub(crate) &'a mut dyn SavedParts);
 
 /// Calls that some types do not support.
@@ -175,7 +175,7 @@ pub(crate) fn compare_counters(opt: &mut Optimizer) -> Result<(), meshstep_shard
     meshstep_shard::same_everywhere(&**opt.comm(), opt.options(), &counters)
 }
 
-impl Source for Live<'_> {
+impl ReadSource for Live<'_> {
     fn place(&self) -> Queue {
         self.0.queue()
     }

@@ -58,8 +58,8 @@ pub(crate) struct Wanted<'a> {
 /// Receiver of values.
 pub(crate) type Take<'a> = &'a mut dyn FnMut(Slice<'_>) -> Result<(), CheckpointError>;
 
-/// Source of values to save: live vectors, or a copy of them.
-pub(crate) trait Source {
+/// ReadSource of values to save: live vectors, or a copy of them.
+pub(crate) trait ReadSource {
     /// Returns the queue of the memory with the values.
     fn place(&self) -> Queue;
 

@@ -127,4 +127,4 @@ pub use worker::optimizer::{LocalOptimizer, LocalStep};
 /// Keeps README.md true.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

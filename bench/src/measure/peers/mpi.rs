@@ -90,7 +90,7 @@ const TRIALS: usize = 4;
 /// Compiles the program and returns its path.
 fn compile(folder: &Path) -> Result<PathBuf> {
     let (source, program) =
-        (Path::new(crate::FOLDER).join("peers/collectives.c"), folder.join("collectives"));
+        (Path::new(crate::args::FOLDER).join("peers/collectives.c"), folder.join("collectives"));
     let mut compile = Command::new("mpicc");
     let output = compile.arg("-O2").arg("-o").arg(&program).arg(source).output();
     let output = output.context("cannot start mpicc; install openmpi-bin and libopenmpi-dev")?;

@@ -11,7 +11,7 @@ const VERSION: &str = "2.11.0";
 
 /// Starts PyTorch, and installs it into `folder` if necessary: 5 GB from PyPI.
 pub(crate) fn start(folder: &Path) -> Result<Torch> {
-    Torch::start(&environment(folder)?, &Path::new(crate::FOLDER).join("python/peers.py"))
+    Torch::start(&environment(folder)?, &Path::new(crate::args::FOLDER).join("python/peers.py"))
 }
 
 /// Returns the interpreter of an environment with PyTorch.

@@ -36,7 +36,7 @@ impl TorchOnGpu {
     /// Runs the script once.
     pub(crate) fn run(&mut self) -> Result<()> {
         let [len, rounds] = self.size;
-        let script = Path::new(crate::FOLDER).join("python/gpu_torch.py");
+        let script = Path::new(crate::args::FOLDER).join("python/gpu_torch.py");
         let output = Command::new(&self.python)
             .arg(script)
             .arg(&self.folder)

@@ -77,7 +77,7 @@ pub(super) fn wake_up(own: &Region) {
 pub(super) enum News {
     Bytes,
     Room,
-    End,
+    PeerEnd,
 }
 
 /// Rings the bell of a peer that sleeps and waits for `news`, once in each of its sleeps. `rung` is the last sleep that was ended.

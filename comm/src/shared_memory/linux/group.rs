@@ -258,7 +258,7 @@ impl Transport for SharedMemory {
     fn close(&mut self) {
         self.own.word(self.own.layout().closed()).store(1, Release);
         fence(SeqCst);
-        self.peers.iter_mut().flatten().for_each(|peer| peer.tell(News::End));
+        self.peers.iter_mut().flatten().for_each(|peer| peer.tell(News::PeerEnd));
         self.peers.fill_with(|| None);
     }
 }

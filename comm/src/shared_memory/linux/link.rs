@@ -86,7 +86,7 @@ pub(super) enum Received {
     /// A message that is no introduction.
     Garbage,
     /// The other process closed the socket or ended.
-    End,
+    PeerEnd,
     /// Nothing yet.
     Nothing,
 }
@@ -155,7 +155,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received> {
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let message = match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
         Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
-        Err(Errno::CONNRESET) => return Ok(Received::End),
+        Err(Errno::CONNRESET) => return Ok(Received::PeerEnd),
         result => result?,
     };
     let files: Vec<OwnedFd> = control
@@ -168,7 +168,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received> {
         .collect();
     let truncated = message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
     Ok(match message.bytes {
-        0 => Received::End,
+        0 => Received::PeerEnd,
         LEN if !truncated => Received::Letter(Letter::decode(&bytes, files)),
         _ => Received::Garbage,
     })

@@ -167,7 +167,7 @@ impl<'a> MemoryMeeting<'a> {
                 Received::Letter(letter) if self.intro(rank, self.rank).proves(&letter) => {
                     self.meet(rank, socket, letter)?;
                 }
-                Received::End => return Err(MeetError::Gone { rank }),
+                Received::PeerEnd => return Err(MeetError::Gone { rank }),
                 Received::Letter(_) | Received::Garbage => return Err(MeetError::Differs { rank }),
             }
         }
@@ -192,7 +192,7 @@ impl<'a> MemoryMeeting<'a> {
             match receive(guest.as_fd()) {
                 Ok(Received::Nothing) => self.guests.push(guest),
                 Ok(Received::Letter(letter)) => self.answer(guest, letter)?,
-                Ok(Received::End | Received::Garbage) | Err(_) => {}
+                Ok(Received::PeerEnd | Received::Garbage) | Err(_) => {}
             }
         }
         Ok(())

@@ -23,11 +23,11 @@ pub(super) struct MemoryPeer {
     /// Link on which the introduction arrived, until the sleeper stops watching it.
     met_on: Option<Arc<Link>>,
     memory: Option<PeerMemory>,
-    single: Incoming,
-    common: Incoming,
+    single: IncomingRing,
+    common: IncomingRing,
     single_ack: AckCursor,
     common_ack: AckCursor,
-    end: End,
+    end: PeerEnd,
     altered: Cell<bool>,
     altered_reported: bool,
 }
@@ -48,9 +48,9 @@ struct PeerMemory {
     rung: u64,
 }
 
-/// End of a peer's streams.
+/// PeerEnd of a peer's streams.
 #[derive(Debug, PartialEq, Eq)]
-enum End {
+enum PeerEnd {
     None,
     /// The peer ended; bytes that it wrote may be unread.
     Unreported(LostWhy),
@@ -59,17 +59,17 @@ enum End {
 
 /// Stream that the peer writes and this rank reads.
 #[derive(Debug)]
-struct Incoming {
+struct IncomingRing {
     stream: RingStream,
     cursor: ReadCursor,
     /// Offset of the acknowledgement in this rank's region.
     ack: usize,
 }
 
-impl Incoming {
+impl IncomingRing {
     fn new(layout: &Layout, stream: RingStream, writer: usize) -> Self {
         let ack = layout.ack(Ack { writer, common: stream == RingStream::Common });
-        Incoming { stream, cursor: ReadCursor::new(layout.capacity(stream)), ack }
+        IncomingRing { stream, cursor: ReadCursor::new(layout.capacity(stream)), ack }
     }
 
     fn advance(&self, region: &Region) -> Result<bool, Impossible> {
@@ -87,11 +87,11 @@ impl MemoryPeer {
             expected: None,
             met_on: None,
             memory: None,
-            single: Incoming::new(layout, RingStream::To(own), rank),
-            common: Incoming::new(layout, RingStream::Common, rank),
+            single: IncomingRing::new(layout, RingStream::To(own), rank),
+            common: IncomingRing::new(layout, RingStream::Common, rank),
             single_ack: AckCursor::default(),
             common_ack: AckCursor::default(),
-            end: End::None,
+            end: PeerEnd::None,
             altered: Cell::new(false),
             altered_reported: false,
         }
@@ -144,7 +144,7 @@ impl MemoryPeer {
         let (received, intro) = (parent.receive(intro.channel), *intro);
         let result = match received {
             Ok(Received::Nothing) => return false,
-            Ok(Received::End) => Err(LostWhy::Closed),
+            Ok(Received::PeerEnd) => Err(LostWhy::Closed),
             Ok(Received::Garbage) => Err(LostWhy::Altered),
             Ok(Received::Letter(letter)) if !intro.equals(&letter) => Err(LostWhy::Altered),
             Ok(Received::Letter(letter)) => self.accept(letter, &intro),
@@ -206,7 +206,7 @@ impl MemoryPeer {
         (incoming.ack, incoming.cursor.consume(len))
     }
 
-    fn incoming(&self, common: bool) -> &Incoming {
+    fn incoming(&self, common: bool) -> &IncomingRing {
         if common { &self.common } else { &self.single }
     }
 
@@ -233,8 +233,8 @@ impl MemoryPeer {
 
     /// Notes that the peer ended.
     pub(super) fn finish(&mut self, why: LostWhy) {
-        if self.end == End::None {
-            self.end = End::Unreported(why);
+        if self.end == PeerEnd::None {
+            self.end = PeerEnd::Unreported(why);
         }
     }
 
@@ -242,14 +242,14 @@ impl MemoryPeer {
     pub(super) fn check(&self) -> Result<(), Lost> {
         match &self.end {
             _ if self.altered.get() => Err(self.lost(LostWhy::Altered)),
-            End::None => Ok(()),
-            End::Unreported(why) | End::Reported(why) => Err(self.lost(why.clone())),
+            PeerEnd::None => Ok(()),
+            PeerEnd::Unreported(why) | PeerEnd::Reported(why) => Err(self.lost(why.clone())),
         }
     }
 
     /// Returns true if the loss of the peer was reported.
     pub(super) fn is_reported(&self) -> bool {
-        self.altered_reported || matches!(self.end, End::Reported(_))
+        self.altered_reported || matches!(self.end, PeerEnd::Reported(_))
     }
 
     /// Returns an unreported loss, each once: altered positions at once, an end when all bytes before it are consumed or
@@ -259,10 +259,10 @@ impl MemoryPeer {
             let first = !std::mem::replace(&mut self.altered_reported, true);
             return first.then(|| self.lost(LostWhy::Altered));
         }
-        let End::Unreported(why) = &self.end else { return None };
+        let PeerEnd::Unreported(why) = &self.end else { return None };
         let drained = with_bytes || self.arrived(true).is_empty() && self.arrived(false).is_empty();
         let why = drained.then(|| why.clone())?;
-        self.end = End::Reported(why.clone());
+        self.end = PeerEnd::Reported(why.clone());
         Some(self.lost(why))
     }
 

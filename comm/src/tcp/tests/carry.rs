@@ -1,14 +1,14 @@
-//! Streams carry random bytes both ways: plain and encrypted, IPv4 and IPv6, in groups and subgroups.
+//! WorldStreams carry random bytes both ways: plain and encrypted, IPv4 and IPv6, in groups and subgroups.
 
 use super::common::{Exchange, on_ranks};
 use crate::p2p::transport::{LostWhy, Source, Target};
 use crate::tcp::Encrypt;
-use crate::tcp::meeting::Streams;
+use crate::tcp::meeting::WorldStreams;
 use std::time::{Duration, Instant};
 
 const LEN: usize = 3_000_001;
 
-fn exchange(mut world: Streams, seed: u64, len: usize) {
+fn exchange(mut world: WorldStreams, seed: u64, len: usize) {
     let transport = world.transport();
     Exchange::new(transport, seed, len).run(transport).unwrap();
     // A rank that leaves early must not disturb the others, so all leave at once or none.

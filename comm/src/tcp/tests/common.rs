@@ -2,7 +2,7 @@
 
 use crate::p2p::transport::{Lost, Source, Target, Transport};
 use crate::rendezvous::{self, Environment, Token};
-use crate::tcp::meeting::{Streams, meet};
+use crate::tcp::meeting::{WorldStreams, meet};
 use crate::tcp::{Encrypt, Error, Options};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::thread;
@@ -39,7 +39,7 @@ pub(super) fn options(encrypt: Encrypt) -> Options {
 pub(super) fn join_all<T: Send>(
     environments: &[Environment],
     options: impl Fn(usize) -> Options + Sync,
-    body: impl Fn(Streams) -> T + Sync,
+    body: impl Fn(WorldStreams) -> T + Sync,
 ) -> Vec<Result<T, Error>> {
     let (options, body) = (&options, &body);
     thread::scope(|scope| {
@@ -57,7 +57,7 @@ pub(super) fn on_ranks<T: Send>(
     n: usize,
     ip: &str,
     encrypt: Encrypt,
-    body: impl Fn(Streams) -> T + Sync,
+    body: impl Fn(WorldStreams) -> T + Sync,
 ) -> Vec<T> {
     let addr = free_addr(ip);
     let environments: Vec<_> = (0..n).map(|rank| environment(addr, rank, n)).collect();

@@ -1,4 +1,4 @@
-//! Streams through a relay that damages them: a typed loss, never a hang, never an altered byte.
+//! WorldStreams through a relay that damages them: a typed loss, never a hang, never an altered byte.
 
 use super::common::{Bytes, Exchange, HEX, LONG};
 use super::relay::{Damage, Kind, start};

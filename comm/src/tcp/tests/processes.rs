@@ -4,7 +4,7 @@ use super::common::{Bytes, Exchange, HEX, LONG, free_addr, options};
 use crate::p2p::transport::{Source, Target};
 use crate::rendezvous::Environment;
 use crate::tcp::Encrypt;
-use crate::tcp::meeting::{Streams, meet};
+use crate::tcp::meeting::{WorldStreams, meet};
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ fn counts() -> [usize; 2] {
 }
 
 /// Writes and reads without end, until a rank is lost.
-fn flow(world: &mut Streams) {
+fn flow(world: &mut WorldStreams) {
     let (me, n) = (world.rank(), world.world_size());
     let transport = world.transport();
     let begin = Instant::now();
@@ -70,7 +70,7 @@ fn flow(world: &mut Streams) {
 }
 
 /// Exchanges bytes, in calls that do not block.
-fn exchange(world: &mut Streams) {
+fn exchange(world: &mut WorldStreams) {
     let transport = world.transport();
     let mut exchange = Exchange::new(transport, 9, 20_000_000);
     let mut done = false;

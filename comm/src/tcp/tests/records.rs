@@ -1,7 +1,7 @@
 //! Records between an outbox and an inbox, over a socket in memory that takes and gives bytes in small pieces.
 
 use crate::p2p::transport::LostWhy;
-use crate::tcp::inbox::{Inbox, Received};
+use crate::tcp::inbox::{Received, RecordInbox};
 use crate::tcp::outbox::Outbox;
 use crate::tcp::record::{HEADER, RECORD};
 use proptest::prelude::*;
@@ -80,7 +80,7 @@ proptest! {
         let shrink = if room.min(piece) < 100 { 50 } else { 1 };
         let bytes = numbers(writes.iter().map(|len| len / shrink + 1).sum());
         let mut pipe = Pipe { room, piece, ..Pipe::default() };
-        let (mut outbox, mut inbox) = (Outbox::new(None), Inbox::new(None, &[]));
+        let (mut outbox, mut inbox) = (Outbox::new(None), RecordInbox::new(None, &[]));
         let (mut written, mut arrived, mut turn) = (0, Vec::<u8>::new(), 0u32);
         while arrived.len() < bytes.len() {
             turn += 1;
@@ -150,7 +150,7 @@ fn a_record_taken_in_part_is_short_by_one_byte_until_it_is_sent() {
 fn long_payloads_go_straight_into_the_callers_memory() {
     let bytes = numbers(3 * RECORD);
     let mut pipe = Pipe { room: usize::MAX, piece: usize::MAX, bytes: wire(&bytes).into(), closed: false };
-    let (mut inbox, mut into) = (Inbox::new(None, &[]), vec![0; bytes.len()]);
+    let (mut inbox, mut into) = (RecordInbox::new(None, &[]), vec![0; bytes.len()]);
     assert_eq!(inbox.read(&mut pipe, &mut into, available), Ok(0));
     // The first receive is for a header, as the caller has asked for a long read.
     assert_eq!(inbox.receive(&mut pipe), Ok(Received::Moved));
@@ -165,7 +165,7 @@ fn a_damaged_payload_in_the_callers_memory_is_not_reported() {
     let mut wire = wire(&bytes);
     wire[HEADER + RECORD / 2] ^= 4;
     let mut pipe = Pipe { room: usize::MAX, piece: usize::MAX, bytes: wire.into(), closed: false };
-    let (mut inbox, mut into) = (Inbox::new(None, &[]), vec![0; bytes.len()]);
+    let (mut inbox, mut into) = (RecordInbox::new(None, &[]), vec![0; bytes.len()]);
     assert_eq!(inbox.read(&mut pipe, &mut into, available), Ok(0));
     assert_eq!(inbox.receive(&mut pipe), Ok(Received::Moved));
     assert_eq!(inbox.read(&mut pipe, &mut into, available), Err(LostWhy::Altered));
@@ -179,7 +179,7 @@ fn bytes_before_the_end_of_a_stream_stay_readable() {
         let mut wire = records(&[&numbers(5000), &numbers(5000)]);
         wire.truncate(cut);
         let mut pipe = Pipe { room: 0, piece: usize::MAX, bytes: wire.into(), closed: true };
-        let mut inbox = Inbox::new(None, &[]);
+        let mut inbox = RecordInbox::new(None, &[]);
         let end = (0..3).find_map(|_| inbox.receive(&mut pipe).err());
         assert_eq!(end, Some(LostWhy::Closed), "{cut}");
         assert_eq!(inbox.arrived(), numbers(5000), "{cut}");
@@ -193,7 +193,7 @@ fn a_record_that_is_repeated_left_out_or_swapped_is_altered() {
     for (order, expected) in [(vec![0, 1, 2], 3), (vec![0, 0], 1), (vec![0, 2], 1), (vec![1, 0], 0)] {
         let wire: Vec<u8> = order.iter().flat_map(|number| record(*number)).copied().collect();
         let mut pipe = Pipe { room: 0, piece: usize::MAX, bytes: wire.into(), closed: false };
-        let (mut inbox, mut opened) = (Inbox::new(None, &[]), 0);
+        let (mut inbox, mut opened) = (RecordInbox::new(None, &[]), 0);
         inbox.receive(&mut pipe).unwrap();
         while !inbox.arrived().is_empty() {
             inbox.consume(2000);

@@ -23,7 +23,7 @@ pub struct Cast {
     pub here: Type,
 }
 
-/// Source of every vector.
+/// ReadSource of every vector.
 #[derive(Clone, Debug, Default)]
 pub struct Fitting<'m> {
     /// Sources of each parameter's vectors, in order; `None` for a vector that stays as it is.

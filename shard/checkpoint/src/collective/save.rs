@@ -14,7 +14,7 @@ use crate::format::settings::Settings;
 use crate::parts::{Live, SavedParts};
 use crate::store::reader::of_rank;
 use crate::store::{Draft, Folder, Store};
-use crate::tensors::{Named, SavedTensor, Source};
+use crate::tensors::{Named, ReadSource, SavedTensor};
 use meshstep_shard::extend::OptimizerShard;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -135,7 +135,7 @@ impl Agreed {
         &self,
         store: &Store,
         ranks: &Ranks,
-        from: &mut dyn Source,
+        from: &mut dyn ReadSource,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), Error> {
         let draft = self.open(store, ranks)?;
@@ -163,7 +163,7 @@ impl Agreed {
         &self,
         store: &Store,
         ranks: &Ranks,
-        from: &mut dyn Source,
+        from: &mut dyn ReadSource,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Written, CheckpointError> {
         let Agreed { contents, parts, blobs, .. } = self;

@@ -2,7 +2,7 @@
 
 use crate::error::CheckpointError;
 use crate::format::local_pieces::Part;
-use crate::tensors::{SavedTensor, Source, Take, Wanted};
+use crate::tensors::{ReadSource, SavedTensor, Take, Wanted};
 use meshstep_shard::extend::VectorKind as Slot;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice};
 use std::collections::{BTreeMap, HashMap};
@@ -20,7 +20,7 @@ pub(crate) struct Snapshot {
 impl Snapshot {
     /// Copies `parts` from `from`. Reuses buffers of `spare` with the right type and length; frees the others before it allocates more.
     pub(crate) fn of(
-        from: &mut dyn Source,
+        from: &mut dyn ReadSource,
         (contents, parts): (&[SavedTensor], &[(usize, Part)]),
         spare: Vec<Buffer>,
         meter: &Meter,
@@ -46,7 +46,7 @@ impl Snapshot {
         Ok(copy)
     }
 
-    fn take(&mut self, from: &mut dyn Source, wanted: &Wanted<'_>) -> Result<(), CheckpointError> {
+    fn take(&mut self, from: &mut dyn ReadSource, wanted: &Wanted<'_>) -> Result<(), CheckpointError> {
         let memory = CheckpointError::memory::<meshstep_tensor::Error>;
         let queue = from.place();
         let (dtype, Range { mut start, .. }) = self.places[&(wanted.index, wanted.slot)].clone();
@@ -86,7 +86,7 @@ fn memory(
     Ok(spare)
 }
 
-impl Source for Snapshot {
+impl ReadSource for Snapshot {
     fn place(&self) -> Queue {
         Queue::cpu()
     }

@@ -5,7 +5,7 @@ use crate::format::local_pieces::Part;
 use crate::format::manifest::{FileEntry, PieceEntry, Stored, Type};
 use crate::store::Folder;
 use crate::store::shard_file::{ShardWriter, Vector};
-use crate::tensors::{PARAM, SavedTensor, Source, Wanted};
+use crate::tensors::{PARAM, ReadSource, SavedTensor, Wanted};
 use meshstep_shard::extend::VectorKind as Slot;
 use meshstep_tensor::{Buffer, Category, Meter, Place, Queue, Slice};
 use serde::{Deserialize, Serialize};
@@ -57,7 +57,7 @@ impl WriteJob<'_> {
     pub(crate) fn write(
         &self,
         folder: &Folder,
-        from: &mut dyn Source,
+        from: &mut dyn ReadSource,
         progress: Progress<'_>,
     ) -> Result<Written, CheckpointError> {
         let mut keys = BTreeSet::from(["__metadata__".to_owned()]);
@@ -112,7 +112,7 @@ impl WriteJob<'_> {
     fn write_part(
         &self,
         task: &Task<'_>,
-        from: &mut dyn Source,
+        from: &mut dyn ReadSource,
         to: &mut Out<'_>,
     ) -> Result<(), CheckpointError> {
         let held = self.contents[task.param].held();

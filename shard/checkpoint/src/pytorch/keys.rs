@@ -10,7 +10,7 @@ use meshstep_optim::Rule;
 pub(super) struct Keys {
     /// Type of all these vectors in the file.
     pub(super) dtype: Type,
-    /// Source of the parameter's values: its master, if it has one.
+    /// ReadSource of the parameter's values: its master, if it has one.
     pub(super) value: Named,
     /// Key of the count of updates.
     pub(super) step: Option<String>,
