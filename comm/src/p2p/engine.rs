@@ -115,6 +115,10 @@ impl Engine {
         let mut idle = 0;
         loop {
             let moved = self.links.poll();
+            if called.action.peer().is_some_and(|peer| self.links.peers[peer].common.call.is_some()) {
+                // Its call of the send or the receive, on its own stream, may have come between the looks at the two.
+                self.links.poll();
+            }
             running.group.take_raised()?;
             if self.has_failed_before() {
                 return Err(Stop::Heard);

@@ -175,6 +175,99 @@ fn garbage_is_noticed() {
     }
 }
 
+/// Transport that shows the bytes of a rank's own stream one turn after those of its common stream, as another thread's writes
+/// between the looks at both may do.
+#[derive(Debug)]
+struct Late {
+    inner: Box<dyn Transport>,
+    shown: Vec<usize>,
+}
+
+impl Transport for Late {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
+    }
+
+    fn audience(&self) -> &[usize] {
+        self.inner.audience()
+    }
+
+    fn write(&mut self, to: Target, bytes: &[u8]) -> Result<usize, Lost> {
+        self.inner.write(to, bytes)
+    }
+
+    fn progress(&mut self) -> Result<bool, Lost> {
+        let mut showed = false;
+        for (peer, shown) in self.shown.iter_mut().enumerate() {
+            let arrived = self.inner.arrived(Source::Rank(peer)).len();
+            showed |= arrived > *shown;
+            *shown = arrived;
+        }
+        Ok(self.inner.progress()? | showed)
+    }
+
+    fn arrived(&self, from: Source) -> &[u8] {
+        let arrived = self.inner.arrived(from);
+        match from {
+            Source::Rank(peer) => &arrived[..self.shown[peer]],
+            Source::Common(_) => arrived,
+        }
+    }
+
+    fn consume(&mut self, from: Source, len: usize) {
+        self.inner.consume(from, len);
+        if let Source::Rank(peer) = from {
+            self.shown[peer] -= len;
+        }
+    }
+
+    fn wait(&mut self, _: Duration) -> Result<(), Lost> {
+        self.inner.wait(Duration::from_micros(100))
+    }
+
+    fn waker(&self) -> Arc<dyn Waker> {
+        self.inner.waker()
+    }
+
+    fn split(&mut self, members: &[usize], channel: u64) -> Result<Box<dyn Transport>, Lost> {
+        self.inner.split(members, channel)
+    }
+
+    fn close(&mut self) {
+        self.inner.close();
+    }
+}
+
+/// A rank that has sent goes on to a collective, whose call may be seen before that of the send.
+#[test]
+fn a_collective_behind_a_send_is_no_mismatch() {
+    let late = |inner| Box::new(Late { inner, shown: vec![0; 3] }) as Box<dyn Transport>;
+    let rank = |transport: Box<dyn Transport>| {
+        let comm = communicator(late(transport), Clock::real(), 20 * GRACE, Faults::none()).unwrap();
+        std::thread::spawn(move || {
+            let mut result = Ok(());
+            for _ in 0..300 {
+                let empty = || Buffer::zeroed(3, DType::F32, &Meter::new(), Category::Grads).unwrap();
+                let pair = [Some(Op::recv(2)), None, Some(Op::send(0))][comm.rank()];
+                let ops = pair.into_iter().chain([Op::all_gather()]);
+                result = ops.into_iter().try_for_each(|op| comm.complete(op, empty()).1);
+                if result.is_err() {
+                    break;
+                }
+            }
+            result
+        })
+    };
+    let ranks: Vec<_> = streams::world(3, 4096, true).into_iter().map(rank).collect();
+    for rank in ranks {
+        assert_eq!(rank.join().unwrap(), Ok(()));
+    }
+}
+
 #[test]
 fn healthy_ranks_end_well() {
     assert_eq!(run_with(3, 600, true, Illness::Ends, usize::MAX), None);

@@ -33,6 +33,8 @@ pub(crate) trait Transport: Send + Debug {
     fn write(&mut self, to: Target, bytes: &[u8]) -> Result<usize, Lost>;
 
     /// Moves what the system has for this rank: receives bytes, sends bytes that were kept. Returns true if anything moved.
+    ///
+    /// Once bytes of a rank's common stream show here, the next call shows what the rank wrote to this one alone before them.
     fn progress(&mut self) -> Result<bool, Lost>;
 
     /// Returns bytes that have arrived and have not been consumed, in place and contiguous; there may be more behind them.
