@@ -16,6 +16,8 @@ mod naive;
 #[cfg(feature = "nccl")]
 mod nccl;
 mod overlap;
+#[cfg(unix)]
+mod processes;
 mod rendezvous;
 mod split;
 mod stats;

@@ -32,7 +32,7 @@ pub(super) fn environment(addr: SocketAddr, rank: usize, world_size: usize) -> E
 
 pub(super) fn options(encrypt: Encrypt) -> Options {
     let rendezvous = rendezvous::Options { deadline: LONG, ..rendezvous::Options::default() };
-    Options { rendezvous, encrypt, connect: LONG, ..Options::default() }
+    Options { rendezvous, encrypt, connect: LONG, shared_memory: false, ..Options::default() }
 }
 
 /// Joins on a thread for each environment and runs `body` there; returns the results in order.
