@@ -3,6 +3,7 @@
 use super::cause::{Relay, WireCall};
 use super::failure::{Failure, Stop};
 use super::group::P2pGroup;
+use super::hosts::Hosts;
 use super::inbox::Inbox;
 use super::links::Links;
 use super::memory::OpMemory;
@@ -53,8 +54,8 @@ pub(super) struct Running<'a> {
 }
 
 impl Engine {
-    pub(super) fn new(transport: Box<dyn Transport>) -> Self {
-        let links = Links::new(transport);
+    pub(super) fn new(transport: Box<dyn Transport>, hosts: Hosts) -> Self {
+        let links = Links::new(transport, hosts);
         let n = links.world_size();
         Engine {
             links,
@@ -332,7 +333,8 @@ impl Engine {
             return Ok(());
         }
         running.group.take_raised()?;
-        if running.group.clock.now() < running.deadline {
+        let grace = if !small && self.transfer.waits_for_relays() { STALL } else { Duration::ZERO };
+        if running.group.clock.now() < running.deadline.saturating_add(grace) {
             return Ok(());
         }
         let needs = |rank| self.needs_from(small, rank) || self.transfer.needs_to(&self.links, rank);

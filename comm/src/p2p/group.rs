@@ -2,6 +2,7 @@
 
 use super::engine::Engine;
 use super::failure::Stop;
+use super::hosts::Hosts;
 use super::transport::{Transport, Waker};
 use crate::clock::Wake;
 use crate::sync::real::{Condvar, Mutex};
@@ -30,7 +31,7 @@ pub(super) struct P2pGroup {
 
 impl P2pGroup {
     pub(super) fn new(
-        transport: Box<dyn Transport>,
+        (transport, hosts): (Box<dyn Transport>, Hosts),
         clock: Clock,
         timeout: Duration,
         above: Option<Arc<P2pGroup>>,
@@ -44,7 +45,7 @@ impl P2pGroup {
             below: Mutex::default(),
             waker: transport.waker(),
             raised: Mutex::default(),
-            engine: Mutex::new(Engine::new(transport)),
+            engine: Mutex::new(Engine::new(transport, hosts)),
             departed: Mutex::default(),
             departure: Condvar::new(),
         });

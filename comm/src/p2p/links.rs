@@ -2,6 +2,7 @@
 
 use super::cause::Cause;
 use super::codec::{self, FrameKind};
+use super::hosts::Hosts;
 use super::inbox::{Inbox, Notes};
 use super::outbox::Outbox;
 use super::transport::{Lost, LostWhy, Source, Target, Transport};
@@ -12,6 +13,7 @@ use std::time::Duration;
 pub(super) struct Links {
     pub(super) transport: Box<dyn Transport>,
     pub(super) rank: usize,
+    pub(super) hosts: Hosts,
     /// By rank; this rank's own is not used.
     pub(super) peers: Vec<PeerLinks>,
     pub(super) outboxes: Vec<Outbox>,
@@ -56,7 +58,8 @@ impl PeerLinks {
 }
 
 impl Links {
-    pub(super) fn new(transport: Box<dyn Transport>) -> Self {
+    /// Opens the streams of a group. The transport's audience shares this rank's host.
+    pub(super) fn new(transport: Box<dyn Transport>, hosts: Hosts) -> Self {
         let (rank, world_size) = (transport.rank(), transport.world_size());
         let peer = |peer| PeerLinks {
             own: Inbox::new(Source::Rank(peer)),
@@ -71,7 +74,7 @@ impl Links {
         if transport.audience().is_empty() {
             common.end();
         }
-        Links { transport, rank, peers, outboxes, common }
+        Links { transport, rank, hosts, peers, outboxes, common }
     }
 
     pub(super) fn world_size(&self) -> usize {

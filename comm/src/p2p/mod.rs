@@ -2,8 +2,9 @@
 //!
 //! A rank writes its call of an operation to the others, compares the calls of all, and moves bytes when they agree. Small buffers
 //! travel with the call. In a reduction each chunk goes to its owner rank, which adds the
-//! values in the order of the ranks, in the transport's memory, while more arrive. A rank that finds a failure writes its cause to all others and reads theirs; all ranks adopt
-//! the same cause.
+//! values in the order of the ranks, in the transport's memory, while more arrive. What a rank writes to all crosses the link to another
+//! host once: one rank of that host passes it on. A rank that finds a failure writes its cause to all others and reads theirs; all ranks
+//! adopt the same cause.
 
 mod cause;
 mod codec;
@@ -11,6 +12,7 @@ mod engine;
 mod failure;
 mod fold;
 mod group;
+pub(crate) mod hosts;
 pub mod in_process;
 mod inbox;
 mod links;

@@ -3,6 +3,7 @@
 use super::engine::{Formed, Running};
 use super::failure::Stop;
 use super::group::P2pGroup;
+use super::hosts::Hosts;
 use super::memory::OpMemory;
 use super::transport::Transport;
 use crate::group::rank::{GroupRank, Life};
@@ -25,14 +26,14 @@ pub(crate) struct P2pSeat {
     group: Arc<P2pGroup>,
 }
 
-/// Returns the communicator of a rank over `transport`.
+/// Returns the communicator of a rank over `transport`, whose audience shares this rank's host.
 pub(crate) fn communicator(
-    transport: Box<dyn Transport>,
+    streams: (Box<dyn Transport>, Hosts),
     clock: Clock,
     timeout: Duration,
     faults: Faults,
 ) -> Result<GroupRank<P2pSeat>, Error> {
-    let seat = P2pSeat { group: P2pGroup::new(transport, clock, timeout, None) };
+    let seat = P2pSeat { group: P2pGroup::new(streams, clock, timeout, None) };
     GroupRank::new(seat, Arc::<Life<_>>::default(), faults)
 }
 
@@ -72,7 +73,8 @@ impl P2pSeat {
         match engine.links.transport.split(&members, channel) {
             Ok(transport) => {
                 let (clock, timeout) = (self.group.clock.clone(), self.group.timeout);
-                let group = P2pGroup::new(transport, clock, timeout, Some(Arc::clone(&self.group)));
+                let streams = (transport, engine.links.hosts.split(&members));
+                let group = P2pGroup::new(streams, clock, timeout, Some(Arc::clone(&self.group)));
                 Ok(Some(P2pSeat { group }))
             }
             Err(lost) => {

@@ -1,5 +1,6 @@
 //! Ranks that end, stop or write garbage at any byte: the others return one typed error in time.
 
+use super::hosts::Hosts;
 use super::in_process::streams;
 use super::seat::communicator;
 use super::transport::{Lost, LostWhy, Source, Target, Transport, Waker};
@@ -102,10 +103,11 @@ fn operations() -> [Op; 5] {
 }
 
 /// Runs operations on every rank until the first error; returns each rank's, and the time that it took.
-fn run(transports: Vec<Box<dyn Transport>>, len: usize) -> Vec<(Option<Error>, Duration)> {
+fn run(transports: Vec<Box<dyn Transport>>, hosts: &Hosts, len: usize) -> Vec<(Option<Error>, Duration)> {
     let ranks = transports.into_iter().map(|transport| {
+        let hosts = hosts.clone();
         let body = move || {
-            let comm = communicator(transport, Clock::real(), DEADLINE, Faults::none()).unwrap();
+            let comm = communicator((transport, hosts), Clock::real(), DEADLINE, Faults::none()).unwrap();
             let mut buffer = Buffer::zeroed(len, DType::F32, &Meter::new(), Category::Grads).unwrap();
             for op in operations() {
                 let begun = Instant::now();
@@ -125,12 +127,14 @@ fn run(transports: Vec<Box<dyn Transport>>, len: usize) -> Vec<(Option<Error>, D
 }
 
 /// Runs with a rank that falls ill after `healthy` bytes; returns the error of the others, if any, which must be the same.
-fn run_with(n: usize, len: usize, common: bool, illness: Illness, healthy: usize) -> Option<Error> {
-    let mut transports = streams::world(n, 4096, common);
+fn run_with(n: usize, len: usize, host_size: usize, illness: Illness, healthy: usize) -> Option<Error> {
+    let hosts = Hosts::blocks(n, host_size);
+    let mut transports = streams::world(n, 4096, hosts.clone());
     let inner = transports.remove(SICK);
     transports.insert(SICK, Box::new(Sick { inner, healthy, illness }));
-    let ends = run(transports, len);
-    let context = format!("{n} ranks, {len} elements, {illness:?} after {healthy} bytes, common: {common}");
+    let ends = run(transports, &hosts, len);
+    let context =
+        format!("{n} ranks, {len} elements, {illness:?} after {healthy} bytes, {host_size} on a host");
     let healthy: Vec<_> = ends.into_iter().enumerate().filter(|(rank, _)| *rank != SICK).collect();
     for (_, (error, took)) in &healthy {
         assert!(*took < DEADLINE + GRACE, "{context}: {took:?} until {error:?}");
@@ -149,8 +153,8 @@ fn moments() -> impl Iterator<Item = usize> {
 #[test]
 fn a_rank_that_ends_at_any_byte_is_lost_or_has_left() {
     for healthy in moments() {
-        let (n, common) = (2 + healthy % 3, healthy % 2 == 0);
-        let error = run_with(n, 6000, common, Illness::Ends, healthy);
+        let (n, host_size) = (2 + healthy % 3, 1 + healthy % 4);
+        let error = run_with(n, 6000, host_size, Illness::Ends, healthy);
         assert!(matches!(error, Some(Error::Lost { rank: SICK, .. })), "after {healthy} bytes: {error:?}");
     }
 }
@@ -158,8 +162,8 @@ fn a_rank_that_ends_at_any_byte_is_lost_or_has_left() {
 #[test]
 fn a_rank_that_stops_at_any_byte_is_missed_in_time() {
     for healthy in moments().step_by(3) {
-        let (n, common) = (2 + healthy % 3, healthy % 2 == 0);
-        let error = run_with(n, 24_000, common, Illness::Stops, healthy);
+        let (n, host_size) = (2 + healthy % 3, 1 + healthy % 4);
+        let error = run_with(n, 24_000, host_size, Illness::Stops, healthy);
         let missed =
             |error: &Error| matches!(error, Error::Timeout { missing, .. } if missing.contains(&SICK));
         assert!(error.as_ref().is_some_and(missed), "after {healthy} bytes: {error:?}");
@@ -168,8 +172,8 @@ fn a_rank_that_stops_at_any_byte_is_missed_in_time() {
 
 #[test]
 fn garbage_is_noticed() {
-    for common in [false, true] {
-        let error = run_with(3, 60, common, Illness::Garbles, 0);
+    for host_size in [1, 2, 3] {
+        let error = run_with(3, 60, host_size, Illness::Garbles, 0);
         let Some(Error::Lost { rank: SICK, why }) = error else { panic!("{error:?}") };
         assert_eq!(why, LostWhy::Altered.to_string());
     }
@@ -247,7 +251,9 @@ impl Transport for Late {
 fn a_collective_behind_a_send_is_no_mismatch() {
     let late = |inner| Box::new(Late { inner, shown: vec![0; 3] }) as Box<dyn Transport>;
     let rank = |transport: Box<dyn Transport>| {
-        let comm = communicator(late(transport), Clock::real(), 20 * GRACE, Faults::none()).unwrap();
+        let comm =
+            communicator((late(transport), Hosts::blocks(3, 3)), Clock::real(), 20 * GRACE, Faults::none())
+                .unwrap();
         std::thread::spawn(move || {
             let mut result = Ok(());
             for _ in 0..300 {
@@ -262,7 +268,7 @@ fn a_collective_behind_a_send_is_no_mismatch() {
             result
         })
     };
-    let ranks: Vec<_> = streams::world(3, 4096, true).into_iter().map(rank).collect();
+    let ranks: Vec<_> = streams::world(3, 4096, Hosts::blocks(3, 3)).into_iter().map(rank).collect();
     for rank in ranks {
         assert_eq!(rank.join().unwrap(), Ok(()));
     }
@@ -270,5 +276,7 @@ fn a_collective_behind_a_send_is_no_mismatch() {
 
 #[test]
 fn healthy_ranks_end_well() {
-    assert_eq!(run_with(3, 600, true, Illness::Ends, usize::MAX), None);
+    for host_size in [1, 2, 3] {
+        assert_eq!(run_with(3, 600, host_size, Illness::Ends, usize::MAX), None);
+    }
 }

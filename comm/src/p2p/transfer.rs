@@ -32,8 +32,25 @@ struct Outflow {
     to: Target,
     kind: FrameKind,
     range: Range<usize>,
-    /// True if only the reduced part of the chunk may be written.
-    folded: bool,
+    ready: Ready,
+}
+
+/// Part of an outflow's range that may be written.
+#[derive(Clone, Copy, Debug)]
+enum Ready {
+    /// All of it.
+    All,
+    /// What this rank has reduced of its chunk.
+    Reduced,
+    /// What has arrived from this rank, whose bytes are passed on.
+    Arrived(usize),
+}
+
+impl Outflow {
+    /// Returns true if this outflow's bytes come before those of `other` in the same stream.
+    fn precedes(&self, other: &Outflow) -> bool {
+        self.to == other.to && self.kind == other.kind && !self.range.is_empty()
+    }
 }
 
 /// Part of the buffer to read.
@@ -43,6 +60,8 @@ struct Inflow {
     range: Range<usize>,
     /// True if the rank that it comes from gets the former contents, which go first.
     swaps: bool,
+    /// True if the rank that it comes from passes it on.
+    relayed: bool,
 }
 
 impl Transfer {
@@ -52,24 +71,33 @@ impl Transfer {
         let (me, n) = (links.rank, links.world_size());
         let (chunk, whole) = (|of| chunk_bytes(called, n, of), 0..called.len * called.dtype.size());
         match called.action {
-            Action::AllGather => self.gather(links, &chunk),
+            Action::AllGather => self.gather(links, &chunk, Ready::All),
             Action::AllReduce(reduction) => {
-                self.gather(links, &chunk);
-                self.outs.iter_mut().for_each(|out| out.folded = true);
+                self.gather(links, &chunk, Ready::Reduced);
                 self.scatter(links, &chunk, reduction);
             }
             Action::ReduceScatter(reduction) => self.scatter(links, &chunk, reduction),
             Action::AllToAll => {
                 for peer in links.others() {
                     self.write(Target::Rank(peer), FrameKind::Final, chunk(peer));
-                    self.ins.push(Inflow { from: Source::Rank(peer), range: chunk(peer), swaps: true });
+                    self.ins.push(Inflow {
+                        from: Source::Rank(peer),
+                        range: chunk(peer),
+                        swaps: true,
+                        relayed: false,
+                    });
                 }
             }
-            Action::Broadcast { root } if root == me => self.write_all(links, whole),
+            Action::Broadcast { root } if root == me => self.write_all(links, whole, Ready::All),
             Action::Broadcast { root } => self.read(links, root, whole),
             Action::Send { to } => self.write(Target::Rank(to), FrameKind::Final, whole),
             Action::Recv { from } => {
-                self.ins.push(Inflow { from: Source::Rank(from), range: whole, swaps: false });
+                self.ins.push(Inflow {
+                    from: Source::Rank(from),
+                    range: whole,
+                    swaps: false,
+                    relayed: false,
+                });
             }
             Action::Barrier | Action::Split { .. } => {}
         }
@@ -82,9 +110,13 @@ impl Transfer {
         self.fold = None;
     }
 
-    fn gather(&mut self, links: &Links, chunk: &impl Fn(usize) -> Range<usize>) {
-        self.write_all(links, chunk(links.rank));
-        links.others().for_each(|peer| self.read(links, peer, chunk(peer)));
+    fn gather(&mut self, links: &Links, chunk: &impl Fn(usize) -> Range<usize>, ready: Ready) {
+        self.write_all(links, chunk(links.rank), ready);
+        // A stream has its rank's own bytes first, then those that it passes on, in the order of their ranks.
+        let passed_on = |peer: &usize| links.hosts.sender(*peer, links.rank) != *peer;
+        for peer in links.others().filter(|peer| !passed_on(peer)).chain(links.others().filter(passed_on)) {
+            self.read(links, peer, chunk(peer));
+        }
     }
 
     fn scatter(&mut self, links: &Links, chunk: &impl Fn(usize) -> Range<usize>, reduction: Reduction) {
@@ -94,22 +126,38 @@ impl Transfer {
         self.fold = Some((chunk(links.rank), reduction));
     }
 
-    fn write_all(&mut self, links: &Links, range: Range<usize>) {
-        if !links.common.has_ended() {
-            self.write(Target::Audience, FrameKind::Final, range.clone());
+    /// Writes to the ranks of this host, and to one rank of each other host.
+    fn write_all(&mut self, links: &Links, range: Range<usize>, ready: Ready) {
+        self.write_near(links, range.clone(), ready);
+        let (hosts, me) = (&links.hosts, links.rank);
+        for peer in links.others().filter(|peer| !hosts.share(me, *peer) && hosts.sender(me, *peer) == me) {
+            let (to, kind) = (Target::Rank(peer), FrameKind::Final);
+            self.outs.push(Outflow { to, kind, range: range.clone(), ready });
         }
-        for peer in links.others().filter(|peer| !links.peers[*peer].in_audience) {
-            self.write(Target::Rank(peer), FrameKind::Final, range.clone());
-        }
+    }
+
+    /// Writes to the other ranks of this host.
+    fn write_near(&mut self, links: &Links, range: Range<usize>, ready: Ready) {
+        let near = links.others().filter(|peer| links.hosts.share(links.rank, *peer));
+        let alone = near.filter(|peer| !links.peers[*peer].in_audience).map(Target::Rank);
+        let common = (!links.common.has_ended()).then_some(Target::Audience);
+        let outflow = |to| Outflow { to, kind: FrameKind::Final, range: range.clone(), ready };
+        self.outs.extend(common.into_iter().chain(alone).map(outflow));
     }
 
     fn write(&mut self, to: Target, kind: FrameKind, range: Range<usize>) {
-        self.outs.push(Outflow { to, kind, range, folded: false });
+        self.outs.push(Outflow { to, kind, range, ready: Ready::All });
     }
 
+    /// Reads what `peer` writes to all, and passes it on if this rank is its host's relay.
     fn read(&mut self, links: &Links, peer: usize, range: Range<usize>) {
-        let from = if links.peers[peer].in_audience { Source::Common(peer) } else { Source::Rank(peer) };
-        self.ins.push(Inflow { from, range, swaps: false });
+        let sender = links.hosts.sender(peer, links.rank);
+        let common = links.peers[sender].in_audience;
+        let from = if common { Source::Common(sender) } else { Source::Rank(sender) };
+        self.ins.push(Inflow { from, range: range.clone(), swaps: false, relayed: sender != peer });
+        if links.hosts.passes_on(peer, links.rank) {
+            self.write_near(links, range, Ready::Arrived(peer));
+        }
     }
 
     /// Moves what can be moved now. Returns true if anything was.
@@ -128,22 +176,36 @@ impl Transfer {
     /// offered when it is final, the reduction that overwrites a contribution comes from the rank that has received the contribution, and a swapped chunk is
     /// filled behind the bytes that have been written.
     unsafe fn offer(&mut self, links: &mut Links, memory: &OpMemory) -> bool {
-        let reduced = self.fold.as_ref().map_or(usize::MAX, |(range, _)| range.start);
         let mut moved = false;
-        for out in &mut self.outs {
-            let ready = if out.folded { out.range.end.min(reduced) } else { out.range.end };
+        for i in 0..self.outs.len() {
+            let out = &self.outs[i];
+            let ready = self.ready(out);
             let len = ready.saturating_sub(out.range.start);
-            if len == 0 || len < WORTH && ready < out.range.end {
+            let waits = self.outs[..i].iter().any(|before| before.precedes(out));
+            if len == 0 || waits || len < WORTH && ready < out.range.end {
                 continue;
             }
             // SAFETY: this function's contract.
             let taken =
                 unsafe { outbox(links, out.to).offer(out.kind, memory.address(out.range.start), len) };
-            out.range.start += taken;
+            self.outs[i].range.start += taken;
             moved |= taken > 0;
         }
         self.outs.retain(|out| !out.range.is_empty());
         moved
+    }
+
+    /// Returns the end of the part of an outflow's range that may be written.
+    fn ready(&self, out: &Outflow) -> usize {
+        let until = match out.ready {
+            Ready::All => None,
+            Ready::Reduced => self.fold.as_ref().map(|(range, _)| range.start),
+            Ready::Arrived(peer) => {
+                let inflow = self.ins.iter().find(|inflow| inflow.from == Source::Rank(peer));
+                inflow.map(|inflow| inflow.range.start)
+            }
+        };
+        until.map_or(out.range.end, |until| until.min(out.range.end))
     }
 
     /// Reads into the buffer what has arrived.
@@ -152,14 +214,17 @@ impl Transfer {
     /// As for [`step`](Transfer::step).
     unsafe fn fill(&mut self, links: &mut Links, memory: &OpMemory) -> bool {
         let mut moved = false;
-        for inflow in &mut self.ins {
+        for i in 0..self.ins.len() {
+            let (before, after) = self.ins.split_at_mut(i);
+            let inflow = &mut after[0];
+            let waits = before.iter().any(|before| before.from == inflow.from && !before.range.is_empty());
             let (Source::Rank(peer) | Source::Common(peer)) = inflow.from;
             let end = if inflow.swaps {
                 written(&self.outs, links, peer, inflow.range.end)
             } else {
                 inflow.range.end
             };
-            if inflow.range.start >= end {
+            if waits || inflow.range.start >= end {
                 continue;
             }
             // SAFETY: bytes of this rank's buffer that are not offered any more, or never were.
@@ -231,6 +296,15 @@ impl Transfer {
             from == peer
         };
         self.ins.iter().any(reads) || self.fold.is_some()
+    }
+
+    /// Returns true if bytes of other ranks than the one they come from are all that is missing: the rank that passes them on finds
+    /// out who is late.
+    pub(super) fn waits_for_relays(&self) -> bool {
+        let relayed = |inflow: &Inflow| inflow.relayed;
+        self.fold.is_none()
+            && self.outs.iter().all(|out| matches!(out.ready, Ready::Arrived(_)))
+            && self.ins.iter().all(relayed)
     }
 
     /// Returns true if rank `peer` has to read more.

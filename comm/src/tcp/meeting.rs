@@ -9,6 +9,7 @@ use super::mixed::Mixed;
 use super::near::{self, Near};
 use super::options::Options;
 use super::streams::SocketStreams;
+use crate::p2p::hosts::Hosts;
 use crate::p2p::transport::Transport;
 use crate::rendezvous::{Environment, Generation, Listener, Store};
 use std::net::SocketAddr;
@@ -42,6 +43,7 @@ pub(super) struct WorldMeeting {
 #[derive(Debug)]
 pub(super) struct WorldStreams {
     pub(super) transport: Box<dyn Transport>,
+    pub(super) hosts: Hosts,
     pub(super) generation: Generation,
     pub(super) meeting: WorldMeeting,
 }
@@ -51,7 +53,10 @@ impl WorldStreams {
     fn form(meeting: WorldMeeting, generation: Generation, within: Duration) -> Result<Self, Error> {
         let WorldMeeting { store, hub, options } = &meeting;
         hub.begin(generation.clone(), Arc::clone(store));
+        let until = Instant::now() + within;
         let near = near::connect(hub, &generation, options, within)?;
+        let left = until.saturating_duration_since(Instant::now());
+        let hosts = near::hosts(near.as_ref(), hub.rank(), &generation, left)?;
         let transport: Box<dyn Transport> = match near {
             Some(near) if near.members.len() == hub.world_size() => near.transport,
             Some(Near { transport, members }) => {
@@ -60,7 +65,7 @@ impl WorldStreams {
             }
             None => Box::new(SocketStreams::world(hub, generation.number())?),
         };
-        Ok(WorldStreams { transport, generation, meeting })
+        Ok(WorldStreams { transport, hosts, generation, meeting })
     }
 
     /// Makes the streams of the generation after `generation`. Collective.
@@ -97,7 +102,7 @@ impl WorldStreams {
     }
 
     pub(super) fn next_generation(self, within: Duration) -> Result<Self, Error> {
-        let WorldStreams { mut transport, generation, meeting } = self;
+        let WorldStreams { mut transport, generation, meeting, .. } = self;
         transport.close();
         drop(transport);
         WorldStreams::next(meeting, &generation, within)

@@ -3,6 +3,7 @@
 use super::error::Error;
 use super::hub::Hub;
 use super::options::{Encrypt, Options};
+use crate::p2p::hosts::Hosts;
 use crate::p2p::transport::Transport;
 use crate::rendezvous::Generation;
 use crate::shared_memory::{MeetError, MemoryListener, RingBytes};
@@ -39,6 +40,20 @@ pub(super) fn connect(
     let left = until.saturating_duration_since(Instant::now());
     let transport = listener.connect(own, &cards, left).map_err(failed)?;
     Ok(Some(Near { transport, members }))
+}
+
+/// Returns the hosts of all ranks: those that share memory are one host. All ranks of the world call it.
+pub(super) fn hosts(
+    near: Option<&Near>,
+    rank: usize,
+    generation: &Generation,
+    within: Duration,
+) -> Result<Hosts, Error> {
+    // A host is known by its first rank.
+    let first = near.and_then(|near| near.members.iter().min()).copied().unwrap_or(rank);
+    let firsts = generation.all_gather("hosts", &(first as u64).to_le_bytes(), within)?;
+    let number = |first: &Vec<u8>| first.as_slice().try_into().map_or(u64::MAX, u64::from_le_bytes);
+    Ok(Hosts::new(firsts.iter().map(|first| number(first) as usize).collect()))
 }
 
 fn listen(options: &Options) -> Result<Option<MemoryListener>, Error> {

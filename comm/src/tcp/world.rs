@@ -30,9 +30,9 @@ pub struct World {
 
 impl World {
     fn over(streams: WorldStreams) -> Result<Self, Error> {
-        let WorldStreams { transport, generation, meeting } = streams;
+        let WorldStreams { transport, hosts, generation, meeting } = streams;
         let timeout = meeting.options.timeout;
-        let rank = p2p::communicator(transport, Clock::real(), timeout, Faults::none())?;
+        let rank = p2p::communicator((transport, hosts), Clock::real(), timeout, Faults::none())?;
         Ok(World { communicator: Arc::new(rank), generation, meeting })
     }
 

@@ -11,19 +11,20 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Backend {
     Loopback,
-    /// Messages between threads, through streams of `room` bytes.
+    /// Messages between threads, through streams of `room` bytes, with `host_size` ranks on each pretended host.
     Messages {
         room: usize,
-        common: bool,
+        host_size: usize,
     },
 }
 
 /// All backends. Streams of an odd size cut elements and frames at any byte.
-pub(crate) const BACKENDS: [Backend; 4] = [
+pub(crate) const BACKENDS: [Backend; 5] = [
     Backend::Loopback,
-    Backend::Messages { room: 64 << 10, common: true },
-    Backend::Messages { room: 64 << 10, common: false },
-    Backend::Messages { room: 16_381, common: true },
+    Backend::Messages { room: 64 << 10, host_size: usize::MAX },
+    Backend::Messages { room: 64 << 10, host_size: 1 },
+    Backend::Messages { room: 64 << 10, host_size: 2 },
+    Backend::Messages { room: 16_381, host_size: 3 },
 ];
 
 impl Backend {
@@ -35,9 +36,10 @@ impl Backend {
     ) -> Result<Vec<T>, Error> {
         match self {
             Backend::Loopback => loopback::spawn_with(config, body),
-            Backend::Messages { room, common } => {
+            Backend::Messages { room, host_size } => {
                 let loopback::Config { ranks, timeout, clock, faults } = config;
-                let config = p2p::in_process::InProcessConfig { ranks, timeout, clock, faults, room, common };
+                let config =
+                    p2p::in_process::InProcessConfig { ranks, timeout, clock, faults, room, host_size };
                 p2p::in_process::spawn_with(config, body)
             }
         }
@@ -47,10 +49,10 @@ impl Backend {
     pub(crate) fn world(self, ranks: usize) -> Vec<Arc<dyn Communicator>> {
         match self {
             Backend::Loopback => loopback::world(loopback::Config::new(ranks)).unwrap(),
-            Backend::Messages { room, common } => {
+            Backend::Messages { room, host_size } => {
                 let config = p2p::in_process::InProcessConfig {
                     room,
-                    common,
+                    host_size,
                     ..p2p::in_process::InProcessConfig::new(ranks)
                 };
                 p2p::in_process::world(config).unwrap()
@@ -187,12 +189,12 @@ proptest! {
     })]
     #[test]
     fn every_backend_has_the_bits_of_loopback(
-        steps in steps(), n in 1usize..=8, room in prop::sample::select(vec![61, 1021, 64 << 10]), common: bool, seed: u64
+        steps in steps(), n in 1usize..=8, room in prop::sample::select(vec![61, 1021, 64 << 10]), host_size in 1usize..=8, seed: u64
     ) {
         // Bytes pass a narrow stream one handful at a time.
         let cut = |step: &Step| Step { len: step.len.min(room * 40 / n), ..step.clone() };
         let steps: Vec<Step> = steps.iter().map(cut).collect();
-        let messages = Backend::Messages { room, common };
+        let messages = Backend::Messages { room, host_size };
         prop_assert_eq!(
             run_program(messages, n, &steps, seed), run_program(Backend::Loopback, n, &steps, seed)
         );

@@ -5,6 +5,7 @@
 mod pipes;
 pub(super) mod streams;
 
+use super::hosts::Hosts;
 use super::seat::{P2pSeat, communicator};
 use crate::group::rank::GroupRank;
 use crate::group::threads;
@@ -25,13 +26,14 @@ pub struct InProcessConfig {
     pub faults: Faults,
     /// Bytes that a stream holds; at least one.
     pub room: usize,
-    /// True if each rank has one common stream for all others, beside a stream for each of them.
-    pub common: bool,
+    /// Number of ranks on each pretended host. A rank has one common stream for the others of its host, beside a stream for each rank;
+    /// what it writes to all crosses to another host once.
+    pub host_size: usize,
 }
 
 impl InProcessConfig {
-    /// Returns the settings for `ranks` ranks: a timeout of ten minutes, the machine's clock, no faults, streams of 64 KiB, a common
-    /// stream.
+    /// Returns the settings for `ranks` ranks: a timeout of ten minutes, the machine's clock, no faults, streams of 64 KiB, one
+    /// host.
     pub fn new(ranks: usize) -> Self {
         let timeout = Duration::from_secs(600);
         InProcessConfig {
@@ -40,7 +42,7 @@ impl InProcessConfig {
             clock: Clock::real(),
             faults: Faults::none(),
             room: 64 << 10,
-            common: true,
+            host_size: ranks.max(1),
         }
     }
 }
@@ -59,10 +61,11 @@ pub fn world(config: InProcessConfig) -> Result<Vec<Arc<dyn Communicator>>, Erro
 }
 
 fn handles(config: InProcessConfig) -> Result<Vec<GroupRank<P2pSeat>>, Error> {
-    let InProcessConfig { ranks, timeout, clock, faults, room, common } = config;
+    let InProcessConfig { ranks, timeout, clock, faults, room, host_size } = config;
     if ranks == 0 {
         return Err(Error::ZeroRanks);
     }
-    let handle = |transport| communicator(transport, clock.clone(), timeout, faults.clone());
-    streams::world(ranks, room.max(1), common).into_iter().map(handle).collect()
+    let hosts = Hosts::blocks(ranks, host_size);
+    let handle = |transport| communicator((transport, hosts.clone()), clock.clone(), timeout, faults.clone());
+    streams::world(ranks, room.max(1), hosts.clone()).into_iter().map(handle).collect()
 }

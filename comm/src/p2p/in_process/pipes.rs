@@ -1,5 +1,6 @@
 //! Bounded streams between the threads of a group, and the bells that wake their readers and writers.
 
+use crate::p2p::hosts::Hosts;
 use crate::p2p::transport::Waker;
 use crate::sync::real::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
@@ -11,7 +12,7 @@ use std::time::Duration;
 pub(super) struct Pipes {
     pub(super) ranks: usize,
     pub(super) room: usize,
-    pub(super) has_common: bool,
+    pub(super) hosts: Hosts,
     pipes: Vec<Pipe>,
     bells: Vec<Arc<Bell>>,
     split: Mutex<HashMap<(u64, Vec<usize>), Joining>>,
@@ -36,17 +37,18 @@ struct PipeState {
 }
 
 impl Pipes {
-    pub(super) fn new(ranks: usize, room: usize, has_common: bool) -> Arc<Self> {
+    pub(super) fn new(ranks: usize, room: usize, hosts: Hosts) -> Arc<Self> {
         let pipes = (0..2 * ranks * ranks).map(|_| Pipe::default()).collect();
         let bells = (0..ranks).map(|_| Arc::<Bell>::default()).collect();
-        Arc::new(Pipes { ranks, room, has_common, pipes, bells, split: Mutex::default() })
+        Arc::new(Pipes { ranks, room, hosts, pipes, bells, split: Mutex::default() })
     }
 
     /// Returns the streams of `members`; each of them calls this once.
     pub(super) fn join(&self, members: &[usize], channel: u64) -> Arc<Self> {
         let mut split = self.split.lock();
         let key = (channel, members.to_vec());
-        let new = || Joining { pipes: Pipes::new(members.len(), self.room, self.has_common), joined: 0 };
+        let hosts = || self.hosts.split(members);
+        let new = || Joining { pipes: Pipes::new(members.len(), self.room, hosts()), joined: 0 };
         let joining = split.entry(key.clone()).or_insert_with(new);
         joining.joined += 1;
         let (pipes, all) = (Arc::clone(&joining.pipes), joining.joined == members.len());

@@ -1,6 +1,7 @@
 //! Transport between threads of one process.
 
 use super::pipes::{Pipe, Pipes};
+use crate::p2p::hosts::Hosts;
 use crate::p2p::transport::{Lost, LostWhy, Source, Target, Transport, Waker};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,16 +26,16 @@ struct Arrived {
     consumed: usize,
 }
 
-/// Returns the transports of all ranks of a world.
-pub(in crate::p2p) fn world(ranks: usize, room: usize, common: bool) -> Vec<Box<dyn Transport>> {
-    let pipes = Pipes::new(ranks, room, common);
+/// Returns the transports of all ranks of a world. Ranks of one host have common streams.
+pub(in crate::p2p) fn world(ranks: usize, room: usize, hosts: Hosts) -> Vec<Box<dyn Transport>> {
+    let pipes = Pipes::new(ranks, room, hosts);
     (0..ranks).map(|rank| Box::new(ThreadStreams::new(Arc::clone(&pipes), rank)) as _).collect()
 }
 
 impl ThreadStreams {
     fn new(pipes: Arc<Pipes>, rank: usize) -> Self {
-        let others = (0..pipes.ranks).filter(|other| *other != rank && pipes.has_common);
-        let audience = others.collect();
+        let near = |other: &usize| *other != rank && pipes.hosts.share(rank, *other);
+        let audience = (0..pipes.ranks).filter(near).collect();
         let arrived = (0..pipes.ranks).map(|_| Default::default()).collect();
         ThreadStreams { rank, audience, arrived, lost: vec![false; pipes.ranks], seen: 0, pipes }
     }
