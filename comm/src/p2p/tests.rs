@@ -7,6 +7,8 @@ use super::transport::{Lost, LostWhy, Source, Target, Transport, Waker};
 use crate::{Clock, Communicator, Error, Faults, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType, Meter};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_millis(300);
@@ -30,6 +32,8 @@ struct Sick {
     inner: Box<dyn Transport>,
     healthy: usize,
     illness: Illness,
+    /// Bytes written to each rank alone.
+    sent: Arc<Vec<AtomicUsize>>,
 }
 
 impl Sick {
@@ -56,6 +60,9 @@ impl Transport for Sick {
             let len = bytes.len().min(self.healthy);
             let written = self.inner.write(to, &bytes[..len])?;
             self.healthy -= written;
+            if let Target::Rank(peer) = to {
+                self.sent[peer].fetch_add(written, Relaxed);
+            }
             return Ok(written);
         }
         match self.illness {
@@ -131,7 +138,7 @@ fn run_with(n: usize, len: usize, host_size: usize, illness: Illness, healthy: u
     let hosts = Hosts::blocks(n, host_size);
     let mut transports = streams::world(n, 4096, hosts.clone());
     let inner = transports.remove(SICK);
-    transports.insert(SICK, Box::new(Sick { inner, healthy, illness }));
+    transports.insert(SICK, Box::new(Sick { inner, healthy, illness, sent: counters(n) }));
     let ends = run(transports, &hosts, len);
     let context =
         format!("{n} ranks, {len} elements, {illness:?} after {healthy} bytes, {host_size} on a host");
@@ -142,6 +149,50 @@ fn run_with(n: usize, len: usize, host_size: usize, illness: Illness, healthy: u
     let failed: Vec<Error> = healthy.into_iter().filter_map(|(_, (error, _))| error).collect();
     assert!(failed.iter().all(|error| error == &failed[0]), "{context}: {failed:?}");
     failed.into_iter().next()
+}
+
+fn counters(n: usize) -> Arc<Vec<AtomicUsize>> {
+    Arc::new((0..n).map(|_| AtomicUsize::new(0)).collect())
+}
+
+/// Bytes that cross from the first host of two, of two ranks each, in one operation on `len` elements.
+fn crossing(op: Op, len: usize) -> usize {
+    let hosts = Hosts::blocks(4, 2);
+    let sent: Vec<_> = (0..4).map(|_| counters(4)).collect();
+    let count = |(rank, inner): (usize, Box<dyn Transport>)| {
+        let (illness, sent) = (Illness::Ends, Arc::clone(&sent[rank]));
+        Box::new(Sick { inner, healthy: usize::MAX, illness, sent }) as Box<dyn Transport>
+    };
+    let transports = streams::world(4, 4096, hosts.clone()).into_iter().enumerate().map(count);
+    let ranks = transports.map(|transport| {
+        let hosts = hosts.clone();
+        std::thread::spawn(move || {
+            let comm = communicator((transport, hosts), Clock::real(), 20 * GRACE, Faults::none()).unwrap();
+            let buffer = Buffer::zeroed(len, DType::F32, &Meter::new(), Category::Grads).unwrap();
+            comm.complete(op, buffer).1.unwrap();
+        })
+    });
+    ranks.collect::<Vec<_>>().into_iter().for_each(|rank| rank.join().unwrap());
+    let from = |rank: usize| sent[rank][2].load(Relaxed) + sent[rank][3].load(Relaxed);
+    from(0) + from(1)
+}
+
+#[test]
+fn bytes_for_all_cross_to_another_host_once() {
+    let (len, sum) = (200_000, Reduction::Sum);
+    let vector = 4 * len;
+    // The halves of the vector that the first host owns, or contributes to twice.
+    let expected = [
+        (Op::all_gather(), vector / 2),
+        (Op::reduce_scatter(sum), vector),
+        (Op::all_reduce(sum), vector / 2 + vector),
+        (Op::broadcast(0), vector),
+        (Op::broadcast(3), 0),
+    ];
+    for (op, bytes) in expected {
+        let crossed = crossing(op, len);
+        assert!((bytes..bytes + bytes / 100 + 4096).contains(&crossed), "{op:?}: {crossed}, not {bytes}");
+    }
 }
 
 /// Numbers of bytes at and around the ends of frames and of operations.
