@@ -69,6 +69,9 @@ pub enum Error {
         /// Message of the system.
         message: String,
     },
+    /// The communicator could not be made.
+    #[error(transparent)]
+    Communicator(#[from] crate::Error),
     /// The library refused a call.
     #[error("{call} failed: {message}")]
     Refused {

@@ -1,10 +1,12 @@
-//! MPI backend: byte streams between the ranks of a job that `mpirun` or `srun` has started.
+//! MPI backend: the ranks are the processes of a job that `mpirun` or `srun` has started.
 //!
 //! Bytes travel by MPI; sums are this crate's. Every message lies in memory of the transport, so MPI never has a caller's buffer:
 //! after a failure that memory is leaked until the end of the process, as MPI may still write it.
 //!
 //! | item | meaning |
 //! |---|---|
+//! | [`world`] | joins the other processes of the job |
+//! | [`World`] | this process's rank, and the communicator of all ranks |
 //! | [`Options`] | deadlines, and the thread level to ask the library for |
 //! | [`ThreadLevel`] | MPI's levels; the lowest two are refused |
 //! | [`Error`] | reason for which a process cannot be a rank |
@@ -47,7 +49,9 @@ pub mod testing;
 mod threads;
 mod tiles;
 mod transport;
+mod world;
 
 pub use error::Error;
 pub use options::Options;
 pub use threads::ThreadLevel;
+pub use world::{World, world};

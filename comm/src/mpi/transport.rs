@@ -1,6 +1,7 @@
 //! Transport over MPI: the streams of one group of a job.
 
 use super::calls::CallFault;
+use super::identity::GroupId;
 use super::job::MpiJob;
 use super::pause::Pause;
 use super::streams::GroupStreams;
@@ -142,6 +143,17 @@ impl Transport for MpiTransport {
         let in_job = members.iter().map(|&member| streams.in_job(member));
         let streams = GroupStreams::new(streams.group().split(channel), in_job);
         Ok(Box::new(MpiTransport::new(Arc::clone(&self.job), streams, rank)))
+    }
+
+    fn ends_with_handle(&self) -> bool {
+        true
+    }
+
+    /// A failure of the world is the job's. After the failure of a smaller group the world may go on.
+    fn note_failure(&mut self, error: &crate::Error) {
+        if self.streams().group() == GroupId::WORLD {
+            self.job.fail(error);
+        }
     }
 
     fn close(&mut self) {

@@ -66,6 +66,15 @@ pub(crate) trait Transport: Send + Debug {
     /// Every member calls it with the same list and `channel`, a number that this group has not used before.
     fn split(&mut self, members: &[usize], channel: u64) -> Result<Box<dyn Transport>, Lost>;
 
+    /// True if the transport's drop must end before the process does: the drop of a handle waits for the communication thread, so
+    /// that the last handle's thread drops the transport.
+    fn ends_with_handle(&self) -> bool {
+        false
+    }
+
+    /// Tells the transport that its group has failed.
+    fn note_failure(&mut self, _error: &crate::Error) {}
+
     /// Ends the streams in both directions; written bytes still arrive where that costs no wait.
     fn close(&mut self);
 }

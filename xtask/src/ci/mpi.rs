@@ -1,6 +1,6 @@
-//! Step `mpi`: lints comm with its feature `mpi`, and runs the tests under `mpirun` with the system's libraries.
+//! Step `mpi`: lints what the feature `mpi` compiles, and runs the tests under `mpirun` with the system's libraries.
 
-use super::steps::{Setting, Task, counted, with};
+use super::steps::{ALL, Setting, Task, counted, with};
 use crate::cmd::Cmd;
 use anyhow::{Context, ensure};
 use std::fmt;
@@ -11,17 +11,22 @@ pub(crate) struct Library {
     packages: &'static str,
     compiler: &'static str,
     launcher: &'static str,
+    /// Folder in the target folder for builds with this library. A library of its own has one, as the bindings differ and cargo does
+    /// not see which compiler they are from.
+    target: Option<&'static str>,
 }
 
 const OPEN_MPI: Library = Library {
     packages: "libopenmpi-dev openmpi-bin libclang-dev",
     compiler: "mpicc.openmpi",
     launcher: "mpirun.openmpi",
+    target: None,
 };
 const MPICH: Library = Library {
     packages: "libmpich-dev mpich libclang-dev",
     compiler: "mpicc.mpich",
     launcher: "mpirun.mpich",
+    target: Some("mpich"),
 };
 
 /// Returns the tasks: Open MPI, and in a long run also MPICH. No other step enables the feature, so only this one needs a library.
@@ -32,19 +37,21 @@ pub(super) fn tasks(setting: &Setting) -> Vec<Task> {
 
 impl Library {
     fn tasks(self, setting: &Setting) -> [Task; 4] {
-        // A target folder for each library, as their bindings differ.
-        let target = setting.target.join(self.compiler).to_string_lossy().into_owned();
-        let cargo = |line: &str, rest: &str| {
-            let cmd =
-                Cmd::cargo(&format!("{line} -p meshstep-comm --features mpi {rest}")).dir(&setting.root);
-            let cmd = cmd.env("CARGO_TARGET_DIR", &target).env("MPICC", self.compiler);
+        let cargo = |line: &str| {
+            let cmd = Cmd::cargo(line).dir(&setting.root).env("MPICC", self.compiler);
+            let cmd = match self.target {
+                Some(folder) => cmd.env("CARGO_TARGET_DIR", &setting.target.join(folder).to_string_lossy()),
+                None => cmd,
+            };
             with(Task::Run(counted(cmd, setting)), "MPIRUN", self.launcher)
         };
+        // The features of the other steps and `mpi`, so that their dependencies are not built a second time.
+        let all = format!("{ALL},meshstep-bench/mpi,meshstep-shard/mpi");
         [
             Task::MpiPackages(self),
-            cargo("clippy", "--all-targets -- -D warnings"),
-            cargo("test", "--lib mpi::"),
-            cargo("test", "--test mpi"),
+            cargo(&format!("clippy {all} --lib --bins --test mpi -- -D warnings")),
+            cargo("test -p meshstep-comm --features mpi,nccl --lib mpi::"),
+            cargo(&format!("test {all} --test mpi")),
         ]
     }
 
