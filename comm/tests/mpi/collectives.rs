@@ -16,7 +16,7 @@ const REDUCTIONS: [Reduction; 5] =
     [Reduction::Sum, Reduction::Max, Reduction::Min, Reduction::Mean, Reduction::PreMulSum { factor: -1.75 }];
 
 /// Compares what `body` returns on this rank with what it returns on the same rank of loopback.
-fn compare(comm: &Comm, body: impl Fn(&Comm) -> Vec<(String, Vec<u8>)> + Sync) {
+pub(crate) fn compare_with(comm: &Comm, body: impl Fn(&Comm) -> Vec<(String, Vec<u8>)> + Sync) {
     let expected = loopback::spawn(comm.world_size(), |comm| body(&comm)).unwrap();
     let (found, expected) = (body(comm), &expected[comm.rank()]);
     assert!(!found.is_empty());
@@ -30,11 +30,11 @@ fn compare(comm: &Comm, body: impl Fn(&Comm) -> Vec<(String, Vec<u8>)> + Sync) {
 pub(crate) fn every_type(world: World) {
     let comm = world.communicator();
     for len in LENS {
-        compare(&comm, |comm| every_op::<f32>(comm, len));
-        compare(&comm, |comm| every_op::<f64>(comm, len));
-        compare(&comm, |comm| every_op::<bf16>(comm, len));
-        compare(&comm, |comm| every_op::<f16>(comm, len));
-        compare(&comm, |comm| every_op::<u64>(comm, len));
+        compare_with(&comm, |comm| every_op::<f32>(comm, len));
+        compare_with(&comm, |comm| every_op::<f64>(comm, len));
+        compare_with(&comm, |comm| every_op::<bf16>(comm, len));
+        compare_with(&comm, |comm| every_op::<f16>(comm, len));
+        compare_with(&comm, |comm| every_op::<u64>(comm, len));
     }
 }
 
@@ -83,7 +83,7 @@ fn specified<T: Naive>(comm: &Comm, op: Op, buffer: &Buffer) -> Vec<u8> {
 
 /// Several operations are in flight at a time, in the world and in a group, and are waited for in reverse.
 pub(crate) fn started(world: World) {
-    compare(&world.communicator(), |comm| {
+    compare_with(&world.communicator(), |comm| {
         let group = comm.split(Some(0), -(comm.rank() as i64)).unwrap().unwrap();
         let queue = Queue::cpu();
         let start = |i: usize| {
@@ -110,7 +110,7 @@ pub(crate) fn groups(world: World) {
 
 /// Groups of every other rank in reverse, groups of these, and a group without the last rank.
 pub(crate) fn groups_of(comm: &Comm) {
-    compare(comm, |comm| {
+    compare_with(comm, |comm| {
         let (me, n) = (comm.rank(), comm.world_size());
         let half = comm.split(Some((me % 2) as u32), -(me as i64)).unwrap().unwrap();
         let again = half.split(Some(0), -(half.rank() as i64)).unwrap().unwrap();
@@ -123,7 +123,7 @@ pub(crate) fn groups_of(comm: &Comm) {
 
 /// All-reduces that keep the former values.
 pub(crate) fn kept_values(world: World) {
-    compare(&world.communicator(), |comm| {
+    compare_with(&world.communicator(), |comm| {
         let both = |len: usize| {
             let mut values = drawn::<f32>(comm, len);
             let kept = Buffer::zeroed(len, values.dtype(), &Meter::new(), Category::Staging).unwrap();

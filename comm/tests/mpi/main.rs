@@ -8,6 +8,7 @@ mod collectives;
 mod failures;
 mod groups;
 mod launch;
+mod library;
 #[allow(dead_code, reason = "a part of the suite's: these tests compare with loopback")]
 #[path = "../suite/naive.rs"]
 mod naive;
@@ -18,6 +19,7 @@ use launch::{Ended, SCENARIO, launch, launch_alone};
 use meshstep_comm::mpi::testing::{TestStreams, streams};
 use meshstep_comm::mpi::{Options, World, world};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// A scenario, the numbers of ranks it runs with (0: without a launcher), the check of its end, and one rank's part.
@@ -31,6 +33,9 @@ enum Part {
 }
 
 use Part::{Process, Ranks, Streams};
+
+/// Jobs that run at a time: most of a job's time is mpirun's start, or a wait for a deadline.
+const AT_A_TIME: usize = 2;
 
 const ROWS: &[Row] = &[
     Row("alone", &[0, 1], passed, Streams(|world| assert_eq!((world.rank(), world.world_size()), (0, 1)))),
@@ -52,6 +57,10 @@ const ROWS: &[Row] = &[
     Row("kept_values", &[2, 4], passed, Ranks(collectives::kept_values)),
     Row("started_is_the_last", &[2, 4], passed, Process(ranks::started_is_the_last)),
     Row("group_is_the_last", &[3], passed, Process(ranks::group_is_the_last)),
+    Row("library", &[0, 2, 3, 4], passed, Process(library::reduce)),
+    Row("library_stops", &[2, 4], ranks::ended_by_abort, Process(library::stop)),
+    Row("library_or_not", &[2, 3], ranks::one_error, Process(library::differ)),
+    Row("library_needs_threads", &[0, 2], passed, Process(library::too_few_threads)),
     Row("too_few_threads", &[0, 2], passed, Process(settings::too_few_threads)),
     Row("second_world", &[0, 2], passed, Process(settings::second_world)),
     Row("contradiction", &[0, 2], passed, Process(settings::contradiction)),
@@ -61,6 +70,7 @@ const ROWS: &[Row] = &[
     Row("late_end", &[2, 3], failures::late_end, Streams(failures::end_late)),
     Row("mismatch", &[2, 4], ranks::one_error, Ranks(ranks::mismatch)),
     Row("late_but_comes", &[2, 4], ranks::one_error, Ranks(ranks::late_but_comes)),
+    Row("stopped", &[2, 4], ranks::ended_by_abort, Ranks(ranks::stopped)),
     Row("late", &[2, 4], ranks::ended_by_abort, Ranks(ranks::late)),
     Row("aborted", &[2, 4], ranks::one_error, Ranks(ranks::aborted)),
     Row("aborted_group", &[2, 4], passed, Ranks(ranks::aborted_group)),
@@ -76,17 +86,24 @@ fn main() -> ExitCode {
     }
     // `cargo test` passes names to run only these.
     let only: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    for Row(name, ranks, check, _) in
-        ROWS.iter().filter(|row| only.is_empty() || only.iter().any(|name| name == row.0))
-    {
-        for &ranks in *ranks {
-            let ended = if ranks == 0 { launch_alone(name) } else { launch(name, ranks) };
-            println!("{name} on {ranks} ranks: {:.1} s", ended.took.as_secs_f64());
-            check(&ended);
-            assert_eq!(ended.orphans, 0, "processes of {name} outlive their job\n{}", ended.output);
+    let rows = ROWS.iter().filter(|row| only.is_empty() || only.iter().any(|name| name == row.0));
+    let jobs: Vec<_> = rows.flat_map(|row| row.1.iter().map(move |ranks| (row, *ranks))).collect();
+    let next = AtomicUsize::new(0);
+    let run_jobs = || {
+        while let Some((row, ranks)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            run_job(row, *ranks);
         }
-    }
+    };
+    std::thread::scope(|scope| (0..AT_A_TIME).for_each(|_| drop(scope.spawn(run_jobs))));
     ExitCode::SUCCESS
+}
+
+/// Runs a row as a job, and checks its end.
+fn run_job(Row(name, _, check, _): &Row, ranks: usize) {
+    let ended = if ranks == 0 { launch_alone(name) } else { launch(name, ranks) };
+    println!("{name} on {ranks} ranks: {:.1} s", ended.took.as_secs_f64());
+    check(&ended);
+    assert_eq!(ended.orphans, 0, "processes of {name} outlive their job\n{}", ended.output);
 }
 
 fn passed(ended: &Ended) {

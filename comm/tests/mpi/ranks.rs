@@ -8,6 +8,17 @@ use meshstep_comm::{Error, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, Meter, Queue};
 use std::time::Duration;
 
+/// Rank that the launcher gave to this process, before MPI tells it.
+pub(crate) fn launched_rank() -> usize {
+    let rank = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].into_iter().find_map(|name| std::env::var(name).ok());
+    rank.expect("a launcher's variable").parse().unwrap()
+}
+
+pub(crate) fn stop_this_process() {
+    let stop = std::process::Command::new("kill").args(["-STOP", &std::process::id().to_string()]).status();
+    panic!("kill returned {stop:?}, and the process goes on");
+}
+
 fn floats(len: usize) -> Buffer {
     Buffer::from_slice(&vec![1.5f32; len], &Meter::new(), Category::Grads).unwrap()
 }
@@ -68,6 +79,21 @@ pub(crate) fn late(world: World) {
     comm.barrier().unwrap();
     if comm.rank() == 1 {
         away(Duration::from_secs(60));
+    }
+    let error = all_reduce(&comm, Duration::from_secs(1)).unwrap_err();
+    assert!(is_late(&error), "{error}");
+    println!("error: {error}");
+    drop(comm);
+    println!("a rank survived MPI_Abort");
+}
+
+/// Rank 1 is stopped in the midst of operations, as by a machine that hangs.
+pub(crate) fn stopped(world: World) {
+    let comm = world.communicator();
+    drop(world);
+    all_reduce(&comm, Duration::from_secs(20)).unwrap();
+    if comm.rank() == 1 {
+        stop_this_process();
     }
     let error = all_reduce(&comm, Duration::from_secs(1)).unwrap_err();
     assert!(is_late(&error), "{error}");

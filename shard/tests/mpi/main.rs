@@ -75,13 +75,13 @@ fn table(ranks: usize) -> Vec<Case> {
 }
 
 /// SGD without clipping, AdamW with clipping and several micro-batches, buckets longer than a tile, and L-BFGS.
-fn at_stage(stage: Stage) -> [Case; 5] {
+fn at_stage(stage: Stage) -> [Case; 6] {
     let training = |what: &str, run: Run| {
         let run = run.stage(stage);
         Case::new(format!("{what}, {stage:?}"), move |comm| run.on_rank(comm).unwrap())
     };
-    let minimization = |problem, search| {
-        let run = run::Run::new(problem, &[500, 1, 0, 399, 100], search);
+    let minimization = |problem, lens: &[usize], search| {
+        let run = run::Run::new(problem, lens, search);
         let rule = meshstep_optim::Lbfgs { max_iter: 12, ..run.rule.clone() };
         let options = Options { stage, ..run.options.clone() };
         let run = run::Run { rule, options, ..run };
@@ -93,8 +93,9 @@ fn at_stage(stage: Stage) -> [Case; 5] {
         training("SGD", Run { rule: WhichRule::Sgd, max_norm: None, ..Run::default() }),
         training("clipped AdamW", Run { micro_batches: 2, shuffle: true, ..Run::default() }),
         training("clipped AdamW on 101,003 parameters", long),
-        minimization(Problem::Rosenbrock, LineSearch::None),
-        minimization(Problem::Rosenbrock, LineSearch::StrongWolfe),
+        minimization(Problem::Rosenbrock, &[500, 1, 0, 399, 100], LineSearch::None),
+        minimization(Problem::Logistic, &[3, 1, 0, 6], LineSearch::StrongWolfe),
+        minimization(Problem::LeastSquares, &[3, 1, 0, 6], LineSearch::StrongWolfe),
     ]
 }
 

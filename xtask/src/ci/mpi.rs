@@ -3,7 +3,8 @@
 use super::steps::{ALL, Setting, Task, counted, with};
 use crate::cmd::Cmd;
 use anyhow::{Context, ensure};
-use std::fmt;
+use std::path::{Path, PathBuf};
+use std::{fmt, fs};
 
 /// An MPI library as Debian packages it.
 #[derive(Clone, Copy, Debug)]
@@ -55,17 +56,22 @@ impl Library {
         ]
     }
 
-    /// Installs the packages if the compiler or the launcher is missing, which needs root.
+    /// Installs the packages if the compiler, the launcher or libclang is missing, which needs root.
     pub(super) fn install(self) -> anyhow::Result<()> {
         let found = |program| Cmd::built(program, "--version").silent().is_ok();
-        if found(self.compiler) && found(self.launcher) {
+        if found(self.compiler) && found(self.launcher) && has_libclang() {
             return Ok(());
         }
         let user = Cmd::built("id", "-u").output()?.unwrap_or_default();
-        let missing =
-            format!("{} or {} is missing: apt-get install {}", self.compiler, self.launcher, self.packages);
+        let missing = format!(
+            "{}, {} or libclang is missing: apt-get install {}",
+            self.compiler, self.launcher, self.packages
+        );
         ensure!(user.trim() == "0", "{missing}");
-        let install = Cmd::built("apt-get", &format!("install -y {}", self.packages));
+        // A machine's lists of packages may be missing or old.
+        let install =
+            format!("apt-get install -y {0} || (apt-get update && apt-get install -y {0})", self.packages);
+        let install = Cmd::built("sh", "-c").arg(&install);
         let status =
             install.env("DEBIAN_FRONTEND", "noninteractive").run_unattended().context(missing.clone())?;
         ensure!(status.success(), "{missing}");
@@ -73,8 +79,30 @@ impl Library {
     }
 }
 
+/// Returns true if libclang, which the bindings' generator loads, lies where LIBCLANG_PATH says or in a usual folder.
+fn has_libclang() -> bool {
+    let is_libclang =
+        |name: &str| name.starts_with("libclang") && name.contains(".so") && !name.contains("cpp");
+    let names = |folder: &Path| -> Vec<String> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    };
+    let in_usr_lib = names(Path::new("/usr/lib"));
+    let folders = in_usr_lib
+        .iter()
+        .map(|name| Path::new("/usr/lib").join(name))
+        .flat_map(|folder| [folder.join("lib"), folder]);
+    let usual = ["/usr/lib", "/usr/lib64", "/usr/local/lib"].map(PathBuf::from);
+    std::env::var_os("LIBCLANG_PATH").is_some()
+        || folders.chain(usual).any(|folder| names(&folder).iter().any(|name| is_libclang(name)))
+}
+
 impl fmt::Display for Library {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "install {} unless {} and {} are there", self.packages, self.compiler, self.launcher)
+        write!(
+            f,
+            "install {} unless {}, {} and libclang are there",
+            self.packages, self.compiler, self.launcher
+        )
     }
 }
