@@ -8,7 +8,7 @@
 //! | [`loopback`] | backend with threads of one process as ranks |
 //! | [`p2p`] | collectives over messages, and a backend of threads that exchange them |
 //! | `nccl` | backend with GPUs as ranks, behind the feature `nccl` |
-//! | `mpi` | byte streams between the processes of an MPI job, behind the feature `mpi`; it has no communicator yet |
+//! | `mpi` | backend with the processes of an MPI job as ranks, behind the feature `mpi` |
 //! | [`rendezvous`] | process bootstrap: launchers' variables, a small store on rank 0, failure reports outside the backend |
 //! | [`tcp`] | backend with processes as ranks: sockets between machines, shared memory within one |
 //! | [`Error`] | typed error, the same on every rank |

@@ -187,7 +187,7 @@ pub(crate) enum StepName {
     Standin,
     /// Checks comm's table of NCCL functions against the headers and libraries of several releases.
     NcclAbi,
-    /// Builds comm with the system's MPI library and runs its tests under mpirun; with `--long` also with MPICH.
+    /// Builds comm and shard with the system's MPI library and runs their tests under mpirun; with `--long` also with MPICH.
     Mpi,
     /// Runs comm's fault tests under a deterministic scheduler.
     Shuttle,

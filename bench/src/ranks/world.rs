@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use meshstep_comm::{Communicator, loopback, tcp};
 
 use super::{Launch, Ranks};
@@ -24,10 +24,23 @@ pub(super) fn communicator(launch: &Launch) -> Result<Arc<dyn Communicator>> {
             Ok(world.communicator())
         }
         Launch::Alone => Ok(alone()?),
-        Launch::Mpi { world_size, .. } => bail!(
-            "this build has no communicator over MPI; start {world_size} processes with cargo xtask launch, torchrun or srun"
-        ),
+        Launch::Mpi { world_size, .. } => over_mpi(*world_size),
     }
+}
+
+#[cfg(feature = "mpi")]
+fn over_mpi(_world_size: usize) -> Result<Arc<dyn Communicator>> {
+    use meshstep_comm::mpi;
+    let world = mpi::world(&mpi::Options::default()).context("cannot join the other ranks")?;
+    Ok(world.communicator())
+}
+
+#[cfg(not(feature = "mpi"))]
+fn over_mpi(world_size: usize) -> Result<Arc<dyn Communicator>> {
+    anyhow::bail!(
+        "this program was built without MPI; build it with `cargo build --profile train -p meshstep-bench --features mpi`, or start \
+         {world_size} processes with `cargo xtask launch`, torchrun or srun"
+    )
 }
 
 /// Returns the communicator of a single rank.

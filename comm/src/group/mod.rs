@@ -6,6 +6,7 @@ pub(crate) mod rank;
 pub(crate) mod seat;
 pub(crate) mod segments;
 pub(crate) mod split_groups;
+pub(crate) mod thread_end;
 pub(crate) mod threads;
 pub(crate) mod verdict;
 pub(crate) mod worker;

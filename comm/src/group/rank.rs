@@ -1,6 +1,7 @@
 //! Communicator handle of a rank, and its drop.
 
 use super::seat::RankSeat;
+use super::thread_end::ThreadEnd;
 use super::worker::RankWorker;
 use crate::communicator::{keeping, nothing};
 use crate::group::faults::Faults;
@@ -17,6 +18,8 @@ use std::time::Duration;
 pub(crate) struct GroupRank<S: RankSeat> {
     place: Arc<RankWorker<S>>,
     life: Arc<Life<S>>,
+    /// End of the communication thread, if the drop waits for it.
+    thread: Option<Arc<ThreadEnd>>,
 }
 
 /// All groups of a rank: the world and the groups split from it.
@@ -42,13 +45,21 @@ impl<S: RankSeat> GroupRank<S> {
         let place = RankWorker::new(seat, faults);
         let worker = Arc::clone(&place);
         let name = format!("meshstep-comm-{rank}");
-        if let Err(error) = sync::spawn(name, move || worker.run()) {
+        let (thread, guard) = ThreadEnd::pair();
+        let run = move || {
+            let _guard = guard;
+            worker.run();
+            // Before the guard: the thread must not be the last owner of the seat.
+            drop(worker);
+        };
+        if let Err(error) = sync::spawn(name, run) {
             let error = Error::NoThread { rank, message: error.to_string() };
             place.seat.fail(error.clone());
             return Err(error);
         }
         life.places.lock().push(Arc::clone(&place));
-        Ok(GroupRank { place, life })
+        let thread = place.seat.ends_with_handle().then_some(thread);
+        Ok(GroupRank { place, life, thread })
     }
 
     pub(crate) fn life(&self) -> Arc<Life<S>> {
@@ -105,6 +116,9 @@ impl<S: RankSeat> Drop for GroupRank<S> {
             self.place.end(End::Panicked("its communicator was dropped while its thread unwound".to_owned()));
         }
         self.life.forget(&self.place);
+        if let Some(thread) = &self.thread {
+            thread.wait();
+        }
     }
 }
 

@@ -67,6 +67,12 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
     /// Records that this rank has left, before its operation `op_number`.
     fn depart(&self, op_number: u64);
 
+    /// True if the backend ends with the last handle: then the drop of a handle waits for the rank's communication thread, which has
+    /// the seat too.
+    fn ends_with_handle(&self) -> bool {
+        false
+    }
+
     /// Waits a bounded time for [`depart`](RankSeat::depart), where the end of the process would cut it off.
     fn await_departure(&self) {}
 }

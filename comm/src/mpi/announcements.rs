@@ -1,6 +1,7 @@
 //! Announcements of streams. A rank that opens a stream chooses its tag and announces it, and the reader posts receives under it. So
 //! groups need no communicator of MPI: its creation would wait for every member.
 
+use super::Reductions;
 use super::calls::{CallFault, Calls, Requests};
 use super::identity::GroupId;
 use super::tiles::{TILE, TILES, Tiles};
@@ -17,9 +18,18 @@ pub(super) const LEN: usize = 4 * size_of::<u64>();
 /// Format of messages: a number that changes with them, and the length of a tile.
 const FORMAT: u64 = 0x4d53_4d50_0001_0000_u64 ^ TILE as u64;
 
+/// Returns the format of ranks with these reductions: ranks with different ones would wait for each other.
+fn format(reductions: Reductions) -> u64 {
+    match reductions {
+        Reductions::Ours => FORMAT,
+        Reductions::Library => FORMAT ^ 1 << 32,
+    }
+}
+
 /// Announcements that have arrived in this process, for all groups.
 #[derive(Debug)]
 pub(super) struct Announcements {
+    pub(super) reductions: Reductions,
     inbox: Mutex<AnnouncementInbox>,
 }
 
@@ -32,34 +42,35 @@ struct AnnouncementInbox {
     /// Tag of the stream that this process opens next.
     next_tag: c_int,
     last_tag: c_int,
+    format: u64,
     /// Rank whose announcement has another format.
     unlike: Option<usize>,
 }
 
-/// Returns the announcement of a stream.
-pub(super) fn announcement(group: GroupId, tag: c_int) -> [u8; LEN] {
+/// Returns an announcement.
+fn announcement(format: u64, group: GroupId, tag: c_int) -> [u8; LEN] {
     let [high, low] = group.words();
     let mut bytes = [0; LEN];
-    for (place, word) in bytes.chunks_exact_mut(8).zip([FORMAT, high, low, tag as u64]) {
+    for (place, word) in bytes.chunks_exact_mut(8).zip([format, high, low, tag as u64]) {
         place.copy_from_slice(&word.to_le_bytes());
     }
     bytes
 }
 
 /// Returns the group and the tag of an announcement, or `None` if it has another format.
-fn parse(bytes: &[u8]) -> Option<(GroupId, c_int)> {
+fn parse(bytes: &[u8], expected: u64) -> Option<(GroupId, c_int)> {
     let bytes: &[u8; LEN] = bytes.try_into().ok()?;
     let mut words = [0; 4];
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
         *word = u64::from_le_bytes(*bytes);
     }
     let [format, high, low, tag] = words;
-    (format == FORMAT).then_some((GroupId::of_words([high, low]), c_int::try_from(tag).ok()?))
+    (format == expected).then_some((GroupId::of_words([high, low]), c_int::try_from(tag).ok()?))
 }
 
 impl Announcements {
     /// Posts receives of announcements; `last_tag` is the highest tag that the library has.
-    pub(super) fn new(calls: &Calls, last_tag: c_int) -> Result<Self, CallFault> {
+    pub(super) fn new(calls: &Calls, last_tag: c_int, reductions: Reductions) -> Result<Self, CallFault> {
         let (requests, tags) = (Requests::default(), HashMap::new());
         let mut inbox = AnnouncementInbox {
             requests,
@@ -67,13 +78,19 @@ impl Announcements {
             tags,
             next_tag: TAG + 1,
             last_tag,
+            format: format(reductions),
             unlike: None,
         };
         inbox.requests.grow(TILES);
         for tile in 0..TILES {
             inbox.post(calls, tile)?;
         }
-        Ok(Announcements { inbox: Mutex::new(inbox) })
+        Ok(Announcements { reductions, inbox: Mutex::new(inbox) })
+    }
+
+    /// Returns the announcement of a stream.
+    pub(super) fn announcement(&self, group: GroupId, tag: c_int) -> [u8; LEN] {
+        announcement(format(self.reductions), group, tag)
     }
 
     /// Returns a tag for a new stream of this process. No two streams have the same.
@@ -97,7 +114,9 @@ impl Announcements {
     pub(super) fn take(&self, group: GroupId, rank: usize) -> Result<Option<c_int>, CallFault> {
         let mut inbox = self.inbox();
         if inbox.unlike == Some(rank) {
-            let message = "its messages have another format; run the same build on every rank".to_owned();
+            let message = "its messages have another format; run the same build with the same \
+                           mpi::Options::reductions on every rank";
+            let message = message.to_owned();
             return Err(CallFault { call: "opening a stream", message });
         }
         Ok(inbox.tags.remove(&(group, rank)))
@@ -136,7 +155,7 @@ impl AnnouncementInbox {
         {
             result?;
             // SAFETY: the message has arrived, and the receive is posted again below.
-            match parse(unsafe { &self.tiles.bytes(tile)[..len] }) {
+            match parse(unsafe { &self.tiles.bytes(tile)[..len] }, self.format) {
                 Some((group, tag)) => {
                     self.tags.insert((group, source), tag);
                 }
@@ -160,10 +179,12 @@ mod tests {
     #[test]
     fn an_announcement_is_read_as_it_was_written() {
         let group = GroupId::WORLD.split(7);
-        let mut bytes = announcement(group, 0x7fff_ffff);
-        assert_eq!(parse(&bytes), Some((group, 0x7fff_ffff)));
-        assert_eq!(parse(&bytes[..24]), None);
+        let ours = format(Reductions::Ours);
+        let mut bytes = announcement(ours, group, 0x7fff_ffff);
+        assert_eq!(parse(&bytes, ours), Some((group, 0x7fff_ffff)));
+        assert_eq!(parse(&bytes, format(Reductions::Library)), None, "other reductions");
+        assert_eq!(parse(&bytes[..24], ours), None);
         bytes[0] ^= 1;
-        assert_eq!(parse(&bytes), None, "another format");
+        assert_eq!(parse(&bytes, ours), None, "another format");
     }
 }

@@ -43,7 +43,7 @@ pub(super) struct Ended {
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     /// The requests; a null request is a free slot.
-    all: Vec<ffi::MPI_Request>,
+    pub(super) all: Vec<ffi::MPI_Request>,
     indices: Vec<c_int>,
     statuses: Vec<MaybeUninit<ffi::MPI_Status>>,
 }

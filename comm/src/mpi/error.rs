@@ -21,6 +21,17 @@ pub enum Error {
         /// Name and version of the library.
         library: String,
     },
+    /// The library's reductions need a higher level of thread support.
+    #[error(
+        "MPI was initialised with {given}, and Reductions::Library needs {}; use Reductions::Ours (library: {library})",
+        ThreadLevel::Multiple
+    )]
+    LibraryReductions {
+        /// Level of the library.
+        given: ThreadLevel,
+        /// Name and version of the library.
+        library: String,
+    },
     /// A call that waits for all ranks of the job did not end.
     #[error(
         "{call} had not ended after {after:?}; check that every process of the job calls mpi::world, or allow more time with \
@@ -69,6 +80,9 @@ pub enum Error {
         /// Message of the system.
         message: String,
     },
+    /// The communicator could not be made.
+    #[error(transparent)]
+    Communicator(#[from] crate::Error),
     /// The library refused a call.
     #[error("{call} failed: {message}")]
     Refused {

@@ -7,7 +7,7 @@ use super::pause::Pause;
 use super::process::{self, MainThread};
 use super::streams::GroupStreams;
 use std::fmt::Display;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ pub(super) struct MpiJob {
     /// GroupStreams of transports that were dropped.
     left: Mutex<Vec<GroupStreams>>,
     left_count: AtomicUsize,
+    /// True if MPI has an operation that cannot end, so that MPI_Finalize would wait for it.
+    stuck: AtomicBool,
     /// The first failure.
     failure: Mutex<Option<String>>,
     /// The thread that initialised MPI; `None` if the program did so itself.
@@ -49,6 +51,7 @@ impl MpiJob {
             world_size,
             left,
             left_count,
+            stuck: AtomicBool::new(false),
             failure,
             main,
             deadline,
@@ -59,6 +62,11 @@ impl MpiJob {
     /// Marks the job as failed: at its end the ranks wait for one another only briefly.
     pub(super) fn fail(&self, cause: &dyn Display) {
         lock(&self.failure).get_or_insert_with(|| cause.to_string());
+    }
+
+    /// Gives up an operation that MPI has.
+    pub(super) fn give_up(&self) {
+        self.stuck.store(true, Ordering::Relaxed);
     }
 
     /// Takes the streams of a transport that is dropped, and keeps them until both ends have finished.
@@ -109,6 +117,10 @@ impl MpiJob {
     fn end_together(&mut self, at_most: Duration) -> Result<bool, CallFault> {
         if !self.meet(at_most)? {
             return Ok(false);
+        }
+        if self.stuck.load(Ordering::Relaxed) {
+            let message = "a reduction of the library was given up and cannot be cancelled".to_owned();
+            return Err(CallFault { call: "MPI_Finalize", message });
         }
         self.settle()?;
         match self.main.take() {

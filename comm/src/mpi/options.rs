@@ -9,9 +9,11 @@ pub struct Options {
     /// Limit for joining and, if no operation has failed, for the wait for the other ranks at the end; default deadline of each
     /// operation: ten minutes.
     pub deadline: Duration,
-    /// Limit for the wait for the other ranks at the end of a world that has failed: two seconds. They get their errors in this
+    /// Limit for the wait for the other ranks at the end of a job whose world has failed: two seconds. They get their errors in this
     /// time; then MPI_Abort ends the job.
     pub abort_within: Duration,
+    /// Arithmetic of reductions: this crate's. All ranks have the same.
+    pub reductions: Reductions,
     /// Level of thread support to ask the library for. A library that gives [`Serialized`](ThreadLevel::Serialized) is called
     /// under a lock, and one that gives less is refused. Without meaning if the program has initialised MPI itself.
     pub threads: ThreadLevel,
@@ -22,7 +24,28 @@ impl Default for Options {
         Options {
             deadline: Duration::from_secs(600),
             abort_within: Duration::from_secs(2),
+            reductions: Reductions::Ours,
             threads: ThreadLevel::Multiple,
         }
     }
+}
+
+/// Arithmetic of reductions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reductions {
+    /// This crate's, with loopback's bits. MPI moves bytes only.
+    #[default]
+    Ours,
+    /// The library's MPI_Iallreduce and MPI_Ireduce_scatter_block, for its tuned algorithms and the network's reductions. The bits are
+    /// the library's: they may depend on the number of ranks, their places, the length and the library's settings.
+    ///
+    /// It takes sums, means, maxima and minima of f32, f64 and u64 on buffers above 32 KiB (less if many ranks each send as much).
+    /// Other operations stay this crate's: smaller buffers, whose bytes travel with the calls; f16 and bf16, which MPI does not
+    /// know; [`PreMulSum`](crate::Reduction::PreMulSum).
+    ///
+    /// Buffers are copied in blocks of 4 MiB, so no count comes near 2^31. A block that the library has not reduced by the deadline
+    /// is given up, but it cannot be cancelled: at its end the job is ended by MPI_Abort. Each group of ranks that reduces has a
+    /// communicator of MPI until the end of the job, made at its first reduction. Needs
+    /// [`ThreadLevel::Multiple`](ThreadLevel::Multiple), because that call blocks.
+    Library,
 }

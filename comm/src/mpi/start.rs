@@ -9,7 +9,7 @@ use super::process::{self, MainThread};
 use super::streams::GroupStreams;
 use super::threads::{Serial, ThreadLevel};
 use super::transport::MpiTransport;
-use super::{Error, Options, launcher};
+use super::{Error, Options, Reductions, launcher};
 use ::mpi::ffi;
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -49,13 +49,16 @@ fn start(options: &Options) -> Result<MpiJob, Error> {
 fn world(options: &Options, level: ThreadLevel) -> Result<(Calls, Announcements, [usize; 2]), Error> {
     let library = library();
     let serial = serial(level, options.threads, &library)?;
+    if options.reductions == Reductions::Library && level < ThreadLevel::Multiple {
+        return Err(Error::LibraryReductions { given: level, library });
+    }
     // SAFETY: the constant is initialised when the program is loaded.
     let world = unsafe { ffi::RSMPI_COMM_WORLD };
     let place = serial.run(|| place(world))?;
     launcher::check(|name| std::env::var(name).ok(), place, &library)?;
     let last_tag = serial.run(|| attribute(world, ffi::MPI_TAG_UB as c_int)).unwrap_or(LEAST_TAGS);
     let calls = Calls::new(duplicate(world, serial, options.deadline)?, serial);
-    let announcements = Announcements::new(&calls, last_tag)?;
+    let announcements = Announcements::new(&calls, last_tag, options.reductions)?;
     Ok((calls, announcements, place))
 }
 

@@ -155,7 +155,7 @@ impl GroupStreams {
             None => {
                 let tag = announcements.new_tag()?;
                 owners.push(Owner::Outgoing(to));
-                let first = announcements::announcement(*group, tag);
+                let first = announcements.announcement(*group, tag);
                 Outgoing::open(calls, requests, (peer.rank, tag), (&first, announcements::TAG))?
             }
         };

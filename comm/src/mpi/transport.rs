@@ -1,10 +1,14 @@
 //! Transport over MPI: the streams of one group of a job.
 
+use super::Reductions;
 use super::calls::CallFault;
+use super::identity::GroupId;
 use super::job::MpiJob;
+use super::library::LibraryReductions;
 use super::pause::Pause;
 use super::streams::GroupStreams;
-use crate::p2p::transport::{Lost, LostWhy, Source, Target, Transport, Waker};
+use crate::Called;
+use crate::p2p::transport::{Lost, LostWhy, Source, SystemReduction, Target, Transport, Waker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,6 +18,8 @@ use std::time::Duration;
 pub(super) struct MpiTransport {
     /// `None` only while it is dropped.
     streams: Option<GroupStreams>,
+    /// The library's reductions, if they are wanted.
+    library: Option<LibraryReductions>,
     rank: usize,
     world_size: usize,
     waker: Arc<Flag>,
@@ -34,7 +40,18 @@ impl MpiTransport {
     /// Transport of `streams`, in which this process is `rank`.
     pub(super) fn new(job: Arc<MpiJob>, streams: GroupStreams, rank: usize) -> Self {
         let world_size = streams.len();
-        MpiTransport { streams: Some(streams), rank, world_size, waker: Arc::default(), closed: false, job }
+        let members = (0..world_size).map(|rank| streams.in_job(rank));
+        let library = (job.announcements.reductions == Reductions::Library)
+            .then(|| LibraryReductions::new(streams.group(), members));
+        MpiTransport {
+            streams: Some(streams),
+            library,
+            rank,
+            world_size,
+            waker: Arc::default(),
+            closed: false,
+            job,
+        }
     }
 
     /// The job that the group is part of.
@@ -102,6 +119,9 @@ impl Transport for MpiTransport {
         if !moved {
             job.sweep();
         }
+        let calls = &self.job.calls;
+        let moved = self.library.as_mut().is_some_and(|library| library.poll(calls)) || moved;
+        let (streams, _) = self.parts();
         match streams.next_lost() {
             Some(lost) => Err(self.told(lost)),
             None => Ok(moved),
@@ -144,6 +164,22 @@ impl Transport for MpiTransport {
         Ok(Box::new(MpiTransport::new(Arc::clone(&self.job), streams, rank)))
     }
 
+    fn system_reduction(&mut self, called: &Called) -> Option<&mut dyn SystemReduction> {
+        let library = self.library.as_mut().filter(|_| LibraryReductions::take(called))?;
+        Some(library)
+    }
+
+    fn ends_with_handle(&self) -> bool {
+        true
+    }
+
+    /// A failure of the world is the job's. After the failure of a smaller group the world may go on.
+    fn note_failure(&mut self, error: &crate::Error) {
+        if self.streams().group() == GroupId::WORLD {
+            self.job.fail(error);
+        }
+    }
+
     fn close(&mut self) {
         self.closed = true;
         let (streams, _) = self.parts();
@@ -155,6 +191,9 @@ impl Drop for MpiTransport {
     /// Leaves the streams to the job: it sends what was written, and keeps the memory while MPI may access it.
     fn drop(&mut self) {
         self.close();
+        if self.library.as_ref().is_some_and(LibraryReductions::is_under_way) {
+            self.job.give_up();
+        }
         if let Some(streams) = self.streams.take() {
             self.job.leave(streams);
         }

@@ -239,6 +239,11 @@ impl Engine {
     unsafe fn exchange(&mut self, running: Running<'_>, party: Party, memory: &OpMemory) -> Result<(), Stop> {
         let small = is_small(&running.called, self.links.world_size());
         self.note_calls(&running.called, party, small);
+        if !small && self.links.transport.system_reduction(&running.called).is_some() {
+            self.transfer.clear();
+            // SAFETY: the caller's promise.
+            return unsafe { self.reduce_by_system(running, party, memory) };
+        }
         let (mut idle, mut last) = (0, Instant::now());
         loop {
             let moved = self.links.poll();
@@ -304,7 +309,7 @@ impl Engine {
     }
 
     /// Fails if a rank of the operation has failed in it, or is lost.
-    fn look_at_party(&self, running: Running<'_>, party: Party, small: bool) -> Result<(), Stop> {
+    pub(super) fn look_at_party(&self, running: Running<'_>, party: Party, small: bool) -> Result<(), Stop> {
         for peer in self.others_of(party) {
             let links = &self.links.peers[peer];
             if links.notes.failed.as_ref().is_some_and(|(at, _)| *at <= self.numbers[peer]) {
@@ -322,7 +327,7 @@ impl Engine {
     }
 
     /// Fails a transfer that stands still after its deadline, or after an abort.
-    fn look_at_clock(
+    pub(super) fn look_at_clock(
         &self,
         running: Running<'_>,
         party: Party,

@@ -93,6 +93,7 @@ impl Engine {
             self.failure.found = Some(Cause { op_number: self.at, rank: self.links.rank, error });
         }
         if let Some(cause) = self.earliest() {
+            self.links.transport.note_failure(&cause.error);
             self.links.flood(self.at, &cause);
         }
     }

@@ -21,6 +21,7 @@ mod names;
 mod outbox;
 mod seat;
 mod small;
+mod system;
 #[cfg(test)]
 mod tests;
 mod transfer;

@@ -176,6 +176,10 @@ impl RankSeat for P2pSeat {
         self.group.depart(op_number);
     }
 
+    fn ends_with_handle(&self) -> bool {
+        self.group.ends_with_handle
+    }
+
     fn await_departure(&self) {
         self.group.await_departure(DEPARTURE);
     }

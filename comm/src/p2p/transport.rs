@@ -1,5 +1,6 @@
 //! Byte streams between the ranks of one group: the interface of backends of messages.
 
+use crate::Called;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,8 +67,35 @@ pub(crate) trait Transport: Send + Debug {
     /// Every member calls it with the same list and `channel`, a number that this group has not used before.
     fn split(&mut self, members: &[usize], channel: u64) -> Result<Box<dyn Transport>, Lost>;
 
+    /// True if the transport's drop must end before the process does: the drop of a handle waits for the communication thread, so
+    /// that the last handle's thread drops the transport.
+    fn ends_with_handle(&self) -> bool {
+        false
+    }
+
+    /// Returns the system's own reductions if they run `called`, which all ranks of the group answer alike.
+    fn system_reduction(&mut self, _called: &Called) -> Option<&mut dyn SystemReduction> {
+        None
+    }
+
+    /// Tells the transport that its group has failed.
+    fn note_failure(&mut self, _error: &crate::Error) {}
+
     /// Ends the streams in both directions; written bytes still arrive where that costs no wait.
     fn close(&mut self);
+}
+
+/// Reductions by the system of a transport, with its bits: one block at a time, in memory of the transport. [`Transport::progress`]
+/// moves them.
+pub(crate) trait SystemReduction {
+    /// Returns memory for this rank's `len` bytes of the next block.
+    fn input(&mut self, len: usize) -> &mut [u8];
+
+    /// Begins to reduce the block in the input. All ranks of the group begin the same blocks in the same order.
+    fn begin(&mut self, called: &Called);
+
+    /// Returns the result of the block once it is there: of a reduce-scatter this rank's piece.
+    fn output(&self) -> Result<Option<&[u8]>, Lost>;
 }
 
 /// Destination of a write.

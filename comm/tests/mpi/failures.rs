@@ -2,6 +2,7 @@
 
 use crate::bytes::exchange_len;
 use crate::launch::Ended;
+use crate::ranks::launched_rank;
 use meshstep_comm::mpi::testing::{TestStreams, streams};
 use meshstep_comm::mpi::{Error, Options};
 use std::time::Duration;
@@ -56,10 +57,4 @@ pub(crate) fn late_end(ended: &Ended) {
     assert!(!ended.success && ended.took < Duration::from_secs(30), "{:?}\n{}", ended.took, ended.output);
     assert!(ended.output.contains("after a failure: operation 7 was late"), "{}", ended.output);
     assert!(!ended.output.contains("survived"), "{}", ended.output);
-}
-
-/// Rank that the launcher gave to this process, before MPI tells it.
-fn launched_rank() -> usize {
-    let rank = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].into_iter().find_map(|name| std::env::var(name).ok());
-    rank.expect("a launcher's variable").parse().unwrap()
 }

@@ -14,6 +14,8 @@ const TOO_LONG: Duration = Duration::from_secs(90);
 
 /// End of a job.
 pub(crate) struct Ended {
+    /// Ranks of the job.
+    pub(crate) ranks: usize,
     pub(crate) success: bool,
     pub(crate) took: Duration,
     pub(crate) output: String,
@@ -32,15 +34,15 @@ pub(crate) fn launch(scenario: &str, ranks: usize) -> Ended {
         command.args(["--oversubscribe", "--allow-run-as-root"]);
     }
     command.args(["-n", &ranks.to_string()]).arg(std::env::current_exe().unwrap());
-    end(command, scenario)
+    end(command, scenario, ranks)
 }
 
 /// Runs a scenario without a launcher.
 pub(crate) fn launch_alone(scenario: &str) -> Ended {
-    end(Command::new(std::env::current_exe().unwrap()), scenario)
+    end(Command::new(std::env::current_exe().unwrap()), scenario, 1)
 }
 
-fn end(mut command: Command, scenario: &str) -> Ended {
+fn end(mut command: Command, scenario: &str, ranks: usize) -> Ended {
     static JOBS: AtomicU32 = AtomicU32::new(0);
     let job = format!("{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
     let file = std::env::temp_dir().join(format!("meshstep-mpi-{job}"));
@@ -53,7 +55,7 @@ fn end(mut command: Command, scenario: &str) -> Ended {
     let took = began.elapsed();
     let output = fs::read_to_string(&file).unwrap_or_default();
     let _ = fs::remove_file(&file);
-    Ended { success, took, output, orphans: left(&job) }
+    Ended { ranks, success, took, output, orphans: left(&job) }
 }
 
 fn success(child: &mut Child) -> bool {

@@ -104,7 +104,7 @@ pub(crate) fn setting(workspace: &Workspace, long: bool) -> Setting {
 
 /// Returns the steps named in `only`, or all of them; always in the order of [`StepName`].
 pub(crate) fn chosen(only: &[StepName], setting: &Setting) -> Vec<Step> {
-    let short = |name: &StepName| setting.long || !matches!(name, StepName::Candle | StepName::Mpi);
+    let short = |name: &StepName| setting.long || *name != StepName::Candle;
     let wanted = |name: &&StepName| only.contains(name) || (only.is_empty() && short(name));
     StepName::value_variants().iter().filter(wanted).map(|&name| step(name, setting)).collect()
 }

@@ -1,0 +1,62 @@
+//! End of a communication thread, for a handle whose drop waits for it.
+
+use crate::sync::real::{Condvar, Mutex};
+use std::sync::Arc;
+
+/// End of one thread.
+#[derive(Debug, Default)]
+pub(crate) struct ThreadEnd {
+    is_over: Mutex<bool>,
+    over: Condvar,
+}
+
+/// Owned by the thread: its drop is the end.
+#[derive(Debug)]
+pub(crate) struct ThreadGuard(Arc<ThreadEnd>);
+
+impl ThreadEnd {
+    /// Returns the end of a thread, and what the thread has to own.
+    pub(crate) fn pair() -> (Arc<Self>, ThreadGuard) {
+        let end = Arc::<ThreadEnd>::default();
+        (Arc::clone(&end), ThreadGuard(end))
+    }
+
+    /// Waits until the thread has ended.
+    pub(crate) fn wait(&self) {
+        let mut is_over = self.is_over.lock();
+        while !*is_over {
+            is_over = self.over.wait(is_over, None);
+        }
+    }
+}
+
+impl Drop for ThreadGuard {
+    fn drop(&mut self) {
+        *self.0.is_over.lock() = true;
+        self.0.over.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    #[test]
+    fn the_wait_lasts_until_the_guard_is_dropped() {
+        let (end, guard) = ThreadEnd::pair();
+        let dropped = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                dropped.store(true, Ordering::SeqCst);
+                drop(guard);
+            });
+            end.wait();
+            assert!(dropped.load(Ordering::SeqCst));
+        });
+        // Later waits return at once.
+        end.wait();
+    }
+}

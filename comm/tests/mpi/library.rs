@@ -1,0 +1,154 @@
+//! Reductions by the MPI library.
+
+use crate::collectives::{Comm, compare_with};
+use crate::naive::random;
+use crate::ranks;
+use meshstep_comm::mpi::{Error, Options, Reductions, ThreadLevel, world};
+use meshstep_comm::{Communicator, Op, Reduction, loopback};
+use meshstep_tensor::{Buffer, Category, Element, Meter, Queue, bf16};
+use std::time::{Duration, Instant};
+
+fn by_library(options: Options) -> Options {
+    Options { reductions: Reductions::Library, ..options }
+}
+
+/// Elements for each rank: several blocks of f64, an odd number, and one that travels with the call.
+const LENS: [usize; 3] = [700_001, 40_003, 33];
+
+/// Sums of small integers are exact by whoever adds them; other values are near loopback's.
+pub(crate) fn reduce(options: Options) {
+    let world = world(&by_library(options)).unwrap().communicator();
+    let group = world.split(Some((world.rank() % 2) as u32), -(world.rank() as i64)).unwrap().unwrap();
+    for len in LENS {
+        for comm in [&world, &group] {
+            exact::<f32>(comm, len, |bits| (bits % 64) as f32 - 32.0);
+            exact::<f64>(comm, len, |bits| (bits % 64) as f64 - 32.0);
+            exact::<u64>(comm, len, |bits| bits);
+            near_loopbacks(comm, len);
+        }
+    }
+    others_are_ours(&group);
+    in_flight(&world);
+}
+
+/// Compares with loopback to the bit.
+fn exact<T: Element + Copy>(comm: &Comm, len: usize, of: fn(u64) -> T) {
+    compare_with(comm, |comm| {
+        let (me, n) = (comm.rank(), comm.world_size());
+        let mut kinds = vec![Reduction::Sum, Reduction::Max, Reduction::Min];
+        // A mean of four is exact here too.
+        kinds.extend((T::DTYPE.is_float() && n.is_power_of_two()).then_some(Reduction::Mean));
+        let run = |op: Op| {
+            let mut seed = me as u64 + 1;
+            let values: Vec<T> = (0..len * n).map(|_| of(random(&mut seed))).collect();
+            let mut buffer = Buffer::from_slice(&values, &Meter::new(), Category::Grads).unwrap();
+            comm.run(op, &mut buffer).unwrap();
+            buffer.typed::<T>().unwrap().to_vec()
+        };
+        let mut results = Vec::new();
+        for how in kinds {
+            let name = format!("{how:?} of {len} elements of {}", T::DTYPE);
+            results.push((format!("all_reduce, {name}"), bytes(&run(Op::all_reduce(how)))));
+            let own = me * len..(me + 1) * len;
+            results.push((format!("reduce_scatter, {name}"), bytes(&run(Op::reduce_scatter(how))[own])));
+        }
+        results
+    });
+}
+
+fn bytes<T: Element>(values: &[T]) -> Vec<u8> {
+    bytemuck::cast_slice(values).to_vec()
+}
+
+fn rough(rank: usize, len: usize) -> Vec<f32> {
+    let mut seed = rank as u64 + 77;
+    (0..len).map(|_| (random(&mut seed) >> 40) as f32 / 1e6 - 8.0).collect()
+}
+
+fn near_loopbacks(comm: &Comm, len: usize) {
+    let mean = |comm: &dyn Communicator| {
+        let values = rough(comm.rank(), len);
+        let mut buffer = Buffer::from_slice(&values, &Meter::new(), Category::Grads).unwrap();
+        comm.run(Op::all_reduce(Reduction::Mean), &mut buffer).unwrap();
+        buffer.typed::<f32>().unwrap().to_vec()
+    };
+    let expected = loopback::spawn(comm.world_size(), |comm| mean(&*comm)).unwrap().swap_remove(0);
+    let found = mean(&**comm);
+    assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() <= 1e-5), "means differ from loopback's");
+    assert!(found.iter().any(|mean| *mean != 0.0));
+}
+
+/// What the library does not take has loopback's bits.
+fn others_are_ours(comm: &Comm) {
+    compare_with(comm, |comm| {
+        let (me, n) = (comm.rank(), comm.world_size());
+        let values = rough(me, 50_000 * n);
+        let mut scaled = Buffer::from_slice(&values, &Meter::new(), Category::Grads).unwrap();
+        let factor = 0.3 + me as f64;
+        comm.run(Op::all_reduce(Reduction::PreMulSum { factor }), &mut scaled).unwrap();
+        let halves: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
+        let mut halves = Buffer::from_slice(&halves, &Meter::new(), Category::Grads).unwrap();
+        comm.run(Op::reduce_scatter(Reduction::Sum), &mut halves).unwrap();
+        let own = &halves.typed::<bf16>().unwrap()[me * 50_000..(me + 1) * 50_000];
+        let scaled = bytes(scaled.typed::<f32>().unwrap());
+        vec![("PreMulSum".to_owned(), scaled), ("bf16".to_owned(), bytes(own))]
+    });
+}
+
+/// Reductions of two groups are in flight at the same time.
+fn in_flight(world: &Comm) {
+    let (queue, n) = (Queue::cpu(), world.world_size());
+    let other = world.split(Some(0), 0).unwrap().unwrap();
+    let start = |i: usize| {
+        let ones = Buffer::from_slice(&vec![1.0f32; 300_000 + i], &Meter::new(), Category::Grads).unwrap();
+        let comm = [world, &other][i % 2];
+        comm.start(Op::all_reduce(Reduction::Sum), ones, &queue).map_err(|(_, error)| error).unwrap()
+    };
+    for started in (0..8).map(start).collect::<Vec<_>>() {
+        let (sums, result) = started.wait(&queue);
+        result.unwrap();
+        assert!(sums.typed::<f32>().unwrap().iter().all(|sum| *sum == n as f32));
+    }
+}
+
+/// Rank 1 is stopped, most likely within a reduction; the others give up, and end the job.
+pub(crate) fn stop(options: Options) {
+    let comm = world(&by_library(options)).unwrap().communicator();
+    let mut ones = Buffer::from_slice(&vec![1.0f32; 3_000_000], &Meter::new(), Category::Grads).unwrap();
+    if comm.rank() == 1 {
+        std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(500));
+            ranks::stop_this_process();
+        });
+    }
+    let op = Op::all_reduce(Reduction::Max).within(Duration::from_secs(1));
+    let began = Instant::now();
+    let error = loop {
+        if let Err(error) = comm.run(op, &mut ones) {
+            break error;
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "rank 1 goes on");
+    };
+    assert!(matches!(error, meshstep_comm::Error::Timeout { .. }), "{error}");
+    println!("error: {error}");
+    drop(comm);
+    println!("a rank survived MPI_Abort");
+}
+
+/// Ranks with different options find out.
+pub(crate) fn differ(options: Options) {
+    // Every process has loopback's name for the error of each rank: the first stream fails on both sides.
+    let rank = ranks::launched_rank();
+    let options = if rank == 0 { by_library(options) } else { options };
+    let comm = world(&options).unwrap().communicator();
+    let error = comm.barrier().unwrap_err().to_string();
+    let hint = "run the same build with the same mpi::Options::reductions on every rank";
+    assert!(error.contains(hint), "{error}");
+    println!("error: {hint}");
+}
+
+pub(crate) fn too_few_threads(options: Options) {
+    let options = Options { threads: ThreadLevel::Serialized, ..by_library(options) };
+    let error = world(&options).unwrap_err();
+    assert!(matches!(error, Error::LibraryReductions { given: ThreadLevel::Serialized, .. }), "{error}");
+}
