@@ -21,6 +21,8 @@ const YIELDS: u32 = 6;
 const NAP: Duration = Duration::from_millis(25);
 /// Time without progress after which a transfer that has passed its deadline fails.
 const STALL: Duration = Duration::from_millis(400);
+/// Time after which a transfer that has passed its deadline fails although bytes still trickle in.
+const OVERRUN: Duration = Duration::from_millis(500);
 
 /// State of one rank in a group. One thread at a time uses it.
 #[derive(Debug)]
@@ -50,6 +52,25 @@ pub(super) struct Running<'a> {
     pub(super) called: Called,
     pub(super) deadline: Duration,
     pub(super) after: Duration,
+}
+
+/// Progress of a transfer.
+#[derive(Debug)]
+struct Pace {
+    moved: Instant,
+    /// First look at the clock after the deadline.
+    overdue: Option<Instant>,
+}
+
+impl Pace {
+    fn stands_still(&self) -> bool {
+        self.moved.elapsed() >= STALL
+    }
+
+    /// Returns true if the transfer may not go on after its deadline.
+    fn is_over(&mut self) -> bool {
+        self.overdue.get_or_insert_with(Instant::now).elapsed() >= OVERRUN || self.stands_still()
+    }
 }
 
 impl Engine {
@@ -238,7 +259,7 @@ impl Engine {
     unsafe fn exchange(&mut self, running: Running<'_>, party: Party, memory: &OpMemory) -> Result<(), Stop> {
         let small = is_small(&running.called, self.links.world_size());
         self.note_calls(&running.called, party, small);
-        let (mut idle, mut last) = (0, Instant::now());
+        let (mut idle, mut pace) = (0, Pace { moved: Instant::now(), overdue: None });
         loop {
             let moved = self.links.poll();
             // SAFETY: the caller's promise.
@@ -248,10 +269,9 @@ impl Engine {
             }
             self.look_at_party(running, party, small)?;
             if moved || stepped {
-                last = Instant::now();
-            } else {
-                self.look_at_clock(running, party, small, last)?;
+                pace.moved = Instant::now();
             }
+            self.look_at_clock(running, party, small, &mut pace)?;
             self.rest(running, moved || stepped, &mut idle);
         }
         if small {
@@ -320,19 +340,18 @@ impl Engine {
         Ok(())
     }
 
-    /// Fails a transfer that stands still after its deadline, or after an abort.
+    /// Fails a transfer that stands still after its deadline or after an abort, or trickles on after its deadline.
     fn look_at_clock(
         &self,
         running: Running<'_>,
         party: Party,
         small: bool,
-        last: Instant,
+        pace: &mut Pace,
     ) -> Result<(), Stop> {
-        if last.elapsed() < STALL {
-            return Ok(());
+        if pace.stands_still() {
+            running.group.take_raised()?;
         }
-        running.group.take_raised()?;
-        if running.group.clock.now() < running.deadline {
+        if running.group.clock.now() < running.deadline || !pace.is_over() {
             return Ok(());
         }
         let needs = |rank| self.needs_from(small, rank) || self.transfer.needs_to(&self.links, rank);

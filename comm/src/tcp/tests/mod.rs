@@ -5,6 +5,7 @@ mod carry;
 mod common;
 mod damage;
 mod fakes;
+mod faults;
 mod joining;
 mod mixed;
 mod processes;
