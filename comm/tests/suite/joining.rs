@@ -73,7 +73,7 @@ fn another_world_size_is_an_error_on_every_rank() {
 #[test]
 fn a_rank_that_is_started_twice_is_an_error_on_every_rank() {
     let (_, mut ranks) = world(3);
-    ranks.push(ranks[1].clone());
+    ranks[2] = ranks[1].clone();
     for outcome in join_all(&ranks, LONG) {
         assert_eq!(rendezvous(&outcome), &rendezvous::Error::SameRank { rank: 1 });
     }
@@ -217,10 +217,7 @@ fn ranks_meet_over_both_protocols_and_at_a_chosen_interface() {
 #[test]
 fn an_interface_that_does_not_exist_is_an_error_on_every_rank() {
     let said = processes("127.0.0.1", [&[], &[("MESHSTEP_IFACE", "no-such0")]]);
-    assert!(
-        said[1].starts_with("failed: this machine has no interface \"no-such0\", it has ["),
-        "{said:?}"
-    );
+    assert!(said[1].starts_with("failed: this machine has no interface \"no-such0\", it has ["), "{said:?}");
     assert!(said[0].starts_with("failed: rank 1 left before"), "{said:?}");
 }
 

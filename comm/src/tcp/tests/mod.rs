@@ -6,6 +6,8 @@ mod common;
 mod damage;
 mod fakes;
 mod faults;
+#[cfg(target_os = "linux")]
+mod flood;
 mod joining;
 mod mixed;
 mod processes;
