@@ -1,6 +1,8 @@
 //! World of ranks that are the processes of an MPI job.
 
 use super::{Error, Options, start};
+use crate::p2p::hosts::Hosts;
+use crate::p2p::transport::Transport as _;
 use crate::{Clock, Communicator, Faults, p2p};
 use std::sync::Arc;
 
@@ -15,7 +17,9 @@ use std::sync::Arc;
 /// [`Error::Finalized`] if this process had a world before.
 pub fn world(options: &Options) -> Result<World, Error> {
     let transport = Box::new(start::transport(options)?);
-    let rank = p2p::communicator(transport, Clock::real(), options.deadline, Faults::none())?;
+    // The library carries bytes within a host and between hosts by itself.
+    let hosts = Hosts::blocks(transport.world_size(), 1);
+    let rank = p2p::communicator((transport, hosts), Clock::real(), options.deadline, Faults::none())?;
     Ok(World { communicator: Arc::new(rank) })
 }
 

@@ -22,6 +22,8 @@ const YIELDS: u32 = 6;
 const NAP: Duration = Duration::from_millis(25);
 /// Time without progress after which a transfer that has passed its deadline fails.
 const STALL: Duration = Duration::from_millis(400);
+/// Time after which a transfer that has passed its deadline fails although bytes still trickle in.
+const OVERRUN: Duration = Duration::from_millis(500);
 
 /// State of one rank in a group. One thread at a time uses it.
 #[derive(Debug)]
@@ -51,6 +53,36 @@ pub(super) struct Running<'a> {
     pub(super) called: Called,
     pub(super) deadline: Duration,
     pub(super) after: Duration,
+}
+
+/// Progress of a transfer.
+#[derive(Debug)]
+pub(super) struct Pace {
+    moved: Instant,
+    /// First look at the clock after the deadline.
+    overdue: Option<Instant>,
+}
+
+impl Pace {
+    pub(super) fn start() -> Self {
+        Pace { moved: Instant::now(), overdue: None }
+    }
+
+    /// Notes a turn.
+    pub(super) fn note(&mut self, moved: bool) {
+        if moved {
+            self.moved = Instant::now();
+        }
+    }
+
+    fn stands_still(&self) -> bool {
+        self.moved.elapsed() >= STALL
+    }
+
+    /// Returns true if the transfer may not go on after its deadline.
+    fn is_over(&mut self) -> bool {
+        self.overdue.get_or_insert_with(Instant::now).elapsed() >= OVERRUN || self.stands_still()
+    }
 }
 
 impl Engine {
@@ -244,7 +276,7 @@ impl Engine {
             // SAFETY: the caller's promise.
             return unsafe { self.reduce_by_system(running, party, memory) };
         }
-        let (mut idle, mut last) = (0, Instant::now());
+        let (mut idle, mut pace) = (0, Pace::start());
         loop {
             let moved = self.links.poll();
             // SAFETY: the caller's promise.
@@ -253,11 +285,8 @@ impl Engine {
                 break;
             }
             self.look_at_party(running, party, small)?;
-            if moved || stepped {
-                last = Instant::now();
-            } else {
-                self.look_at_clock(running, party, small, last)?;
-            }
+            pace.note(moved || stepped);
+            self.look_at_clock(running, party, small, &mut pace)?;
             self.rest(running, moved || stepped, &mut idle);
         }
         if small {
@@ -326,20 +355,19 @@ impl Engine {
         Ok(())
     }
 
-    /// Fails a transfer that stands still after its deadline, or after an abort.
+    /// Fails a transfer that stands still after its deadline or after an abort, or trickles on after its deadline.
     pub(super) fn look_at_clock(
         &self,
         running: Running<'_>,
         party: Party,
         small: bool,
-        last: Instant,
+        pace: &mut Pace,
     ) -> Result<(), Stop> {
-        if last.elapsed() < STALL {
-            return Ok(());
+        if pace.stands_still() {
+            running.group.take_raised()?;
         }
-        running.group.take_raised()?;
         let grace = if !small && self.transfer.waits_for_relays() { STALL } else { Duration::ZERO };
-        if running.group.clock.now() < running.deadline.saturating_add(grace) {
+        if running.group.clock.now() < running.deadline.saturating_add(grace) || !pace.is_over() {
             return Ok(());
         }
         let needs = |rank| self.needs_from(small, rank) || self.transfer.needs_to(&self.links, rank);

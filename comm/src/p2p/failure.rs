@@ -122,6 +122,8 @@ impl Engine {
     /// Writes to all others that this rank has left, and waits for room at most `within`. Whatever arrives is dropped.
     pub(super) fn leave(&mut self, op_number: u64, within: Duration) {
         self.left = true;
+        // The others have had the cause of a failure, or cannot take it.
+        let within = if self.has_failed() { within.min(FLUSH) } else { within };
         if !self.has_failed() {
             let departure = Departure { op_number, collectives: self.collectives };
             for peer in self.links.others() {

@@ -1,13 +1,12 @@
 //! Reductions by the transport's system: blocks of the buffer go to the system and come back reduced.
 
-use super::engine::{Engine, Running};
+use super::engine::{Engine, Pace, Running};
 use super::failure::Stop;
 use super::memory::OpMemory;
 use super::transport::{Lost, SystemReduction};
 use crate::group::verdict::Party;
 use crate::{Action, Error};
 use std::ops::Range;
-use std::time::Instant;
 
 /// Bytes that a rank gives to one block, at most. It bounds the counts of the system's calls too.
 const BLOCK: usize = 4 << 20;
@@ -68,24 +67,25 @@ impl Engine {
 
     /// Waits for the result of the block that has begun.
     fn await_block(&mut self, running: Running<'_>, party: Party) -> Result<(), Stop> {
-        let (mut idle, last) = (0, Instant::now());
+        let (mut idle, mut pace) = (0, Pace::start());
         loop {
             let moved = self.links.poll();
             if self.system(running)?.output().map_err(Self::lost_by_system)?.is_some() {
                 return Ok(());
             }
             self.look_at_party(running, party, false)?;
-            self.look_at_clock(running, party, false, last)?;
+            self.look_at_clock(running, party, false, &mut pace)?;
             self.rest(running, moved, &mut idle);
         }
     }
 
     /// Waits until this rank's call has been sent to all.
     fn await_flush(&mut self, running: Running<'_>, party: Party) -> Result<(), Stop> {
-        let (mut idle, last) = (0, Instant::now());
+        let (mut idle, mut pace) = (0, Pace::start());
         while !self.links.is_flushed() {
             let moved = self.links.poll();
-            self.look_at_clock(running, party, false, last)?;
+            pace.note(moved);
+            self.look_at_clock(running, party, false, &mut pace)?;
             self.rest(running, moved, &mut idle);
         }
         Ok(())

@@ -22,6 +22,8 @@ enum Illness {
     Ends,
     /// The process stops: it neither reads nor writes.
     Stops,
+    /// Its bytes come a few at a time.
+    Trickles,
     /// The next frame is garbage.
     Garbles,
 }
@@ -67,6 +69,10 @@ impl Transport for Sick {
         }
         match self.illness {
             Illness::Stops => Ok(0),
+            Illness::Trickles => {
+                std::thread::sleep(Duration::from_millis(1));
+                self.inner.write(to, &bytes[..bytes.len().min(64)])
+            }
             Illness::Garbles => self.inner.write(to, &vec![0xA5; bytes.len()]),
             Illness::Ends => {
                 self.inner.close();
@@ -218,6 +224,14 @@ fn a_rank_that_stops_at_any_byte_is_missed_in_time() {
         let missed =
             |error: &Error| matches!(error, Error::Timeout { missing, .. } if missing.contains(&SICK));
         assert!(error.as_ref().is_some_and(missed), "after {healthy} bytes: {error:?}");
+    }
+}
+
+#[test]
+fn a_rank_whose_bytes_trickle_is_given_up_in_time() {
+    for common in [false, true] {
+        let error = run_with(3, 1_000_000, common, Illness::Trickles, 5000);
+        assert!(matches!(error, Some(Error::Timeout { .. })), "common: {common}: {error:?}");
     }
 }
 

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 /// Pause between attempts, and the limit for the system to answer one.
 const PAUSE: Duration = Duration::from_millis(50);
 const DIAL: Duration = Duration::from_secs(3);
+/// Time for another store to give up its port.
+const TAKEN: Duration = Duration::from_secs(2);
 /// Limit for the system to answer the first request of an attempt; later ones have twice as long each.
 const FIRST_DIAL: Duration = Duration::from_millis(100);
 
@@ -72,8 +74,19 @@ pub(super) fn introduce(
     Ok((receiver, sender))
 }
 
-/// Opens rank 0's socket, on the first of the host's addresses that belongs to this machine, and on no other.
-pub(super) fn listen(environment: &Environment) -> Result<TcpListener, Error> {
+/// Opens rank 0's socket. A store that is about to end, of an earlier start or of this process, may have its port for a moment.
+pub(super) fn listen(environment: &Environment, until: Instant) -> Result<TcpListener, Error> {
+    let until = until.min(link::after(TAKEN));
+    loop {
+        match listen_once(environment) {
+            Err(Error::PortTaken { .. }) if Instant::now() + PAUSE < until => std::thread::sleep(PAUSE),
+            result => return result,
+        }
+    }
+}
+
+/// Tries the first of the host's addresses that belongs to this machine, and no other.
+fn listen_once(environment: &Environment) -> Result<TcpListener, Error> {
     let no_address = |message| Error::NoAddress { host: environment.host.clone(), message };
     if environment.endpoint().len() > MAX_NAME {
         return Err(no_address(format!("it has more than {MAX_NAME} bytes")));

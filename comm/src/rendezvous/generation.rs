@@ -114,6 +114,15 @@ impl Generation {
         self.member.shared.wait(within, look, |_| None)
     }
 
+    /// Returns the error for which no operation of all ranks can succeed any more: a failure, a lost rank, or one that has left.
+    pub(crate) fn departure(&self) -> Option<Error> {
+        let left = |rank| Error::Left { rank, awaited: "all ranks had met".to_owned() };
+        self.member.shared.read(|view| {
+            let failed = || view.failure(self.number).map(Error::from);
+            self.gone(view).or_else(failed).or_else(|| view.any_left().map(left))
+        })
+    }
+
     fn put(&self, key: Vec<u8>, value: &[u8]) -> Result<(), Error> {
         limit("value", value.len(), MAX_VALUE)?;
         self.send(&Message::Set { generation: self.number, key, value: value.to_vec() })

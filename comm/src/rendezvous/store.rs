@@ -50,7 +50,7 @@ impl Store {
         let until = after(options.deadline);
         let server = match environment.rank {
             0 => {
-                let listener = connect::listen(environment)?;
+                let listener = connect::listen(environment, until)?;
                 Some(Server::start(
                     listener,
                     environment,

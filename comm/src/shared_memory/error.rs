@@ -100,6 +100,20 @@ pub(crate) enum RegionFault {
 }
 
 impl MeetError {
+    /// Returns the error with the ranks of the world, of which `members` has the rank for each of this group.
+    pub(crate) fn of_world(self, members: &[usize]) -> Self {
+        let world = |rank: usize| members.get(rank).copied().unwrap_or(rank);
+        match self {
+            MeetError::Card { rank } => MeetError::Card { rank: world(rank) },
+            MeetError::OtherUser { rank } => MeetError::OtherUser { rank: world(rank) },
+            MeetError::Gone { rank } => MeetError::Gone { rank: world(rank) },
+            MeetError::Differs { rank } => MeetError::Differs { rank: world(rank) },
+            MeetError::Region { rank, why } => MeetError::Region { rank: world(rank), why },
+            MeetError::Late { ranks } => MeetError::Late { ranks: ranks.into_iter().map(world).collect() },
+            other => other,
+        }
+    }
+
     pub(super) fn system(what: &'static str, error: impl ToString) -> Self {
         MeetError::System { what, message: error.to_string() }
     }

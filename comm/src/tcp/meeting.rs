@@ -18,6 +18,15 @@ use std::time::{Duration, Instant};
 
 /// Joins the other ranks of the job at the store, and makes the streams of generation 0.
 pub(super) fn meet(environment: &Environment, options: &Options) -> Result<WorldStreams, Error> {
+    meet_by(environment, options, |cards| cards)
+}
+
+/// Like [`meet`], by the cards that `route` makes of the ranks' cards: tests call ranks through relays.
+pub(super) fn meet_by(
+    environment: &Environment,
+    options: &Options,
+    route: impl FnOnce(Vec<Card>) -> Vec<Card>,
+) -> Result<WorldStreams, Error> {
     let until = Instant::now() + options.rendezvous.deadline;
     let store = Store::join(environment, &options.rendezvous)?;
     let variable = std::env::var(interface::VARIABLE).ok();
@@ -25,7 +34,7 @@ pub(super) fn meet(environment: &Environment, options: &Options) -> Result<World
     let (token, handshake) = (environment.token.clone(), options.rendezvous.handshake);
     let listener = Listener::bind(SocketAddr::new(ip, 0), token.as_ref(), PURPOSE, handshake)?;
     let generation = store.generation(0);
-    let cards = exchange(&generation, &listener, options, until, environment.rank)?;
+    let cards = route(exchange(&generation, &listener, options, until, environment.rank)?);
     let hub = Arc::new(Hub::start(environment.rank, cards, listener, token, options.connect)?);
     let meeting = WorldMeeting { store: Arc::new(store), hub, options: options.clone() };
     WorldStreams::form(meeting, generation, until.saturating_duration_since(Instant::now()))

@@ -44,6 +44,10 @@
 //! A connection that is reset, ends without a goodbye, or delivers anything but the next record ends its stream with the reason.
 //! Nothing is sent again within a generation. [`World::next_generation`] gives new streams to the same ranks.
 //!
+//! Every operation returns within two seconds of its deadline: a transfer may overrun it by half a second, and ranks take up to a
+//! second to agree on the cause. `tests/faults` runs a thousand random schedules of lost, damaged, late and stopped connections,
+//! frames and processes.
+//!
 //! # Limits
 //!
 //! - A plain stream finds accidental changes only: a network that can change bytes on purpose can change checksums too.

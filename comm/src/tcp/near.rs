@@ -38,8 +38,13 @@ pub(super) fn connect(
     }
     let cards: Vec<Vec<u8>> = members.iter().map(|member| cards[*member].clone()).collect();
     let left = until.saturating_duration_since(Instant::now());
-    let transport = listener.connect(own, &cards, left).map_err(failed)?;
-    Ok(Some(Near { transport, members }))
+    let hopeless = || generation.departure().is_some();
+    match listener.connect(own, &cards, left, hopeless) {
+        Ok(transport) => Ok(Some(Near { transport, members })),
+        Err(error) => {
+            Err(generation.departure().map_or_else(|| failed(error.of_world(&members)), Error::from))
+        }
+    }
 }
 
 /// Returns the hosts of all ranks: those that share memory are one host. All ranks of the world call it.

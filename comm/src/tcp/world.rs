@@ -29,7 +29,8 @@ pub struct World {
 }
 
 impl World {
-    fn over(streams: WorldStreams) -> Result<Self, Error> {
+    /// Makes the communicator over the world's streams.
+    pub(super) fn over(streams: WorldStreams) -> Result<Self, Error> {
         let WorldStreams { transport, hosts, generation, meeting } = streams;
         let timeout = meeting.options.timeout;
         let rank = p2p::communicator((transport, hosts), Clock::real(), timeout, Faults::none())?;

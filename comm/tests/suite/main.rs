@@ -11,6 +11,8 @@ mod allocations;
 mod backends;
 mod collectives;
 mod failures;
+#[cfg(target_os = "linux")]
+mod joining;
 mod keeping;
 mod naive;
 #[cfg(feature = "nccl")]

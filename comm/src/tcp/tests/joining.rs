@@ -1,9 +1,13 @@
 //! Joining: options that do not fit, ranks that are missing or lost.
 
 use super::common::{LONG, environment, free_addr, join_all, options};
-use crate::rendezvous;
+use crate::rendezvous::{self, Store};
+use crate::shared_memory::{MemoryListener, RingBytes};
+use crate::tcp::card::Card;
+use crate::tcp::host::Host;
 use crate::tcp::{Address, Encrypt, Error, Options};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 #[test]
 fn unlike_encryption_is_named_on_every_rank() {
@@ -72,5 +76,61 @@ fn a_late_rank_is_named() {
     match results[0].as_ref().unwrap() {
         Some(Error::Rendezvous(rendezvous::Error::Late { missing, .. })) => assert_eq!(missing, &[1]),
         other => panic!("{other:?}"),
+    }
+}
+
+/// Card of a rank that nobody calls.
+fn card() -> Vec<u8> {
+    let (addr, name) = (free_addr("127.0.0.1"), "0a1b".to_owned());
+    Card { addr, name, host: Host::read(), encrypt: Encrypt::Remote }.encode()
+}
+
+/// Joins ranks 0 and 1 of three, with `foreign` in place of rank 2; returns their errors.
+fn beside(foreign: impl FnOnce(Store) + Send) -> Vec<Error> {
+    let addr = free_addr("127.0.0.1");
+    let environments: Vec<_> = (0..3).map(|rank| environment(addr, rank, 3)).collect();
+    let shared = |_| Options { shared_memory: true, ..options(Encrypt::Remote) };
+    let begin = Instant::now();
+    let errors = thread::scope(|scope| {
+        let foreign = scope.spawn(|| {
+            foreign(Store::join(&environments[2], &shared(2).rendezvous).unwrap());
+        });
+        let errors = join_all(&environments[..2], shared, |_| ());
+        foreign.join().unwrap();
+        errors.into_iter().map(Result::unwrap_err).collect()
+    });
+    assert!(begin.elapsed() < LONG / 4, "{:?}", begin.elapsed());
+    errors
+}
+
+#[test]
+fn a_rank_of_another_version_is_named_on_every_rank() {
+    for (version, odd) in [(9, Vec::from([9, 1, 2])), (1, card()[..20].to_vec())] {
+        let errors = beside(|store| {
+            let cards = store.generation(0).all_gather("cards of streams", &odd, LONG).unwrap();
+            // This version names the first rank of another one.
+            let unreadable = cards.iter().position(|card| card[0] != 9 && Card::decode(card).is_ok());
+            assert_eq!(unreadable, Some(0));
+        });
+        assert_eq!(errors, vec![Error::OtherVersion { rank: 2, theirs: version }; 2]);
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_before_it_shares_its_memory_ends_the_others_at_once() {
+    let errors = beside(|store| {
+        let generation = store.generation(0);
+        generation.all_gather("cards of streams", &card(), LONG).unwrap();
+        let listener = MemoryListener::open(RingBytes::default()).unwrap();
+        generation.all_gather("cards of shared memory", &listener.card(), LONG).unwrap();
+        // The listener is alive, so that nobody sees its end.
+        thread::sleep(Duration::from_millis(300));
+        drop(store);
+        thread::sleep(Duration::from_millis(500));
+    });
+    for error in errors {
+        // The first of the others leaves too.
+        let left = matches!(error, Error::Rendezvous(rendezvous::Error::Left { .. }));
+        assert!(left, "{error:?}");
     }
 }

@@ -5,6 +5,9 @@ mod carry;
 mod common;
 mod damage;
 mod fakes;
+mod faults;
+#[cfg(target_os = "linux")]
+mod flood;
 mod joining;
 mod mixed;
 mod processes;

@@ -159,6 +159,19 @@ fn a_taken_port_is_an_error_with_advice() {
 }
 
 #[test]
+fn a_port_that_is_free_soon_is_no_error() {
+    let addr = free_addr();
+    let taken = TcpListener::bind(addr).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            thread::sleep(Duration::from_millis(300));
+            drop(taken);
+        });
+        Store::join(&environment(addr, 0, 1), &options(LONG)).unwrap();
+    });
+}
+
+#[test]
 fn addresses_that_cannot_be_a_store_s_are_refused() {
     let at = |host: &str, token: bool, rank| {
         let mut environment = environment(free_addr(), rank, 2);

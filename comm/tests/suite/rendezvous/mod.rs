@@ -1,7 +1,7 @@
 //! Process rendezvous: launchers' variables, bytes on the wire, and strangers.
 
 mod channel;
-mod common;
+pub(crate) mod common;
 mod disagreement;
 mod environment;
 #[cfg(target_os = "linux")]

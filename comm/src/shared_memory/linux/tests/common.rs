@@ -18,7 +18,7 @@ pub(super) fn world(n: usize, rings: RingBytes) -> Vec<Box<dyn Transport>> {
     std::thread::scope(|scope| {
         let meet = |(rank, listener): (usize, MemoryListener)| {
             let cards = &cards;
-            scope.spawn(move || listener.connect(rank, cards, LONG).unwrap())
+            scope.spawn(move || listener.connect(rank, cards, LONG, || false).unwrap())
         };
         let threads: Vec<_> = ranks.map(meet).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()

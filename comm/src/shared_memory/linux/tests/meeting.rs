@@ -33,7 +33,7 @@ fn with_memory(file: &OwnedFd) -> MeetError {
     let bell = Bell::new().unwrap();
     let intro = Intro { channel: u64::MAX, from: 1, to: 0, layout, proof: Card::proof(&from, &to) };
     link.send(&intro, &[file.as_fd(), bell.as_fd()]).unwrap();
-    honest.connect(0, &cards, LONG).unwrap_err()
+    honest.connect(0, &cards, LONG, || false).unwrap_err()
 }
 
 fn memory(bytes: usize, seals: SealFlags) -> OwnedFd {
@@ -72,30 +72,33 @@ fn cards_of_another_group_are_refused() {
     let cards = [a.clone(), b];
     let theirs = [a.clone(), c.clone()];
     std::thread::scope(|scope| {
-        let called = scope.spawn(|| mine.connect(0, &cards, SHORT * 5).unwrap_err());
-        assert_eq!(strange.connect(1, &theirs, LONG).unwrap_err(), MeetError::Gone { rank: 0 });
+        let called = scope.spawn(|| mine.connect(0, &cards, SHORT * 5, || false).unwrap_err());
+        assert_eq!(strange.connect(1, &theirs, LONG, || false).unwrap_err(), MeetError::Gone { rank: 0 });
         assert_eq!(called.join().unwrap(), MeetError::Late { ranks: vec![1] });
     });
-    assert_eq!(other.connect(1, &[a, c], LONG).unwrap_err(), MeetError::NotMine { rank: 1, world_size: 2 });
+    assert_eq!(
+        other.connect(1, &[a, c], LONG, || false).unwrap_err(),
+        MeetError::NotMine { rank: 1, world_size: 2 }
+    );
 }
 
 #[test]
 fn damaged_cards_and_other_sizes_are_refused() {
     let (mine, other) = (MemoryListener::open(SMALL).unwrap(), MemoryListener::open(SMALL).unwrap());
     let damaged = [mine.card(), other.card()[1..].to_vec()];
-    assert_eq!(mine.connect(0, &damaged, LONG).unwrap_err(), MeetError::Card { rank: 1 });
+    assert_eq!(mine.connect(0, &damaged, LONG, || false).unwrap_err(), MeetError::Card { rank: 1 });
     let rings = RingBytes { single: 1 << 17, ..SMALL };
     let large = MemoryListener::open(rings).unwrap();
     let cards = [large.card(), other.card()];
     std::thread::scope(|scope| {
-        let called = scope.spawn(|| large.connect(0, &cards, LONG).unwrap_err());
-        assert_eq!(other.connect(1, &cards, LONG).unwrap_err(), MeetError::Differs { rank: 0 });
+        let called = scope.spawn(|| large.connect(0, &cards, LONG, || false).unwrap_err());
+        assert_eq!(other.connect(1, &cards, LONG, || false).unwrap_err(), MeetError::Differs { rank: 0 });
         assert_eq!(called.join().unwrap(), MeetError::Differs { rank: 1 });
     });
     let odd = RingBytes { single: 100_000, common: 1 << 16 };
     let listener = MemoryListener::open(odd).unwrap();
     let cards = [listener.card()];
-    assert_eq!(listener.connect(0, &cards, LONG).unwrap_err(), MeetError::Rings { rings: odd });
+    assert_eq!(listener.connect(0, &cards, LONG, || false).unwrap_err(), MeetError::Rings { rings: odd });
 }
 
 #[test]
@@ -107,8 +110,8 @@ fn strangers_delay_nobody() {
         rustix::io::write(stranger, &[1; 500]).unwrap();
     }
     std::thread::scope(|scope| {
-        let called = scope.spawn(|| mine.connect(0, &cards, LONG).map(drop));
-        other.connect(1, &cards, LONG).unwrap();
+        let called = scope.spawn(|| mine.connect(0, &cards, LONG, || false).map(drop));
+        other.connect(1, &cards, LONG, || false).unwrap();
         called.join().unwrap().unwrap();
     });
 }
@@ -117,9 +120,9 @@ fn strangers_delay_nobody() {
 fn a_rank_that_does_not_come_is_named() {
     let (mine, absent) = (MemoryListener::open(SMALL).unwrap(), MemoryListener::open(SMALL).unwrap());
     let cards = [absent.card(), mine.card()];
-    assert_eq!(mine.connect(1, &cards, SHORT).unwrap_err(), MeetError::Late { ranks: vec![0] });
+    assert_eq!(mine.connect(1, &cards, SHORT, || false).unwrap_err(), MeetError::Late { ranks: vec![0] });
     let gone = MemoryListener::open(SMALL).unwrap();
     drop(absent);
     let cards = [cards[0].clone(), gone.card()];
-    assert_eq!(gone.connect(1, &cards, LONG).unwrap_err(), MeetError::Gone { rank: 0 });
+    assert_eq!(gone.connect(1, &cards, LONG, || false).unwrap_err(), MeetError::Gone { rank: 0 });
 }

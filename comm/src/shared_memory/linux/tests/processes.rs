@@ -42,7 +42,7 @@ fn meet(rank: usize, n: usize, ring: usize) -> Box<dyn Transport> {
         digits.chunks(2).map(byte).collect()
     });
     let cards: Vec<Vec<u8>> = cards.collect();
-    listener.connect(rank, &cards, LONG).unwrap()
+    listener.connect(rank, &cards, LONG, || false).unwrap()
 }
 
 /// Writes to its audience until it loses one of them.
@@ -193,7 +193,7 @@ fn a_wait_for_a_stopped_process_ends_in_time() {
         writeln!(child.input, "{line}").unwrap();
     }
     assert_eq!(hex.len(), 66);
-    let mut rank = listener.connect(1, &cards, LONG).unwrap();
+    let mut rank = listener.connect(1, &cards, LONG, || false).unwrap();
     child.says("pours");
     child.signal(rustix::process::Signal::STOP);
     // Earlier bytes end some waits.
