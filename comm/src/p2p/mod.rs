@@ -24,4 +24,4 @@ mod tests;
 mod transfer;
 pub(crate) mod transport;
 
-pub(crate) use seat::communicator;
+pub(crate) use seat::{P2pSeat, communicator};

@@ -10,6 +10,7 @@
 mod allocations;
 mod backends;
 mod collectives;
+mod equality;
 mod failures;
 mod keeping;
 mod naive;
