@@ -39,6 +39,61 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # From one process to a cluster
+//!
+//! A program works on a [`Communicator`]. Where that comes from is the only difference between threads and a cluster, and every row
+//! of this table gives the same bits.
+//!
+//! | ranks | started with | communicator |
+//! |---|---|---|
+//! | threads of a process | the program itself | [`loopback::spawn`] |
+//! | processes of a machine | `cargo xtask launch -n 4 -- train` | [`tcp::join`]: shared memory |
+//! | processes of one or more machines | `torchrun --no-python --nproc-per-node 4 PROGRAM` | [`tcp::join`]: shared memory and sockets |
+//! | tasks of a SLURM job | `srun PROGRAM` in a batch script | [`tcp::join`]: the same |
+//! | processes of an MPI job | `mpirun -n 4 PROGRAM` | the module `mpi` |
+//!
+//! ```
+//! use meshstep_comm::rendezvous::{Environment, EnvironmentError};
+//! use meshstep_comm::{Communicator, Reduction, loopback, tcp};
+//! use meshstep_tensor::{Buffer, Category, Meter};
+//! use std::sync::Arc;
+//!
+//! fn train(comm: Arc<dyn Communicator>) -> Result<f32, Box<dyn std::error::Error + Send + Sync>> {
+//!     let mut ones = Buffer::from_slice(&[1f32], &Meter::new(), Category::Grads)?;
+//!     comm.all_reduce(&mut ones, Reduction::Sum)?;
+//!     Ok(ones.typed::<f32>()?[0])
+//! }
+//!
+//! let ranks = match Environment::from_env() {
+//!     // Started by a launcher: this process is one rank.
+//!     Ok(environment) => {
+//!         let world = tcp::join(&environment, &tcp::Options::default())?;
+//!         vec![train(world.communicator())]
+//!     }
+//!     // Started alone: the ranks are threads.
+//!     Err(EnvironmentError::NoLauncher) => loopback::spawn(4, train)?,
+//!     Err(contradiction) => return Err(contradiction.into()),
+//! };
+//! # assert_eq!(ranks.len(), 4);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! - **One machine**: nothing is to be set. Ranks of one machine exchange bytes through shared memory.
+//! - **Several machines**: all ranks need the same token, in MESHSTEP_TOKEN or in a file of mode 0600 named by
+//!   MESHSTEP_TOKEN_FILE. Sockets between machines are then encrypted. MESHSTEP_IFACE names the interface or the address of a
+//!   machine's ranks where it has several.
+//! - **torchrun** sets the address of the first machine; the store takes the port after MASTER_PORT, or MESHSTEP_PORT:
+//!
+//!   ```text
+//!   $ (umask 077; openssl rand -hex 32 > token); export MESHSTEP_TOKEN_FILE=$PWD/token
+//!   $ torchrun --no-python --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 PROGRAM
+//!   ```
+//! - **SLURM**: `comm/examples/slurm/train.sbatch` is a batch script that makes a token and starts one rank for each task. The store
+//!   runs on the first node of the step, at a port between 20000 and 29999 that follows from the job's number.
+//!
+//! Tried, with the parameters of `cargo xtask train` to the bit: launch; torchrun of PyTorch 2.11.0; the batch script under SLURM
+//! 22.05.8, slurmctld and slurmd on one machine, four tasks. Machines of a real cluster are untried.
+//!
 //! # Guarantees
 //!
 //! Loopback gives these guarantees; the docs of `nccl` list the differences.

@@ -100,3 +100,43 @@ pub fn free_addr() -> SocketAddr {
     };
     TcpListener::bind((ip, 0)).unwrap().local_addr().unwrap()
 }
+
+/// Variable with the role of a rank.
+const ROLE: &str = "MESHSTEP_TEST_ROLE";
+
+/// Returns the role of this process, if [`launched`] has started it as a rank.
+pub fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// Runs one test of this binary on `ranks` processes with torchrun's variables and a role, and returns the results of each rank. A
+/// rank prints each result on a line that begins with `result `, and at last a line `end`.
+pub fn launched(test: &str, ranks: usize, role: &str) -> Vec<Vec<String>> {
+    let store = free_addr();
+    let (world_size, ip, port) = (ranks.to_string(), store.ip().to_string(), store.port().to_string());
+    let start = |rank: usize| {
+        let rank = rank.to_string();
+        let place = [("RANK", &rank), ("LOCAL_RANK", &rank), ("WORLD_SIZE", &world_size)];
+        let master = [("MASTER_ADDR", &ip), ("MESHSTEP_PORT", &port)];
+        let variables = place.into_iter().chain(master).map(|(name, value)| (name, value.as_str()));
+        Process::start(test, &variables.chain([(ROLE, role)]).collect::<Vec<_>>())
+    };
+    let mut processes: Vec<Process> = (0..ranks).map(start).collect();
+    processes.iter_mut().map(Process::results).collect()
+}
+
+impl Process {
+    /// Returns what follows `result ` in the lines before `end`.
+    fn results(&mut self) -> Vec<String> {
+        let mut results = Vec::new();
+        loop {
+            let line = self.says_one_of(&["result ", "end"]);
+            match line.strip_prefix("result ") {
+                Some(result) => results.push(result.to_owned()),
+                None => break,
+            }
+        }
+        assert!(self.wait().success(), "the process of a rank fails after its end");
+        results
+    }
+}

@@ -27,4 +27,4 @@ mod tests;
 mod transfer;
 pub(crate) mod transport;
 
-pub(crate) use seat::communicator;
+pub(crate) use seat::{P2pSeat, communicator};

@@ -29,11 +29,12 @@ pub(super) enum Unreadable {
 
 impl Card {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let Host { boot, network, ipc } = &self.host;
+        let Host { boot, network, ipc, id } = &self.host;
+        let id = id.map_or(String::new(), |id| id.to_string());
         let ip = self.addr.ip().to_string();
         let mut bytes = vec![VERSION, self.encrypt as u8];
         bytes.extend(self.addr.port().to_le_bytes());
-        for text in [&ip, &self.name, boot, network, ipc] {
+        for text in [&ip, &self.name, boot, network, ipc, &id] {
             bytes.extend((text.len() as u16).to_le_bytes());
             bytes.extend(text.as_bytes());
         }
@@ -59,7 +60,9 @@ impl Card {
         };
         let ip: IpAddr = text()?.parse().ok()?;
         let name = text()?;
-        let host = Host { boot: text()?, network: text()?, ipc: text()? };
+        let [boot, network, ipc, id] = [text()?, text()?, text()?, text()?];
+        let id = if id.is_empty() { None } else { Some(id.parse().ok()?) };
+        let host = Host { boot, network, ipc, id };
         let addr = SocketAddr::new(ip, u16::from_le_bytes(*port));
         let card = Card { addr, name, host, encrypt: Encrypt::from_byte(encrypt)? };
         rest.is_empty().then_some(card)
@@ -71,7 +74,8 @@ mod tests {
     use super::*;
 
     fn card(addr: &str, encrypt: Encrypt) -> Card {
-        let (name, host) = ("0a1b".to_owned(), Host::read());
+        let (name, host) =
+            ("0a1b".to_owned(), Host::read(Some(u64::MAX).filter(|_| encrypt == Encrypt::Always)));
         Card { addr: addr.parse().unwrap(), name, host, encrypt }
     }
 

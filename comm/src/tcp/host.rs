@@ -9,16 +9,18 @@ pub(super) struct Host {
     pub(super) network: String,
     /// Namespace of its shared memory.
     pub(super) ipc: String,
+    /// Number that the job gives to the host.
+    pub(super) id: Option<u64>,
 }
 
 impl Host {
-    /// Reads the marks of this process.
-    pub(super) fn read() -> Self {
+    /// Reads the marks of this process, on a host with the job's number `id`.
+    pub(super) fn read(id: Option<u64>) -> Self {
         let link = |name: &str| std::fs::read_link(format!("/proc/self/ns/{name}")).ok();
         let text =
             |name: &str| link(name).map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        Host { boot: boot.trim().to_owned(), network: text("net"), ipc: text("ipc") }
+        Host { boot: boot.trim().to_owned(), network: text("net"), ipc: text("ipc"), id }
     }
 }
 
@@ -39,7 +41,7 @@ mod tests {
     use super::*;
 
     fn host(boot: &str, network: &str, ipc: &str) -> Host {
-        Host { boot: boot.to_owned(), network: network.to_owned(), ipc: ipc.to_owned() }
+        Host { boot: boot.to_owned(), network: network.to_owned(), ipc: ipc.to_owned(), id: Some(7) }
     }
 
     #[test]
@@ -47,7 +49,10 @@ mod tests {
         let here = host("b", "n", "i");
         assert!(same_host(&here, &here.clone(), true));
         assert!(!same_host(&here, &here.clone(), false));
-        for other in [host("c", "n", "i"), host("b", "m", "i"), host("b", "n", "j")] {
+        let numbered = |id| Host { id, ..here.clone() };
+        for other in
+            [host("c", "n", "i"), host("b", "m", "i"), host("b", "n", "j"), numbered(Some(8)), numbered(None)]
+        {
             assert!(!same_host(&here, &other, true), "{other:?}");
         }
         for unknown in [host("", "n", "i"), host("b", "", "i"), host("b", "n", "")] {
@@ -58,8 +63,8 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn this_process_is_on_its_own_host() {
-        let host = Host::read();
-        assert!(same_host(&host, &Host::read(), is_local("127.0.0.1".parse().unwrap())));
+        let host = Host::read(None);
+        assert!(same_host(&host, &Host::read(None), is_local("127.0.0.1".parse().unwrap())));
         // An address for documentation, which no machine has.
         assert!(!is_local("192.0.2.1".parse().unwrap()));
     }

@@ -1,4 +1,4 @@
-//! WorldMeeting of processes: they join at the store, exchange their cards, and make the streams of the world's group.
+//! Meeting of processes: they join at the store, exchange their cards, and make the streams of the world's group.
 
 use super::card::{Card, Unreadable};
 use super::error::Error;
@@ -48,7 +48,7 @@ pub(super) struct WorldMeeting {
     pub(super) options: Options,
 }
 
-/// WorldStreams of the world's group in one generation.
+/// Streams of the world's group in one generation.
 #[derive(Debug)]
 pub(super) struct WorldStreams {
     pub(super) transport: Box<dyn Transport>,
@@ -126,7 +126,7 @@ fn exchange(
     until: Instant,
     rank: usize,
 ) -> Result<Vec<Card>, Error> {
-    let (addr, name, host) = (listener.addr(), listener.name().to_owned(), Host::read());
+    let (addr, name, host) = (listener.addr(), listener.name().to_owned(), Host::read(options.host_id));
     let mine = Card { addr, name, host, encrypt: options.encrypt };
     let left = until.saturating_duration_since(Instant::now());
     let cards = generation.all_gather("cards of streams", &mine.encode(), left)?;

@@ -36,8 +36,8 @@
 //! (XXH3) of its bytes. An encrypted one is at most 65,535 bytes and is sealed by the Noise ciphers of the handshake, with a key for
 //! each direction that changes after 65,536 records. A rank delivers no byte of a record before it has checked the whole record.
 //!
-//! WorldStreams are encrypted unless both ranks run on one machine: in the same start of its kernel and the same namespaces of network and
-//! shared memory, at an address of that network. [`Encrypt`] makes that always or never.
+//! Streams are encrypted unless both ranks run on one machine: in the same start of its kernel and the same namespaces of network and
+//! shared memory, at an address of that network, with the same [`Options::host_id`]. [`Encrypt`] makes that always or never.
 //!
 //! # Failures
 //!
@@ -61,6 +61,7 @@ mod error;
 mod hello;
 mod host;
 mod hub;
+pub mod in_process;
 mod inbox;
 mod interface;
 mod mailbox;

@@ -18,6 +18,9 @@ pub struct Options {
     pub connect: Duration,
     /// Ranks of one host exchange bytes through shared memory; true. Otherwise they use sockets. [`Encrypt::Always`] turns it off.
     pub shared_memory: bool,
+    /// Number of this rank's host. Ranks with different numbers count as ranks of different machines: for containers that may not
+    /// share memory, and to try a job of several hosts on one. `None`, on all ranks: the system's marks alone tell hosts apart.
+    pub host_id: Option<u64>,
     /// Default time that an operation waits for the other ranks; ten minutes.
     pub timeout: Duration,
 }
@@ -31,6 +34,7 @@ impl Default for Options {
             encrypt,
             connect: Duration::from_secs(60),
             shared_memory: true,
+            host_id: None,
             timeout: Duration::from_secs(600),
         }
     }
@@ -40,7 +44,7 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Encrypt {
-    /// WorldStreams between machines are encrypted, streams within a machine are not.
+    /// Streams between machines are encrypted, streams within a machine are not.
     #[default]
     Remote = 0,
     /// Every stream is encrypted.

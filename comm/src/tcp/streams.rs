@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Token of the waker; others are ranks.
 const WAKER: Token = Token(usize::MAX);
 
-/// WorldStreams of one group.
+/// Streams of one group.
 pub(super) struct SocketStreams {
     group: GroupId,
     rank: usize,
@@ -44,7 +44,7 @@ enum StreamState {
 }
 
 impl SocketStreams {
-    /// WorldStreams between all ranks of the world.
+    /// Streams between all ranks of the world.
     pub(super) fn world(hub: &Arc<Hub>, generation: u64) -> Result<Self, Error> {
         let members = (0..hub.world_size()).collect();
         Self::new(hub, GroupId::world(generation), hub.rank(), members)

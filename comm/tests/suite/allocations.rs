@@ -65,7 +65,7 @@ const ALONE: &str = "MESHSTEP_TEST_ALONE";
 #[test]
 fn starting_and_waiting_allocate_nothing() {
     if std::env::var_os(ALONE).is_some() {
-        BACKENDS.into_iter().for_each(count);
+        BACKENDS.iter().copied().for_each(count);
         return check_counter();
     }
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());

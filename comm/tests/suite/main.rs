@@ -10,6 +10,7 @@
 mod allocations;
 mod backends;
 mod collectives;
+mod equality;
 mod failures;
 #[cfg(target_os = "linux")]
 mod joining;

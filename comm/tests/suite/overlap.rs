@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn a_started_operation_ends_while_the_caller_computes() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let sums = backend.spawn(4, |comm| {
             let values = vec![comm.rank() as f32; 1 << 18];
             let buffer = Buffer::from_slice(&values, &Meter::new(), Category::Grads).unwrap();
@@ -29,7 +29,7 @@ fn a_started_operation_ends_while_the_caller_computes() {
 
 #[test]
 fn operations_run_in_the_order_in_which_they_were_started() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         backend
             .spawn(3, |comm| {
                 let queue = Queue::cpu();
@@ -53,7 +53,7 @@ fn operations_run_in_the_order_in_which_they_were_started() {
 
 #[test]
 fn a_buffer_comes_back_only_when_no_rank_writes_to_it_any_more() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         // Messages between threads pass each byte several times.
         let len = if backend == Backend::Loopback { 1 << 19 } else { 1 << 15 };
         backend
@@ -74,7 +74,7 @@ fn a_buffer_comes_back_only_when_no_rank_writes_to_it_any_more() {
 /// Each thread of a rank runs the next operation, also one that another thread waits for: no thread is left waiting.
 #[test]
 fn threads_of_a_rank_wait_for_operations_of_their_own() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         const THREADS: usize = 4;
         let rounds = cases(100, 200) as usize;
         for len in [1, 1 << 15] {
@@ -115,7 +115,7 @@ fn threads_of_a_rank_wait_for_operations_of_their_own() {
 /// A started operation also runs without a waiting thread if another thread was running one at its start.
 #[test]
 fn operations_started_behind_a_blocking_call_end_by_themselves() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let begun = Instant::now();
         backend
             .spawn(2, |comm| {

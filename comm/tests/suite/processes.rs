@@ -1,138 +1,78 @@
-//! Ranks over sockets and through shared memory have loopback's bits in every collective, and one error on every rank.
+//! Ranks as real processes: the table of all operations ends with loopback's bits, and a new generation follows an abort.
 
+use crate::backends::{WAYS, Way};
+use crate::equality::{run_steps, table};
+use meshstep_cases::process::{launched, role};
 use meshstep_comm::rendezvous::Environment;
-use meshstep_comm::tcp::{self, Encrypt, Options, World};
-use meshstep_comm::{Communicator, Error, Op, Reduction, loopback};
-use meshstep_tensor::{Buffer, Category, Meter, bf16};
-use std::net::TcpListener;
+use meshstep_comm::{Communicator, Error, Reduction, loopback, tcp};
+use meshstep_tensor::{Buffer, Category, Meter};
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
-/// Elements for each rank: one message, one tile, and several.
-const LENS: [usize; 4] = [1, 33, 4097, 40_000];
+const SEED: u64 = 11;
 
-/// Ways by which bytes travel: sockets, encrypted sockets, shared memory.
-const WAYS: [(Encrypt, bool); 3] =
-    [(Encrypt::Never, false), (Encrypt::Always, false), (Encrypt::Remote, true)];
+/// Returns a hash of the results of each step.
+fn hashes(comm: &Arc<dyn Communicator>) -> Vec<String> {
+    let results = run_steps(comm, &table(comm.world_size()), SEED);
+    let words = |bytes: &[u8]| bytes.iter().map(|byte| u64::from(*byte)).collect::<Vec<_>>();
+    results.iter().map(|bytes| format!("{:016x}", meshstep_cases::hash(&words(bytes)))).collect()
+}
 
-/// Joins `n` ranks, each a thread, and runs `body` on them.
-fn on_ranks<T: Send>(
-    n: usize,
-    (encrypt, shared_memory): (Encrypt, bool),
-    body: impl Fn(World) -> T + Sync,
-) -> Vec<T> {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let rank = |rank| {
-        let environment = Environment {
-            rank,
-            world_size: n,
-            local_rank: rank,
-            host: "127.0.0.1".to_owned(),
-            port,
-            run_id: "test".to_owned(),
-            restart: 0,
-            token: None,
-        };
-        let options = Options { encrypt, shared_memory, ..Options::default() };
-        body(tcp::join(&environment, &options).unwrap())
-    };
-    thread::scope(|scope| {
-        let ranks: Vec<_> = (0..n).map(|index| scope.spawn(move || rank(index))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+/// A rank of the tests below. In their process it does nothing.
+#[test]
+fn rank() {
+    let Some(role) = role() else { return };
+    let way = WAYS.into_iter().find(|way| format!("{way:?}") == role).unwrap();
+    let environment = Environment::from_env().unwrap();
+    let world = tcp::join(&environment, &way.options(environment.rank, environment.world_size)).unwrap();
+    for hash in hashes(&world.communicator()) {
+        println!("\nresult {hash}");
+    }
+    generations(world);
+    println!("\nend");
+}
+
+/// An abort of one rank is an error on all, and the next generation works.
+fn generations(world: tcp::World) {
+    let comm = world.communicator();
+    comm.barrier().unwrap();
+    if comm.rank() == 1 {
+        comm.abort();
+    }
+    assert!(matches!(comm.barrier().unwrap_err(), Error::Aborted { rank: 1 }));
+    drop(comm);
+    let next = world.next_generation(Duration::from_secs(30)).unwrap();
+    let comm = next.communicator();
+    let mut sum = Buffer::from_slice(&[comm.rank() as f32; 5], &Meter::new(), Category::Grads).unwrap();
+    comm.all_reduce(&mut sum, Reduction::Sum).unwrap();
+    let n = comm.world_size();
+    assert_eq!(sum.typed::<f32>().unwrap(), [(n * (n - 1) / 2) as f32; 5]);
+    comm.barrier().unwrap();
+}
+
+/// Runs the table on `n` processes and compares each rank's hashes.
+fn check(way: Way, n: usize) {
+    let expected = loopback::spawn(n, |comm| hashes(&comm)).unwrap();
+    let found = launched("processes::rank", n, &format!("{way:?}"));
+    assert_eq!(found.len(), n);
+    for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        let steps = table(n).into_iter().zip(found.iter().zip(expected));
+        let differing: Vec<_> =
+            steps.filter(|(_, (found, expected))| found != expected).map(|(step, _)| step).collect();
+        assert!(
+            found.len() == expected.len() && differing.is_empty(),
+            "{way:?}, rank {rank} of {n}: {differing:?}"
+        );
+    }
 }
 
 #[test]
-fn collectives_have_loopbacks_bits() {
-    for way in WAYS {
-        for n in [1, 2, 3, 4] {
-            for len in LENS {
-                let expected = loopback::spawn(n, |comm| all(&comm, len * n)).unwrap();
-                let here = on_ranks(n, way, |world| all(&world.communicator(), len * n));
-                assert!(here == expected, "{len} elements for each of {n} ranks, {way:?}");
-            }
+fn processes_have_the_bits_of_loopback() {
+    for (w, way) in WAYS.into_iter().enumerate() {
+        // Two, three and four processes, each with one or two ways.
+        check(way, 2 + w % 3);
+        if meshstep_cases::long() {
+            (2..=8).for_each(|n| check(way, n));
         }
     }
-}
-
-#[test]
-fn groups_are_split_and_a_mismatch_is_one_error_for_all() {
-    for way in WAYS {
-        let errors = on_ranks(4, way, |world| {
-            let comm = world.communicator();
-            let half = comm.split(Some((comm.rank() % 2) as u32), 0).unwrap().unwrap();
-            let mut sum = Buffer::from_slice(&[comm.rank() as f32], &Meter::new(), Category::Grads).unwrap();
-            half.all_reduce(&mut sum, Reduction::Sum).unwrap();
-            assert_eq!(sum.typed::<f32>().unwrap(), [[2.0f32, 4.0][comm.rank() % 2]]);
-            comm.barrier().unwrap();
-            let op = if comm.rank() == 0 { Op::all_gather() } else { Op::all_reduce(Reduction::Sum) };
-            let mut buffer = values(&comm, 64);
-            comm.run(op.within(Duration::from_secs(20)), &mut buffer).unwrap_err().to_string()
-        });
-        assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
-        assert!(errors[0].contains("does not match"), "{errors:?}");
-    }
-}
-
-#[test]
-fn a_new_generation_follows_an_abort() {
-    for way in WAYS {
-        on_ranks(3, way, |world| {
-            let comm = world.communicator();
-            comm.barrier().unwrap();
-            if comm.rank() == 1 {
-                comm.abort();
-            }
-            assert!(matches!(comm.barrier().unwrap_err(), Error::Aborted { rank: 1 }));
-            drop(comm);
-            let next = world.next_generation(Duration::from_secs(30)).unwrap();
-            let mut sum = values(&next.communicator(), 5);
-            next.communicator().all_reduce(&mut sum, Reduction::Sum).unwrap();
-            next.communicator().barrier().unwrap();
-        });
-    }
-}
-
-/// Returns the bytes of this rank after each collective.
-fn all(comm: &Arc<dyn Communicator>, len: usize) -> Vec<Vec<u8>> {
-    let n = comm.world_size();
-    let ops = [
-        Op::all_reduce(Reduction::Sum),
-        Op::all_reduce(Reduction::Mean),
-        Op::all_reduce(Reduction::Max),
-        Op::reduce_scatter(Reduction::Sum),
-        Op::all_gather(),
-        Op::all_to_all(),
-        Op::broadcast(n - 1),
-    ];
-    let chunk = len / n * comm.rank()..len / n * (comm.rank() + 1);
-    let run = |op: &Op| {
-        let mut buffer = values(comm, len);
-        comm.run(*op, &mut buffer).unwrap();
-        let values = buffer.typed::<f32>().unwrap();
-        // A reduce_scatter specifies this rank's chunk alone.
-        let kept = if *op == Op::reduce_scatter(Reduction::Sum) { &values[chunk.clone()] } else { values };
-        kept.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect()
-    };
-    let mut all: Vec<Vec<u8>> = ops.iter().map(run).collect();
-    let halves: Vec<bf16> = floats(comm, len).into_iter().map(bf16::from_f32).collect();
-    let mut halves = Buffer::from_slice(&halves, &Meter::new(), Category::Grads).unwrap();
-    comm.all_reduce(&mut halves, Reduction::Mean).unwrap();
-    all.push(halves.typed::<bf16>().unwrap().iter().flat_map(|x| x.to_bits().to_le_bytes()).collect());
-    all
-}
-
-fn values(comm: &Arc<dyn Communicator>, len: usize) -> Buffer {
-    Buffer::from_slice(&floats(comm, len), &Meter::new(), Category::Grads).unwrap()
-}
-
-/// Values of many magnitudes, which differ between ranks.
-fn floats(comm: &Arc<dyn Communicator>, len: usize) -> Vec<f32> {
-    let mut state = 0x9e37_79b9_u32.wrapping_mul(comm.rank() as u32 + 1);
-    let next = |_| {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state as i32 as f32) * 2f32.powi((state >> 28) as i32 - 40)
-    };
-    (0..len).map(next).collect()
 }

@@ -17,7 +17,7 @@ fn sum(comm: &Arc<dyn Communicator>, value: f32) -> Result<f32, Error> {
 
 #[test]
 fn colors_make_groups_and_keys_order_them() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let places = backend.spawn(6, |comm| {
             // Ranks 0, 2, 4 in reverse order; 1, 3 unchanged; 5 in none.
             let color = if comm.rank() == 5 { None } else { Some(comm.rank() as u32 % 2) };
@@ -32,7 +32,7 @@ fn colors_make_groups_and_keys_order_them() {
 
 #[test]
 fn a_group_and_its_world_do_not_wait_for_each_other() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let sums = backend.spawn(4, |comm| {
             let half = comm.split(Some(comm.rank() as u32 / 2), 0).unwrap().unwrap();
             // The halves make different numbers of calls between two calls of the world.
@@ -47,7 +47,7 @@ fn a_group_and_its_world_do_not_wait_for_each_other() {
 
 #[test]
 fn a_split_of_some_and_something_else_of_others_is_a_mismatch() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let errors = backend.spawn(2, |comm| {
             if comm.rank() == 0 { comm.split(Some(0), 0).map(drop) } else { comm.barrier() }
         });
@@ -59,7 +59,7 @@ fn a_split_of_some_and_something_else_of_others_is_a_mismatch() {
 
 #[test]
 fn a_rank_that_leaves_fails_only_its_own_groups() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let results = backend.spawn(4, |comm| {
             let pair = comm.split(Some(comm.rank() as u32 / 2), 0).unwrap().unwrap();
             if comm.rank() == 3 {
@@ -79,7 +79,7 @@ fn a_rank_that_leaves_fails_only_its_own_groups() {
 
 #[test]
 fn a_panic_reaches_the_groups_of_its_rank() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let seen = std::sync::Mutex::new(Vec::new());
         let result = backend.spawn(4, |comm| {
             let pair = comm.split(Some(comm.rank() as u32 / 2), 0).unwrap().unwrap();
@@ -129,7 +129,7 @@ fn after_an_abort(
 
 #[test]
 fn an_abort_reaches_subgroups_and_no_ancestor() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let aborted = |rank| Err(Error::Aborted { rank });
         let end = after_an_abort(backend, |[comm, ..]| comm.abort());
         assert_eq!(end, vec![[aborted(2), aborted(2), aborted(2)]; 4]);
@@ -145,7 +145,7 @@ fn an_abort_reaches_subgroups_and_no_ancestor() {
 
 #[test]
 fn many_generations_of_groups_come_and_go() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let results = backend.spawn(3, |comm| {
             for round in 0..50 {
                 let group = comm.split(Some((comm.rank() as u32 + round) % 2), 0).unwrap().unwrap();

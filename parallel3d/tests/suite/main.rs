@@ -21,6 +21,8 @@ mod models;
 mod norms;
 mod placement;
 mod plans;
+#[cfg(unix)]
+mod processes;
 mod schedules;
 mod search;
 mod steps;

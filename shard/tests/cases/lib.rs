@@ -1,5 +1,10 @@
 //! One training run as data, run on loopback ranks by Meshstep, or by a simple reference loop.
-#![allow(clippy::unwrap_used, missing_docs, reason = "helpers of tests, which fail by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    missing_docs,
+    reason = "helpers of tests, which fail by panicking and print results of processes"
+)]
 
 pub mod elsewhere;
 #[cfg(feature = "cuda")]
@@ -7,6 +12,8 @@ pub mod gpu_pair;
 #[cfg(feature = "cuda")]
 pub mod gpus;
 mod naive;
+#[cfg(unix)]
+pub mod processes;
 mod values;
 
 pub use meshstep_cases::{cases, hash, long, tried};

@@ -6,7 +6,7 @@ use meshstep_tensor::DType;
 use proptest::prelude::*;
 
 const RANKS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];
-const RULES: [(WhichRule, Option<f64>); 5] = [
+pub(crate) const RULES: [(WhichRule, Option<f64>); 5] = [
     (WhichRule::Sgd, None),
     (WhichRule::SgdMomentum, Some(3.0)),
     (WhichRule::AdamW, Some(1.0)),

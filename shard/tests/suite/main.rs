@@ -31,6 +31,8 @@ mod one_sided;
 mod parts;
 mod pool;
 mod prelude;
+#[cfg(unix)]
+mod processes;
 mod propagate;
 mod reads;
 mod recipes;

@@ -49,6 +49,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "meshstep-optim",
             "meshstep-tensor",
             "meshstep-cases",
+            "meshstep-shard-cases",
         ],
     ),
     (

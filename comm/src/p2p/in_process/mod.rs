@@ -6,7 +6,7 @@ mod pipes;
 pub(super) mod streams;
 
 use super::hosts::Hosts;
-use super::seat::{P2pSeat, communicator};
+use super::{P2pSeat, communicator};
 use crate::group::rank::GroupRank;
 use crate::group::threads;
 use crate::{Clock, Communicator, Error, Faults};

@@ -1,4 +1,4 @@
-//! WorldStreams carry random bytes both ways: plain and encrypted, IPv4 and IPv6, in groups and subgroups.
+//! Streams carry random bytes both ways: plain and encrypted, IPv4 and IPv6, in groups and subgroups.
 
 use super::common::{Exchange, on_ranks};
 use crate::p2p::transport::{LostWhy, Source, Target};

@@ -1,4 +1,4 @@
-//! WorldStreams through a relay that damages them: a typed loss, never a hang, never an altered byte.
+//! Streams through a relay that damages them: a typed loss, never a hang, never an altered byte.
 
 use super::common::{Bytes, Exchange, HEX, LONG};
 use super::relay::{Damage, Kind, start};
@@ -24,7 +24,7 @@ fn pair(encrypt: Encrypt, from_caller: bool, damage: Damage) -> [SocketStreams; 
     let cards: Vec<Card> = (0..2)
         .map(|rank| {
             let listener: &Listener = &listeners[rank];
-            let (addr, name, host) = (listener.addr(), listener.name().to_owned(), Host::read());
+            let (addr, name, host) = (listener.addr(), listener.name().to_owned(), Host::read(None));
             let addr = if rank == 1 { start(addr, from_caller, damage) } else { addr };
             Card { addr, name, host, encrypt }
         })

@@ -40,7 +40,7 @@ pub(crate) fn in_time<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'stat
 /// expires: a run ends because its cause is known.
 pub(crate) fn each_rank(body: fn(&Comm) -> Outcome, check: impl Fn(usize, usize, Error)) {
     for n in [2, 4] {
-        for backend in BACKENDS {
+        for &backend in BACKENDS {
             let config = loopback::Config { clock: Clock::manual(), ..loopback::Config::new(n) };
             let outcomes = in_time(move || backend.spawn_with(config, |comm| body(&comm)).unwrap());
             let first = outcomes[0].clone().expect_err("every rank must fail");

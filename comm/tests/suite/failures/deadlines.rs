@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn a_rank_that_is_too_late_or_never_comes() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let patience = 600 * SECOND;
         let faults = [Faults::none().delay(1, 0, 1000 * patience), Faults::none().drop_op(1, 0)];
         let all = [2, 4].into_iter().flat_map(|n| faults.clone().map(|faults| (n, faults))).enumerate();
@@ -36,7 +36,7 @@ fn a_rank_that_is_too_late_or_never_comes() {
 
 #[test]
 fn a_deadline_of_one_call() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let clock = Clock::manual();
         let timeout = 1_000_000 * SECOND;
         let config = loopback::Config { clock: clock.clone(), timeout, ..loopback::Config::new(2) };
@@ -64,7 +64,7 @@ fn a_deadline_of_one_call() {
 
 #[test]
 fn a_delay_below_the_deadline_changes_nothing() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let faults = Faults::none().delay(0, 0, 50 * SECOND).delay(1, 1, 60 * SECOND);
         let (clock, timeout) = (Clock::manual(), 1_000_000 * SECOND);
         let config = loopback::Config { clock, faults, timeout, ..loopback::Config::new(2) };
@@ -78,7 +78,7 @@ fn a_delay_below_the_deadline_changes_nothing() {
 /// It leaves the operation unchanged, which then succeeds.
 #[test]
 fn a_wait_with_an_end_of_its_own() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let (clock, timeout) = (Clock::manual(), 1_000_000 * SECOND);
         let config = loopback::Config { clock: clock.clone(), timeout, ..loopback::Config::new(2) };
         let waited = Barrier::new(2);
@@ -105,7 +105,7 @@ fn a_wait_with_an_end_of_its_own() {
 
 #[test]
 fn damage_is_seen_by_all_or_by_one() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let sums = |faults| {
             let config = loopback::Config { faults, ..loopback::Config::new(4) };
             let sum = |comm: Comm| {
@@ -129,7 +129,7 @@ fn damage_is_seen_by_all_or_by_one() {
 
 #[test]
 fn a_real_deadline_ends_a_real_wait() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         for n in [2, 4] {
             let config = loopback::Config { timeout: Duration::from_millis(80), ..loopback::Config::new(n) };
             let outcomes = in_time(move || {
@@ -153,7 +153,7 @@ fn a_real_deadline_ends_a_real_wait() {
 
 #[test]
 fn a_known_cause_does_not_wait_for_the_deadline() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let started = Instant::now();
         let outcomes = in_time(move || {
             backend.spawn(4, |comm| {
@@ -169,7 +169,7 @@ fn a_known_cause_does_not_wait_for_the_deadline() {
 
 #[test]
 fn many_operations_under_a_short_real_deadline() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let finished = AtomicUsize::new(0);
         let config = loopback::Config { timeout: 20 * SECOND, ..loopback::Config::new(4) };
         let outcomes = backend.spawn_with(config, |comm| -> Outcome {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn a_rank_that_returns_early() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let body = |comm: &Comm| {
             run(comm, Op::barrier(), 0)?;
             if comm.rank() == 1 { Ok(()) } else { run(comm, Op::all_reduce(Reduction::Sum), 8) }
@@ -27,7 +27,7 @@ fn a_rank_that_returns_early() {
 
 #[test]
 fn a_rank_that_drops_its_communicator_and_goes_on() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let outcomes = in_time(move || {
             let (gone, heard) = mpsc::channel();
             let heard = std::sync::Mutex::new(heard);
@@ -50,7 +50,7 @@ fn a_rank_that_drops_its_communicator_and_goes_on() {
 
 #[test]
 fn a_rank_that_panics() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         for n in [2, 4] {
             let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
             let theirs = Arc::clone(&seen);
@@ -80,7 +80,7 @@ fn a_rank_that_panics() {
 
 #[test]
 fn a_panic_on_a_thread_of_the_callers_own() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let mut world = backend.world(2);
         let (one, zero) = (world.pop().unwrap(), world.pop().unwrap());
         let panicking = std::thread::spawn(move || {
@@ -95,7 +95,7 @@ fn a_panic_on_a_thread_of_the_callers_own() {
 
 #[test]
 fn started_operations_run_without_a_wait() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let meter = Meter::new();
         let outcomes = backend.spawn(2, |comm| {
             let (queue, len) = (Queue::cpu(), 1 << 16);
@@ -121,7 +121,7 @@ fn started_operations_run_without_a_wait() {
 
 #[test]
 fn a_communicator_kept_beyond_its_rank_is_closed() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let comms = backend.spawn(2, |comm| comm).unwrap();
         let outcome = in_time(move || run(&comms[0], Op::barrier(), 0));
         assert_eq!(outcome, Err(Error::Left { rank: 0, op_number: 0 }));

@@ -69,7 +69,7 @@ fn a_rank_that_left_or_aborted() {
 
 #[test]
 fn a_rank_that_is_too_late_or_never_comes() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         for faults in [Faults::none().delay(1, 0, 100_000 * SECOND), Faults::none().drop_op(1, 0)] {
             let config = loopback::Config { clock: Clock::manual(), faults, ..loopback::Config::new(2) };
             let errors = while_time_passes(backend, config, |comm| {
@@ -93,7 +93,7 @@ fn a_rank_that_is_too_late_or_never_comes() {
 
 #[test]
 fn damage_is_seen_by_all_or_by_one() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let sums = |faults| {
             let config = loopback::Config { faults, ..loopback::Config::new(4) };
             backend
@@ -116,7 +116,7 @@ fn damage_is_seen_by_all_or_by_one() {
 /// Operations that were started before it run first, also on the communication thread.
 #[test]
 fn it_waits_for_its_turn() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let sums = backend.spawn(4, |comm| {
             let queue = meshstep_tensor::Queue::cpu();
             let started: Vec<_> = (0..20)

@@ -48,7 +48,7 @@ fn ranks_that_call_different_things() {
 
 #[test]
 fn each_rank_has_its_own_factor() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let sums = backend.spawn(4, |c| {
             let (me, by) = (c.rank(), |factor| Reduction::PreMulSum { factor });
             let mut values =
@@ -151,7 +151,7 @@ fn queued_operations_fail_with_the_ones_ahead() {
 
 #[test]
 fn a_caller_error_gives_the_buffer_back_and_spoils_nothing() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         let outcomes = backend.spawn(4, |comm| {
             let me = comm.rank();
             let refused = |op, buffer: Buffer| {
@@ -185,7 +185,7 @@ fn a_caller_error_gives_the_buffer_back_and_spoils_nothing() {
 
 #[test]
 fn no_ranks() {
-    for backend in BACKENDS {
+    for &backend in BACKENDS {
         assert_eq!(backend.spawn(0, |_| ()).unwrap_err(), Error::ZeroRanks);
         assert_eq!(loopback::world(loopback::Config::new(0)).unwrap_err(), Error::ZeroRanks);
     }

@@ -185,18 +185,29 @@ pub(crate) fn take_step(opt: &mut Optimizer, model: &Model, step: usize) -> (u64
     }
 }
 
+/// A rank's elements of each parameter and their values, and the norm and factor of each step.
+type RankRun = (Vec<(Vec<usize>, Vec<f32>)>, Vec<(u64, u64)>);
+
+/// Runs on one rank.
+pub(crate) fn on_rank(
+    world: Arc<dyn Communicator>,
+    model: &Model,
+    mesh: &Mesh,
+    options: &Options,
+) -> RankRun {
+    let at = mesh.coordinate(world.rank()).unwrap();
+    let mut opt = build(world, model, mesh, options);
+    let norms: Vec<_> = (0..steps()).map(|step| take_step(&mut opt, model, step)).collect();
+    let own = |p: &Parameter| (held_at(p, mesh, &at), values(&opt, &p.name));
+    (model.parameters().iter().map(own).collect(), norms)
+}
+
 /// Parameters assembled from all ranks, and the norm and factor of each step.
 pub(crate) type Run = (Vec<Vec<f32>>, Vec<(u64, u64)>);
 
 pub(crate) fn run(model: &Model, mesh: &str, options: &Options) -> Run {
     let mesh: Mesh = mesh.parse().unwrap();
-    let ranks = loopback::spawn(mesh.world_size(), |world: Arc<dyn Communicator>| {
-        let at = mesh.coordinate(world.rank()).unwrap();
-        let mut opt = build(world, model, &mesh, options);
-        let norms: Vec<_> = (0..steps()).map(|step| take_step(&mut opt, model, step)).collect();
-        let own = |p: &Parameter| (held_at(p, &mesh, &at), values(&opt, &p.name));
-        (model.parameters().iter().map(own).collect::<Vec<_>>(), norms)
-    });
+    let ranks = loopback::spawn(mesh.world_size(), |world| on_rank(world, model, &mesh, options));
     let ranks = ranks.unwrap();
     let mut whole: Vec<Vec<f32>> =
         model.parameters().iter().map(|p| vec![f32::NAN; p.shape.iter().product()]).collect();

@@ -14,13 +14,13 @@ use meshstep_tensor::DType;
 use problems::Problem;
 use run::{Run, Share};
 
-const SEARCHES: [LineSearch; 2] = [LineSearch::None, LineSearch::StrongWolfe];
+pub(crate) const SEARCHES: [LineSearch; 2] = [LineSearch::None, LineSearch::StrongWolfe];
 
 /// Ten elements and a thousand, cut so that there are padding, whole buckets and an empty parameter.
-const SMALL: &[usize] = &[3, 1, 0, 6];
-const LARGE: &[usize] = &[500, 1, 0, 399, 100];
+pub(crate) const SMALL: &[usize] = &[3, 1, 0, 6];
+pub(crate) const LARGE: &[usize] = &[500, 1, 0, 399, 100];
 
-fn at(run: &Run, stage: Stage) -> Run {
+pub(crate) fn at(run: &Run, stage: Stage) -> Run {
     Run { options: Options { stage, ..run.options.clone() }, ..run.clone() }
 }
 
