@@ -95,7 +95,7 @@ fn run_train(mut asked: Train, ranks_given: bool) -> ExitCode {
 /// Sets up threads and logging, and joins the other processes, if a launcher has started this one as one rank of several.
 fn prepare(asked: &mut Train, ranks_given: bool) -> Result<Ranks> {
     // An elastic worker is one rank, however it was started.
-    let is_elastic = asked.local.arbiter.is_some();
+    let is_elastic = !asked.local.arbiter.is_empty();
     let launch = if is_elastic { Launch::Alone } else { Launch::from_env()? };
     launch.settle(asked, ranks_given)?;
     let one_rank = is_elastic || launch.world_size().is_some();

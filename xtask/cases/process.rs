@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 /// A child process that runs one test of this binary. It is killed when it is dropped.
 #[derive(Debug)]
@@ -73,6 +74,18 @@ impl Process {
     /// Waits until the child has ended, and returns its exit status.
     pub fn wait(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
+    }
+
+    /// Waits until the child has ended, at most for this time, and returns its exit status.
+    pub fn ends_within(&mut self, time: Duration) -> Option<ExitStatus> {
+        let begin = Instant::now();
+        while begin.elapsed() < time {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return Some(status);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        None
     }
 
     /// Kills the child, and waits until it has ended.

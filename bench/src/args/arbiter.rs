@@ -15,6 +15,13 @@ pub(crate) struct Arbiter {
     /// File that keeps the arbiter's state; an arbiter that is started again with the same file continues
     #[arg(long, value_name = "FILE")]
     pub(crate) log: PathBuf,
+    /// Keep a copy of the log of the arbiter at this address, and serve nobody: a standby. After that arbiter has ended, end this
+    /// command, and start it again with --promote in place of --follow
+    #[arg(long, value_name = "ADDR", value_delimiter = ',', conflicts_with = "promote")]
+    pub(crate) follow: Vec<SocketAddr>,
+    /// Serve in place of the arbiter of which the log is a copy: workers refuse that one from now on
+    #[arg(long)]
+    pub(crate) promote: bool,
     /// Address on which the arbiter listens; beyond loopback it needs the token of MESHSTEP_TOKEN or MESHSTEP_TOKEN_FILE
     #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)))]
     pub(crate) addr: SocketAddr,

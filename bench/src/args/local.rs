@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
@@ -61,9 +62,17 @@ pub(crate) struct Asked {
     #[arg(long, requires = "local")]
     pub(crate) unlike: bool,
     /// Train one worker in this process, which joins and leaves the run of the arbiter at this address (`cargo xtask arbiter`);
-    /// --ranks is the number of workers that the run begins with
-    #[arg(long, value_name = "ADDR", requires = "local", requires = "worker", conflicts_with = "chaos")]
-    pub(crate) arbiter: Option<SocketAddr>,
+    /// several addresses, separated by commas, are the arbiter's and its standbys'. --ranks is the number of workers that the run
+    /// begins with
+    #[arg(
+        long,
+        value_name = "ADDR",
+        requires = "local",
+        requires = "worker",
+        conflicts_with = "chaos",
+        value_delimiter = ','
+    )]
+    pub(crate) arbiter: Vec<SocketAddr>,
     /// Id of this worker, unique in the run; it selects the worker's part of the text
     #[arg(long, value_name = "ID", requires = "arbiter")]
     pub(crate) worker: Option<u64>,
@@ -74,6 +83,13 @@ pub(crate) struct Asked {
     /// 120]
     #[arg(long, value_name = "SECONDS", requires = "arbiter", value_parser = crate::args::within::<1, 86_400>)]
     pub(crate) answer: Option<usize>,
+    /// Steps after the last exchange that the worker takes on its own while no arbiter can be reached; then it waits as long as for
+    /// an answer, and ends with an error [default: 8 kx]
+    #[arg(long, value_name = "STEPS", requires = "arbiter")]
+    pub(crate) alone: Option<u64>,
+    /// Longest wait in seconds for another worker within an exchange, and for the members of a new epoch to connect [default: 60]
+    #[arg(long, value_name = "SECONDS", requires = "arbiter", value_parser = crate::args::within::<1, 86_400>)]
+    pub(crate) deadline: Option<usize>,
     /// Address by which the other workers reach this one [default: 127.0.0.1]
     #[arg(long, value_name = "IP", requires = "arbiter")]
     pub(crate) contact: Option<IpAddr>,
@@ -177,6 +193,16 @@ impl Asked {
     /// Returns the address by which other workers reach this one.
     pub(crate) fn contact(&self) -> IpAddr {
         self.contact.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+    }
+
+    /// Returns the steps that a worker may take without an arbiter.
+    pub(crate) fn alone(&self) -> u64 {
+        self.alone.unwrap_or(self.kx().saturating_mul(8))
+    }
+
+    /// Returns the longest wait for another worker within an exchange.
+    pub(crate) fn deadline(&self) -> Duration {
+        Duration::from_secs(self.deadline.unwrap_or(60) as u64)
     }
 
     /// Returns the steps between two exchanges of the parameters.

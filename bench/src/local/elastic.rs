@@ -8,7 +8,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use meshstep_comm::rendezvous::{EnvironmentError, Token};
 use meshstep_local::LocalError;
-use meshstep_membership::{Caller, Digest, Error as MembershipError, Membership, Remote};
+use meshstep_membership::{Caller, Contact, Digest, Error as MembershipError, Membership, Refusal, Remote};
+use meshstep_shard::Error as ShardError;
 use serde::Serialize;
 
 use super::company::{Company, Connect};
@@ -16,7 +17,6 @@ use super::job::Job;
 use super::worker::{self, Done, Epoch};
 use super::{Run, Schedule};
 use crate::progress::Progress;
-use crate::ranks::members::Contact;
 use crate::train::compare::digest as digest_of;
 
 /// Default of the longest wait for an answer of the arbiter: twice the time that members wait for each other by default.
@@ -66,17 +66,18 @@ pub(super) struct Life {
 /// Trains the worker that the options name, prints a summary, and writes `worker-ID.json` into `folder`.
 pub(crate) fn run(run: &Run, folder: &Path, out: &mut impl Write) -> Result<()> {
     let local = &run.asked.local;
-    let (Some(addr), Some(worker)) = (local.arbiter, local.worker) else { bail!("--arbiter needs --worker") };
+    let Some(worker) = local.worker else { bail!("--arbiter needs --worker") };
     let (token, contact) = (token()?, Contact::free(local.contact())?);
     let deadline = local.answer.map_or(ANSWER, |seconds| Duration::from_secs(seconds as u64));
     std::fs::create_dir_all(folder)
         .with_context(|| format!("--out {}: making the folder", folder.display()))?;
     let join = |digest| {
         let (run, contact) = (local.run().to_owned(), contact.to_string());
-        let caller = Caller { addr, token: token.clone(), run, id: worker, digest, contact, deadline };
+        let (addrs, token, alone) = (local.arbiter.clone(), token.clone(), local.alone());
+        let caller = Caller { addrs, token, run, id: worker, digest, contact, deadline, alone };
         Remote::join(caller).map(|remote| Arc::new(remote) as Arc<dyn Membership>)
     };
-    let connect = |round: &_| crate::ranks::members::connect(round, local.run(), token.as_ref());
+    let connect = |round: &_| Contact::connect(round, local.run(), token.as_ref(), local.deadline());
     let report = train(run, &Elastic { worker, join: &join, connect: &connect })?;
     report.lives.iter().try_for_each(|life| writeln!(out, "worker {worker}: {}", life.describe()))?;
     let path = folder.join(format!("worker-{worker}.json"));
@@ -90,13 +91,20 @@ pub(super) fn train(run: &Run, elastic: &Elastic<'_>) -> Result<Report> {
     let job = job(run)?;
     let Elastic { worker, join, connect } = *elastic;
     let digest = worker::digest(&job)?;
-    let (part, mut lives) = (job.part(job.seat(worker)), Vec::new());
+    let (part, mut lives, mut missed) = (job.part(job.seat(worker)), Vec::new(), 0);
     let tokens = job.batch * job.model.context;
     let progress = Progress::new(format!("worker {worker}"), job.steps, 1, tokens);
     loop {
         let member = join(digest).context("joining the run")?;
         let company = Company::Elastic { member: Arc::clone(&member), connect };
-        let (done, error) = worker::train_elastic(&job, worker, company, &progress)?;
+        let (done, error) = match worker::train_elastic(&job, worker, company, &progress) {
+            Err(error) if is_lost(&error) && missed < REJOINS => {
+                missed += 1;
+                tracing::warn!("worker {worker} asks again to join: {error:#}");
+                continue;
+            }
+            trained => trained?,
+        };
         let again = error.as_ref().is_some_and(is_lost) && lives.len() < REJOINS;
         lives.push(Life::of(done, error.as_ref()));
         match error {
@@ -137,10 +145,12 @@ fn job(run: &Run) -> Result<Job<'_>> {
     Ok(Job::new(run.common(), method, run.asked.seed, Schedule::default())?.0)
 }
 
-/// Returns true if the other workers go on without this one, which has to join again.
+/// Returns true if the other workers go on without this one, which has to join again; or if it joined while another one was lost.
 fn is_lost(error: &anyhow::Error) -> bool {
     match error.downcast_ref() {
-        Some(LocalError::Missed { .. }) => true,
+        Some(LocalError::Missed { .. } | LocalError::Shard(ShardError::Comm(_))) => true,
+        Some(LocalError::Membership(MembershipError::World { .. })) => true,
+        Some(LocalError::Membership(MembershipError::Refused(Refusal::StateLost { .. }))) => false,
         Some(LocalError::Membership(MembershipError::Refused(refusal))) => refusal.is_final(),
         _ => false,
     }

@@ -108,9 +108,9 @@ pub(crate) fn run(
     out: &mut impl Write,
 ) -> Result<Verdict> {
     let run = Run::prepare(asked, manifest)?.among(ranks)?;
-    match asked.local.arbiter {
-        Some(_) => elastic::run(&run, folder, out).map(|()| Verdict::Holds),
-        None => run.report(folder, out),
+    match asked.local.arbiter.is_empty() {
+        false => elastic::run(&run, folder, out).map(|()| Verdict::Holds),
+        true => run.report(folder, out),
     }
 }
 

@@ -3,7 +3,6 @@
 pub(crate) mod bits;
 mod gather;
 mod launch;
-pub(crate) mod members;
 mod portable;
 #[cfg(test)]
 pub(crate) mod tests;

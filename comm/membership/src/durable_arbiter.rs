@@ -12,6 +12,8 @@ pub(super) struct DurableArbiter {
     arbiter: Arbiter,
     log: Option<Log>,
     failed: Option<Error>,
+    /// Number of states that this start has logged.
+    logged: u64,
 }
 
 impl DurableArbiter {
@@ -23,7 +25,7 @@ impl DurableArbiter {
             None => (None, None),
         };
         let (arbiter, output) = Arbiter::new(config, last, now)?;
-        let mut durable = DurableArbiter { arbiter, log, failed: None };
+        let mut durable = DurableArbiter { arbiter, log, failed: None, logged: 0 };
         durable.settle(output);
         match durable.failed.take() {
             Some(error) => Err(error),
@@ -44,6 +46,16 @@ impl DurableArbiter {
 
     pub(super) fn state(&self) -> &State {
         self.arbiter.state()
+    }
+
+    /// Returns the number of states that this start has logged.
+    pub(super) fn logged(&self) -> u64 {
+        self.logged
+    }
+
+    /// Stops the arbiter if another one of a later term exists.
+    pub(super) fn meet(&mut self, term: u64) {
+        self.arbiter.meet(term);
     }
 
     pub(super) fn waiting(&self) -> impl Iterator<Item = u64> + '_ {
@@ -86,7 +98,10 @@ impl DurableArbiter {
             _ => Ok(()),
         };
         match logged {
-            Ok(()) => output.send,
+            Ok(()) => {
+                self.logged += u64::from(output.log.is_some());
+                output.send
+            }
             Err(error) => {
                 self.failed = Some(error.into());
                 Vec::new()

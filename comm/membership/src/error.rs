@@ -1,6 +1,7 @@
 //! Errors of workers, their arbiter and its log.
 
 use crate::Refusal;
+use crate::tcp::protocol::{VERSION, version_and_run};
 use meshstep_comm::rendezvous;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,6 +22,31 @@ pub enum Error {
     Unanswered {
         /// The request.
         what: &'static str,
+        /// The worker's deadline.
+        after: Duration,
+    },
+    /// No arbiter can be reached, and the worker may go on without this exchange ([`Caller::alone`](crate::Caller::alone)).
+    #[error(
+        "no arbiter can be reached; step {step} is taken without an exchange, and up to {left} steps after it may be"
+    )]
+    Alone {
+        /// The step.
+        step: u64,
+        /// Number of steps after it that may be taken without an arbiter.
+        left: u64,
+    },
+    /// No arbiter could be reached, and the worker has taken all steps that it may take alone.
+    #[error(
+        "no arbiter could be reached for {after:?} before step {step}; the last exchange was at step {last}, and a worker takes at most \
+         {alone} steps alone: start the arbiter again on its log, or promote its standby, and then start this worker again"
+    )]
+    Away {
+        /// Step before which the worker has waited.
+        step: u64,
+        /// Step of the last granted exchange.
+        last: u64,
+        /// Number of steps that the worker may take alone.
+        alone: u64,
         /// The worker's deadline.
         after: Duration,
     },
@@ -74,6 +100,20 @@ pub enum Error {
         /// The worker's epoch.
         later_epoch: u64,
     },
+    /// The arbiter met a worker that knows the end of an exchange that is not in the log: the log is an incomplete copy.
+    #[error(
+        "this arbiter's log ends in round {round}, but a worker knows of round {later}; start the arbiter that wrote the original log, or \
+         begin a new run from the last checkpoint"
+    )]
+    Stale {
+        /// Last round in the log.
+        round: u64,
+        /// Round that the worker knows of.
+        later: u64,
+    },
+    /// Another standby follows the arbiter in place of this one.
+    #[error("another standby follows this arbiter now, and an arbiter has one; end this one or the other")]
+    Replaced,
     /// The epoch of the requested communicator is over, or the worker has taken the communicator already.
     #[error(
         "no communicator for rank {rank} of epoch {epoch}; each member takes one when an epoch begins, and keeps it"
@@ -87,6 +127,33 @@ pub enum Error {
     /// The communicator of an epoch could not be made.
     #[error(transparent)]
     Communicator(#[from] meshstep_comm::Error),
+    /// The communicator of an epoch between processes could not be made.
+    #[cfg(unix)]
+    #[error("cannot join the members of epoch {epoch}: {cause}")]
+    World {
+        /// The epoch.
+        epoch: u64,
+        /// Error of the communicator.
+        cause: meshstep_comm::tcp::Error,
+    },
+    /// The first member of an epoch did not give a [`Contact`](crate::Contact).
+    #[error(
+        "worker {id} gave the contact {contact:?}; give every worker a Contact of this library, or connect in another way"
+    )]
+    NotAContact {
+        /// Id of the member.
+        id: u64,
+        /// Its contact.
+        contact: String,
+    },
+    /// The worker's address has no free port, or is not of this machine.
+    #[error("no free port at {ip}: {message}; give the worker an address of this machine")]
+    NoPort {
+        /// The address.
+        ip: std::net::IpAddr,
+        /// Message of the system.
+        message: String,
+    },
     /// The system could not start a thread.
     #[error("cannot start the membership thread: {message}")]
     NoThread {
@@ -149,6 +216,19 @@ pub enum ConnectionError {
         /// The arbiter's version.
         theirs: u8,
     },
+    /// The arbiter at this address has a successor.
+    #[error("the arbiter at {addr} is of term {term}, and there is one of term {known}; end the old one")]
+    OldTerm {
+        /// The arbiter's address.
+        addr: SocketAddr,
+        /// The arbiter's term.
+        term: u64,
+        /// Highest known term.
+        known: u64,
+    },
+    /// The caller has no address of an arbiter.
+    #[error("no address of an arbiter; give Caller::addrs at least one")]
+    NoAddress,
     /// Another program listens at this address.
     #[error("the program listening on {addr} is not an arbiter of this version ({why}); check Caller::addr")]
     NotAnArbiter {
@@ -179,9 +259,7 @@ impl From<rendezvous::Error> for ConnectionError {
         match error {
             rendezvous::Error::TokenNeeded { addr } => ConnectionError::TokenNeeded { addr },
             rendezvous::Error::WrongToken { addr } => ConnectionError::WrongToken { addr },
-            rendezvous::Error::OtherRun { addr, run_id: run, store: serves } => {
-                ConnectionError::OtherRun { addr, run, serves }
-            }
+            rendezvous::Error::OtherRun { addr, run_id, store } => other_run(addr, &run_id, &store),
             rendezvous::Error::OtherEndpoint { addr, listener, .. } => {
                 ConnectionError::OtherEndpoint { addr, listener }
             }
@@ -193,6 +271,17 @@ impl From<rendezvous::Error> for ConnectionError {
             rendezvous::Error::NotLocal { addr } => ConnectionError::NotLocal { addr },
             other => ConnectionError::Other(other),
         }
+    }
+}
+
+/// Distinguishes another run from another version of the messages, by the purposes of both sides.
+fn other_run(addr: SocketAddr, mine: &str, serves: &str) -> ConnectionError {
+    let name = |purpose| version_and_run(purpose).map_or(purpose, |(_, run)| run).to_owned();
+    match version_and_run(serves) {
+        Some((theirs, _)) if theirs != VERSION => {
+            ConnectionError::OtherVersion { addr, mine: VERSION, theirs }
+        }
+        _ => ConnectionError::OtherRun { addr, run: name(mine), serves: name(serves) },
     }
 }
 
@@ -260,6 +349,12 @@ pub enum LogError {
     /// The file is not a log of this version.
     #[error("the file is not an arbiter's log of this version; name a new file to begin a new run")]
     NotALog,
+    /// The log has no state yet.
+    #[error("{path:?} is the log of no run yet; follow the active arbiter before this log is promoted")]
+    Empty {
+        /// The log.
+        path: PathBuf,
+    },
     /// A complete record has changed: the last decision is not known for sure.
     #[error(
         "the record at byte {at} has changed since it was written; begin a new run from the last checkpoint"

@@ -80,7 +80,9 @@ pub use message::{Ask, Digest, FromArbiter, ToArbiter, Word, Worker};
 pub use refusal::Refusal;
 pub use round::{Ballot, Decision, Departure, Gone, Round, Seat};
 pub use state::{Former, Place, State};
-pub use tcp::{Caller, Remote, Service};
+#[cfg(unix)]
+pub use tcp::Contact;
+pub use tcp::{Caller, Kept, Remote, Service, Standby};
 
 use std::fmt::Debug;
 use std::time::Duration;

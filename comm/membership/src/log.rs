@@ -63,6 +63,19 @@ impl Log {
         self.file.sync_data().map_err(system("flush", &self.path))
     }
 
+    /// Raises the term in the log at `path` above every term of the arbiter that it is a copy of: the next start on it supersedes that
+    /// arbiter, even one that is started again. Returns the new term.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open) and [`append`](Self::append); [`LogError::Empty`] for a log without a state.
+    pub fn promote(path: &Path) -> Result<u64, LogError> {
+        let (mut log, last) = Self::open(path)?;
+        let mut state = last.ok_or_else(|| LogError::Empty { path: path.to_owned() })?;
+        state.promote();
+        log.append(&state)?;
+        Ok(state.term)
+    }
+
     fn write(&mut self, bytes: &[u8]) -> Result<(), LogError> {
         self.file.write_all(bytes).map_err(system("write", &self.path))?;
         self.len += bytes.len();

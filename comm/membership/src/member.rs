@@ -56,6 +56,8 @@ pub struct Member {
     /// Number of the last granted round; the round itself until it is handed out, and its decision, follow.
     round: u64,
     grant: Option<Round>,
+    /// Step of that round.
+    step: Option<u64>,
     decision: Option<Decision>,
     requests: u64,
     pending: Option<Pending>,
@@ -86,6 +88,7 @@ impl Member {
             welcome: false,
             round: 0,
             grant: None,
+            step: None,
             decision: None,
             requests: 0,
             pending: None,
@@ -116,6 +119,21 @@ impl Member {
         self.refused = None;
         self.next_beat = now;
         self.requests
+    }
+
+    /// Gives up request `number`: it is not sent again.
+    pub fn cancel(&mut self, number: u64) {
+        self.pending = self.pending.take().filter(|pending| pending.number != number);
+    }
+
+    /// Returns the highest term received; 0 before the first message.
+    pub fn term(&self) -> u64 {
+        self.term
+    }
+
+    /// Returns the step of the last round granted to this worker.
+    pub fn granted_step(&self) -> Option<u64> {
+        self.step
     }
 
     /// Returns the answer to request `number`, once, when it has arrived.
@@ -205,8 +223,9 @@ impl Member {
     fn ask(&self, pending: Pending) -> Option<Ask> {
         match pending.request {
             Request::Join => None,
-            // The grant has arrived, and waits for an acknowledged beat. Another request would be for the round after it.
-            Request::Boundary(_) if self.grant.is_some() => None,
+            // The grant has arrived, and waits for an acknowledged beat; or the last round is open. Another request would be for
+            // the round after it.
+            Request::Boundary(_) if self.grant.is_some() || self.is_open() => None,
             Request::Boundary(step) => Some(Ask::Arrive { request: pending.number, after: self.round, step }),
             Request::Vote { round, ballot } => Some(Ask::Vote { round, ballot }),
             Request::Leave => Some(Ask::Leave),
@@ -241,7 +260,7 @@ impl Member {
         // Grants of earlier rounds may arrive again.
         if !self.is_open() && round.number > self.round && round.rank < round.members.len() {
             (self.round, self.epoch, self.decision) = (round.number, round.epoch, None);
-            self.grant = Some(round);
+            (self.step, self.grant) = (Some(round.step), Some(round));
         }
     }
 }

@@ -78,10 +78,9 @@ pub enum Refusal {
         /// `min_workers`.
         min: usize,
     },
-    /// Members are at different steps, and no step has a majority of the members that count; the founders of a run must all name the
-    /// same step. The worker stays a member.
+    /// The founders of a run named different steps. The worker stays a founder.
     #[error(
-        "worker {id} is at step {step}, worker {other} at step {other_step}; all members must exchange at the same step"
+        "worker {id} is at step {step}, worker {other} at step {other_step}; all founders must begin at the same step"
     )]
     Disagree {
         /// Id of one worker.
@@ -92,6 +91,16 @@ pub enum Refusal {
         other: u64,
         /// Step of the other worker.
         other_step: u64,
+    },
+    /// The member is behind the others. It stays a member, and goes on without an exchange until it is at their step.
+    #[error(
+        "this worker is at step {step}, the others wait for it at step {others}; go on to that step without an exchange"
+    )]
+    Behind {
+        /// Step of the worker.
+        step: u64,
+        /// Step of the others.
+        others: u64,
     },
     /// All members ask for a step whose exchange, or a later one, was committed. The worker stays a member. A member that asks alone for
     /// such a step is not refused at once: it waits until the others arrive, and is then [`Fenced`](Self::Fenced) as out of step.
@@ -107,7 +116,8 @@ pub enum Refusal {
 impl Refusal {
     /// Returns true if the worker is out of the run; after other refusals it may ask again.
     pub fn is_final(&self) -> bool {
-        !matches!(self, Refusal::TooFew { .. } | Refusal::Disagree { .. } | Refusal::Passed { .. })
+        use Refusal::{Behind, Disagree, Passed, TooFew};
+        !matches!(self, TooFew { .. } | Disagree { .. } | Passed { .. } | Behind { .. })
     }
 }
 
@@ -130,4 +140,5 @@ wire!(enum Refusal {
     8 => TooFew { have, min },
     9 => Disagree { id, step, other, other_step },
     10 => Passed { asked, step },
+    11 => Behind { step, others },
 });

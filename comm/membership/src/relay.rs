@@ -16,6 +16,8 @@ enum Why {
     OtherRound { asked: u64, round: u64 },
     Overtaken {},
     Left {},
+    Alone { step: u64, left: u64 },
+    Away { step: u64, last: u64, alone: u64, after: Duration },
     Other { message: String },
 }
 
@@ -50,6 +52,8 @@ impl From<Error> for Why {
             Error::OtherRound { asked, round } => Why::OtherRound { asked, round },
             Error::Overtaken => Why::Overtaken {},
             Error::Left => Why::Left {},
+            Error::Alone { step, left } => Why::Alone { step, left },
+            Error::Away { step, last, alone, after } => Why::Away { step, last, alone, after },
             other => Why::Other { message: other.to_string() },
         }
     }
@@ -65,6 +69,8 @@ impl From<Why> for Error {
             Why::OtherRound { asked, round } => Error::OtherRound { asked, round },
             Why::Overtaken {} => Error::Overtaken,
             Why::Left {} => Error::Left,
+            Why::Alone { step, left } => Error::Alone { step, left },
+            Why::Away { step, last, alone, after } => Error::Away { step, last, alone, after },
             Why::Other { message } => Error::Rank0 { message },
         }
     }
@@ -78,6 +84,8 @@ wire!(enum Why {
     5 => Overtaken {},
     6 => Left {},
     7 => Other { message },
+    8 => Alone { step, left },
+    9 => Away { step, last, alone, after },
 });
 
 #[cfg(test)]
@@ -108,6 +116,8 @@ mod tests {
             Error::OtherRound { asked: 1, round: 2 },
             Error::Overtaken,
             Error::Left,
+            Error::Alone { step: 8, left: 3 },
+            Error::Away { step: 12, last: 4, alone: 8, after },
         ];
         for error in errors {
             assert_eq!(there_and_back::<Decision>(&Err(error.clone())), Err(error));

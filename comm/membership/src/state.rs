@@ -4,10 +4,13 @@ use crate::message::{Digest, Worker};
 use crate::round::{Decision, Departure, Gone, Round, Seat};
 use crate::wire::{Wire, wire};
 
+/// Bits of a term that count the starts since the last promotion.
+const STARTS: u32 = 32;
+
 /// The state as written in one record of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    /// Number of the arbiter's start that wrote the state, from 1.
+    /// Number of the arbiter's start that wrote the state, from 1; the upper 32 bits are the number of promotions of a standby.
     pub term: u64,
     /// Digest shared by all workers.
     pub digest: Digest,
@@ -62,6 +65,11 @@ impl State {
             members: Vec::new(),
             gone: Vec::new(),
         }
+    }
+
+    /// Raises the term above those that the starts of other arbiters reach.
+    pub(super) fn promote(&mut self) {
+        self.term = ((self.term >> STARTS) + 1) << STARTS;
     }
 
     /// Returns true while members vote on an exchange.

@@ -8,7 +8,7 @@ use std::thread;
 
 use clap::Parser as _;
 use meshstep_comm::{Communicator, loopback};
-use meshstep_membership::{Ballot, Decision, Refusal, Round, Service};
+use meshstep_membership::{Ballot, Decision, Round, Service};
 
 use super::*;
 use crate::args::arbiter::Arbiter;
@@ -63,7 +63,7 @@ fn serve(run: &Run, log: &Path, addr: &str) -> Service {
 
 fn member(addr: SocketAddr, id: u64, digest: Digest) -> Result<Remote, MembershipError> {
     let (run, contact, deadline) = ("train".to_owned(), String::new(), ANSWER);
-    Remote::join(Caller { addr, token: None, run, id, digest, contact, deadline })
+    Remote::join(Caller { addrs: vec![addr], token: None, run, id, digest, contact, deadline, alone: 0 })
 }
 
 /// Trains one worker that calls the arbiter at `addr` when worker `worker - 1` has joined: ranks are in the order of joining.
@@ -301,6 +301,11 @@ fn options_without_a_sense_are_refused() {
     assert!(
         parse(&format!("--local des-loc {arbiter} --worker 1 --chaos 1")).unwrap_err().contains("--chaos")
     );
+    assert!(parse("--local des-loc --alone 4").unwrap_err().contains("--arbiter"));
+    assert!(
+        parse("--local des-loc --arbiter 127.0.0.1:1,127.0.0.1:2 --worker 1 --alone 4 --deadline 2").is_ok()
+    );
+    assert!(parse("--local des-loc --arbiter 127.0.0.1:1,7 --worker 1").unwrap_err().contains("invalid"));
     for (method, hint) in [("every-step", "no rare exchanges"), ("all", "needs one method")] {
         let run = tests::run(&format!("--local {method} --workers 1 --steps 2"));
         assert!(digest(&run).unwrap_err().to_string().contains(hint), "{method}");

@@ -60,11 +60,12 @@ impl Arbiter {
         let is_member = |peer: &Peer| first || members.contains(&peer.worker);
         let min = self.config.min_workers;
         match self.agreed(&is_member) {
-            Err(Refusal::Disagree { .. })
-                if let Some(step) =
-                    self.majority().filter(|&step| arrived - self.out_of_step(step).len() >= min) =>
-            {
-                self.drop_all_but(step);
+            Err(Refusal::Disagree { .. }) if !first => {
+                let ahead = |step: u64| self.out_of_step(step).filter(|(_, other)| *other > step).count();
+                if let Some(step) = self.majority().filter(|&step| arrived - ahead(step) >= min) {
+                    self.drop_ahead(step);
+                }
+                self.send_on_to(self.farthest(), send);
                 self.grant(late, send);
             }
             Err(refusal) => self.refuse(is_member, &refusal, send),
@@ -109,17 +110,35 @@ impl Arbiter {
         peer.arrived.map(|arrival| arrival.step)
     }
 
-    /// Drops members at another step; each is refused at its next request.
-    fn drop_all_but(&mut self, others: u64) {
-        for (worker, step) in self.out_of_step(others) {
+    /// Drops members ahead of the others; each is refused at its next request.
+    fn drop_ahead(&mut self, others: u64) {
+        let ahead: Vec<_> = self.out_of_step(others).filter(|(_, step)| *step > others).collect();
+        for (worker, step) in ahead {
             self.depart(worker, Departure::OutOfStep { step, others });
         }
     }
 
-    /// Returns the members at another step, with their steps.
-    fn out_of_step(&self, others: u64) -> Vec<(Worker, u64)> {
+    /// Returns the highest step at which a member waits.
+    fn farthest(&self) -> u64 {
+        self.state.live().filter_map(|place| self.step_of(place.worker)).max().unwrap_or_default()
+    }
+
+    /// Sends the members behind `others` on to that step, where the others wait for them. They have missed no committed exchange.
+    fn send_on_to(&mut self, others: u64, send: &mut Vec<FromArbiter>) {
+        let behind: Vec<_> = self.out_of_step(others).collect();
+        for (worker, step) in behind {
+            let peer = self.peers.iter_mut().find(|peer| peer.worker == worker);
+            let Some(Arrival { request, .. }) = peer.and_then(|peer| peer.arrived.take()) else { continue };
+            send.push(self.say(worker, Word::Refused { request, refusal: Refusal::Behind { step, others } }));
+            // The others' patience begins anew with their next messages.
+            self.since = None;
+        }
+    }
+
+    /// Iterates over the members at another step, with their steps.
+    fn out_of_step(&self, others: u64) -> impl Iterator<Item = (Worker, u64)> + '_ {
         let at = self.state.live().filter_map(|place| Some((place.worker, self.step_of(place.worker)?)));
-        at.filter(|(_, step)| *step != others).collect()
+        at.filter(move |(_, step)| *step != others)
     }
 
     fn refuse(&mut self, whom: impl Fn(&Peer) -> bool, refusal: &Refusal, send: &mut Vec<FromArbiter>) {

@@ -132,16 +132,39 @@ impl Arbiter {
     /// Handles a worker's message.
     pub fn hear(&mut self, message: ToArbiter, now: Duration) -> Output {
         self.event(|arbiter, send| {
-            let State { term, epoch, .. } = arbiter.state;
-            if message.term > term || message.epoch > epoch {
-                let (later_term, later_epoch) = (message.term, message.epoch);
-                arbiter.superseded = Some(Error::Superseded { term, epoch, later_term, later_epoch });
+            if let Some(error) = arbiter.later_than_this(&message) {
+                arbiter.superseded = Some(error);
                 return;
             }
             arbiter.answer(message, now, send);
             arbiter.decide(send);
             arbiter.grant(false, send);
         })
+    }
+
+    /// Stops this arbiter if `term`, that of another one, is later than its own.
+    pub fn meet(&mut self, term: u64) {
+        let State { term: own, epoch, .. } = self.state;
+        if term > own && self.superseded.is_none() {
+            let superseded = Error::Superseded { term: own, epoch, later_term: term, later_epoch: epoch };
+            self.superseded = Some(superseded);
+        }
+    }
+
+    /// Returns an error if the worker knows what only a later arbiter, or a longer log, could have told it.
+    fn later_than_this(&self, message: &ToArbiter) -> Option<Error> {
+        let State { term, epoch, round, .. } = self.state;
+        if message.term > term || message.epoch > epoch {
+            let (later_term, later_epoch) = (message.term, message.epoch);
+            return Some(Error::Superseded { term, epoch, later_term, later_epoch });
+        }
+        let later = match message.ask {
+            // The worker knows the end of this round.
+            Ask::Arrive { after, .. } if after > round || after == round && self.state.is_open() => after,
+            Ask::Vote { round: granted, .. } if granted > round => granted,
+            _ => return None,
+        };
+        Some(Error::Stale { round, later })
     }
 
     /// Handles the deadlines that have passed at time `now`.

@@ -3,10 +3,12 @@
 //! One thread admits connections and watches the time; each admitted connection has a thread that reads. A message to a worker goes to the
 //! last connection on which the worker has sent one.
 
+use super::connections::{Connection, Connections};
+use super::protocol::{ToService, purpose};
 use crate::durable_arbiter::DurableArbiter;
-use crate::message::{FromArbiter, ToArbiter, Worker};
+use crate::wire::Wire;
 use crate::{Config, ConnectionError, Error};
-use meshstep_comm::rendezvous::{Accepted, Incoming, Listener, Outgoing, Token, Why};
+use meshstep_comm::rendezvous::{Accepted, Incoming, Listener, Token, Why};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,10 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const GRACE_HERE: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Purpose of a connection, checked beside its token: workers of one run cannot call another run's arbiter.
-pub(super) fn purpose(run: &str) -> String {
-    format!("membership of {run}")
-}
+/// Shortest time for which a silent connection is kept: a standby writes at least every second.
+const IDLE: Duration = Duration::from_secs(5);
 
 /// The arbiter of a run. It serves until it is dropped; a service started again with the same log continues from its last state.
 #[derive(Debug)]
@@ -45,26 +45,7 @@ struct Shared {
     /// Longest gap between two checks; after a longer one all deadlines are extended by it.
     stalled: Duration,
     begin: Instant,
-    inside: Mutex<ArbiterState>,
-}
-
-#[derive(Debug)]
-struct ArbiterState {
-    durable: DurableArbiter,
-    connections: Vec<Connection>,
-    threads: Vec<JoinHandle<()>>,
-    next_id: u64,
-    closing: bool,
-}
-
-/// A connection, authenticated by the token; its first message assigns it to a worker.
-#[derive(Debug)]
-struct Connection {
-    id: u64,
-    /// Time that the worker has to call again once this connection has closed.
-    grace: Duration,
-    outgoing: Outgoing,
-    worker: Option<Worker>,
+    inside: Mutex<Connections>,
 }
 
 impl Service {
@@ -85,13 +66,7 @@ impl Service {
         let listener =
             Listener::bind(addr, token, &purpose(run), HANDSHAKE).map_err(ConnectionError::from)?;
         let durable = DurableArbiter::open(config, Some(log), Duration::ZERO)?;
-        let inside = ArbiterState {
-            durable,
-            connections: Vec::new(),
-            threads: Vec::new(),
-            next_id: 0,
-            closing: false,
-        };
+        let inside = Connections::new(durable);
         let (inside, begin) = (Mutex::new(inside), Instant::now());
         let shared = Arc::new(Shared { listener, silence, grace, stalled, begin, inside });
         let for_thread = Arc::clone(&shared);
@@ -117,13 +92,23 @@ impl Service {
     pub fn failed(&self) -> Option<Error> {
         self.shared.lock().durable.failed().cloned()
     }
+
+    /// Returns true while a [`Standby`](crate::Standby) has the whole log on its disk.
+    pub fn has_standby(&self) -> bool {
+        self.shared.lock().has_copy()
+    }
+
+    /// Returns the term of this start of the arbiter.
+    pub fn term(&self) -> u64 {
+        self.shared.lock().durable.state().term
+    }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
         let mut inside = self.shared.lock();
         inside.closing = true;
-        inside.connections.iter().for_each(|connection| connection.outgoing.cut());
+        inside.cut_all();
         drop(inside);
         join(self.thread.take());
         let threads = std::mem::take(&mut self.shared.lock().threads);
@@ -137,7 +122,7 @@ fn join(thread: Option<JoinHandle<()>>) {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, ArbiterState> {
+    fn lock(&self) -> MutexGuard<'_, Connections> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -169,7 +154,12 @@ impl Shared {
         }
         if inside.durable.wake_at().is_some_and(|at| at <= now) {
             let said = inside.durable.tick(now);
-            inside.say(said);
+            inside.say(said, now);
+        }
+        inside.look(now);
+        if inside.is_over() {
+            // Workers call the other arbiter.
+            inside.cut_all();
         }
     }
 
@@ -177,6 +167,10 @@ impl Shared {
     fn welcome(self: &Arc<Self>, accepted: Accepted) {
         let Accepted { incoming, outgoing, from } = accepted;
         let mut inside = self.lock();
+        if inside.is_over() {
+            // A drop has cut the other connections already, and waits for their threads.
+            return outgoing.cut();
+        }
         let (id, shared) = (inside.next_id, Arc::clone(self));
         let body = move || shared.serve(id, incoming);
         let Ok(thread) = Builder::new().name(format!("arbiter's guest {id}")).spawn(body) else {
@@ -185,23 +179,16 @@ impl Shared {
         inside.next_id += 1;
         inside.threads.push(thread);
         let grace = self.grace.unwrap_or(if self.is_near(from) { GRACE_HERE } else { GRACE });
-        inside.connections.push(Connection { id, grace, outgoing, worker: None });
+        inside.all.push(Connection { id, grace, outgoing, worker: None });
     }
 
     /// Serves one connection to its last byte.
     fn serve(&self, id: u64, incoming: Incoming) {
+        self.lock().greet(id);
         // The error is of no use here: the worker calls again or stops being a member.
         let _ = self.listen(id, incoming);
         let mut inside = self.lock();
-        let Some(place) = inside.connections.iter().position(|connection| connection.id == id) else {
-            return;
-        };
-        let Connection { outgoing, worker, grace, .. } = inside.connections.remove(place);
-        outgoing.cut();
-        // The worker may have called again before the end of this connection was noticed.
-        let gone = worker
-            .filter(|worker| inside.connections.iter().all(|connection| connection.worker != Some(*worker)));
-        if let Some(worker) = gone {
+        if let Some((worker, grace)) = inside.remove(id) {
             inside.durable.close(worker, self.now() + grace);
         }
     }
@@ -212,39 +199,41 @@ impl Shared {
     }
 
     fn listen(&self, id: u64, mut incoming: Incoming) -> Result<(), Why> {
+        // A worker beats six times in each silence.
+        let idle = IDLE.max(2 * self.silence);
         loop {
-            // A worker beats six times in each silence.
-            let payload = incoming.next(Instant::now() + 2 * self.silence)?;
-            let message = ToArbiter::decode(&payload).ok_or(Why::NotUnderstood)?;
+            let payload = incoming.next(Instant::now() + idle)?;
+            let message = ToService::decode(&payload).ok_or(Why::NotUnderstood)?;
             let mut inside = self.lock();
-            let worker = message.worker;
-            match inside.connection(id) {
-                Some(connection) if connection.worker.is_none_or(|known| known == worker) => {
-                    connection.worker = Some(worker)
-                }
-                _ => return Err(Why::NotUnderstood),
-            }
             let now = self.now();
-            let said = inside.durable.hear(message, now);
-            inside.say(said);
+            inside.hear(id, message, now)?;
         }
     }
 }
 
-impl ArbiterState {
-    fn connection(&mut self, id: u64) -> Option<&mut Connection> {
-        self.connections.iter_mut().find(|connection| connection.id == id)
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Digest;
+    use meshstep_comm::rendezvous::call;
 
-    /// Sends the messages; workers ask again for lost ones.
-    fn say(&mut self, said: Vec<FromArbiter>) {
-        for message in said {
-            let last =
-                self.connections.iter_mut().rev().find(|connection| connection.worker == Some(message.to));
-            let Some(Connection { outgoing, .. }) = last else { continue };
-            if outgoing.send(&message.encode()).is_err() {
-                outgoing.cut();
-            }
-        }
+    #[test]
+    fn a_connection_that_is_admitted_while_the_service_closes_is_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config::new(Digest { plan: 1, rule: 2 }, 1);
+        let addr = "127.0.0.1:0".parse().unwrap();
+        let mut service = Service::start(addr, None, "run", config, &dir.path().join("log")).unwrap();
+        // The first half of a drop, up to the moment at which it waits for the threads.
+        service.shared.lock().closing = true;
+        join(service.thread.take());
+        let (shared, addr, within) = (Arc::clone(&service.shared), service.addr(), Duration::from_secs(20));
+        let caller = std::thread::spawn(move || {
+            let (mut incoming, _outgoing) = call(addr, None, &purpose("run"), within).unwrap();
+            incoming.next(Instant::now() + within)
+        });
+        let accepted = shared.listener.accept(Instant::now() + within, PATIENCE).unwrap();
+        shared.welcome(accepted);
+        assert_eq!((shared.lock().all.len(), shared.lock().threads.len()), (0, 0));
+        assert_eq!(caller.join().unwrap(), Err(Why::Closed));
     }
 }

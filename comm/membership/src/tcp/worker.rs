@@ -1,25 +1,28 @@
 //! Membership of a worker that is a process of its own and calls its arbiter over TCP.
 
-use super::arbiter::purpose;
+use super::dial::{Line, dial};
+use super::protocol::{FromService, ToService};
 use crate::member::{Answer, Member, Request};
-use crate::message::{Digest, FromArbiter, Worker};
+use crate::message::{Digest, Worker};
+use crate::wire::Wire;
 use crate::{Ballot, ConnectionError, Decision, Error, Membership, Refusal, Round};
-use meshstep_comm::rendezvous::{self, Incoming, Outgoing, Token, Why, call};
+use meshstep_comm::rendezvous::{Outgoing, Token, Why};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Pause between two attempts to reach the arbiter, and longest time of one attempt.
+/// Pause between two attempts to reach the arbiter.
 const PAUSE: Duration = Duration::from_millis(50);
-const DIAL: Duration = Duration::from_secs(1);
+/// Time for which an arbiter may be away, to be started again, before workers go on without it.
+const RESTART: Duration = Duration::from_secs(1);
 
 /// Identity of a worker, and the arbiter that it calls.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// Address on which the arbiter listens.
-    pub addr: SocketAddr,
+    /// Addresses of the arbiter and of its standbys. Of those that answer, the one of the highest term is the run's.
+    pub addrs: Vec<SocketAddr>,
     /// Token of the job.
     pub token: Option<Token>,
     /// Name of the run, the same as the arbiter's.
@@ -32,6 +35,10 @@ pub struct Caller {
     pub contact: String,
     /// Longest time that a call waits for its answer.
     pub deadline: Duration,
+    /// Steps after the last granted exchange that the worker may take without an arbiter. While none can be reached, a boundary up to
+    /// that step is [`Error::Alone`] at once, and a later one waits for the deadline; a vote always waits, since its exchange may be
+    /// committed. 0: every boundary waits.
+    pub alone: u64,
 }
 
 /// Membership of a process. A background thread sends beats, and reconnects when the connection ends.
@@ -53,6 +60,8 @@ struct ArbiterLink {
 struct Inside {
     member: Member,
     outgoing: Option<Outgoing>,
+    /// Time at which the connection was lost; `None` while there is one.
+    away_since: Option<Duration>,
     /// Permanent error, which another connection would not change.
     refused: Option<ConnectionError>,
     closing: bool,
@@ -83,7 +92,8 @@ impl Remote {
         let life = RandomState::new().build_hasher().finish();
         let worker = Worker { id: caller.id, life };
         let member = Member::new(worker, caller.digest, caller.contact.clone(), caller.deadline);
-        let inside = Inside { member, outgoing: None, refused: None, closing: false };
+        let away_since = Some(Duration::ZERO);
+        let inside = Inside { member, outgoing: None, away_since, refused: None, closing: false };
         let (inside, begin, changed) = (Mutex::new(inside), Instant::now(), Condvar::new());
         let line = Arc::new(ArbiterLink { caller, begin, inside, changed });
         let for_thread = Arc::clone(&line);
@@ -148,7 +158,11 @@ impl ArbiterLink {
         loop {
             let now = self.now();
             if let Some(answer) = inside.member.take(number, now) {
-                return answer;
+                return answer.map_err(|error| self.explain(error, &inside, request));
+            }
+            if let Some(error) = self.may_go_on_alone(&inside, request, now) {
+                inside.member.cancel(number);
+                return Err(error);
             }
             if let Some(refused) = &inside.refused {
                 return Err(refused.clone().into());
@@ -159,14 +173,39 @@ impl ArbiterLink {
         }
     }
 
+    /// Returns the error of a boundary that the worker passes without an exchange, since no arbiter can be reached.
+    fn may_go_on_alone(&self, inside: &Inside, request: Request, now: Duration) -> Option<Error> {
+        let Request::Boundary(step) = request else { return None };
+        let away = now.saturating_sub(inside.away_since?);
+        let last = inside.member.granted_step()?;
+        let left = last.saturating_add(self.caller.alone).checked_sub(step)?;
+        (self.caller.alone > 0 && away >= RESTART).then_some(Error::Alone { step, left })
+    }
+
+    /// Names the arbiter's absence as the reason for which there was no answer.
+    fn explain(&self, error: Error, inside: &Inside, request: Request) -> Error {
+        match (error, request, inside.member.granted_step()) {
+            (Error::Unanswered { after, .. }, Request::Boundary(step), Some(last))
+                if inside.away_since.is_some() =>
+            {
+                Error::Away { step, last, alone: self.caller.alone, after }
+            }
+            (error, ..) => error,
+        }
+    }
+
     /// Keeps a connection open until the worker has finished or met a permanent error.
     fn keep(&self) {
-        let Caller { addr, token, run, .. } = &self.caller;
+        let Caller { addrs, token, run, .. } = &self.caller;
         while !self.lock().is_over() {
-            match call(*addr, token.as_ref(), &purpose(run), DIAL) {
-                Ok((incoming, outgoing)) => self.hold(incoming, outgoing),
-                Err(rendezvous::Error::Unreachable { .. }) => {}
-                Err(error) => self.lock().refused = Some(error.into()),
+            let known = self.lock().member.term();
+            match dial(addrs, token.as_ref(), run, known) {
+                Ok(line) => {
+                    self.hold(line);
+                    self.lock().away_since = Some(self.now());
+                }
+                Err(error) if error.may_change() => {}
+                Err(error) => self.lock().refused = Some(error),
             }
             self.changed.notify_all();
             let inside = self.lock();
@@ -177,9 +216,9 @@ impl ArbiterLink {
     }
 
     /// Runs one connection to its end.
-    fn hold(&self, mut incoming: Incoming, outgoing: Outgoing) {
+    fn hold(&self, Line { mut incoming, outgoing, .. }: Line) {
         let mut inside = self.lock();
-        inside.outgoing = Some(outgoing);
+        (inside.outgoing, inside.away_since) = (Some(outgoing), None);
         inside.member.repeat(self.now());
         drop(inside);
         let mut heard = self.now();
@@ -193,14 +232,16 @@ impl ArbiterLink {
                 inside.member.wake_at()
             };
             let next = match incoming.next(self.begin + wake_at) {
-                Ok(payload) => FromArbiter::decode(&payload).ok_or(Why::NotUnderstood),
+                Ok(payload) => FromService::decode(&payload).ok_or(Why::NotUnderstood),
                 Err(why) => Err(why),
             };
             let mut inside = self.lock();
             match next {
                 Ok(message) => {
                     heard = self.now();
-                    inside.member.hear(message);
+                    if let FromService::Say { message } = message {
+                        inside.member.hear(message);
+                    }
                 }
                 // A machine that has failed does not close its connections.
                 Err(Why::Silent { .. }) if self.now() - heard < inside.member.lost_after() => {}
@@ -220,7 +261,7 @@ impl Inside {
     fn say(&mut self, now: Duration) {
         for message in self.member.tick(now) {
             let Some(outgoing) = &mut self.outgoing else { return };
-            if outgoing.send(&message.encode()).is_err() {
+            if outgoing.send(&ToService::Ask { message }.encode()).is_err() {
                 return self.hang_up();
             }
         }

@@ -32,8 +32,12 @@ pub(crate) fn serve(addr: SocketAddr, config: Config, log: &Path) -> Service {
 
 pub(crate) fn caller(addr: SocketAddr, id: u64) -> Caller {
     let (token, run) = (Some(token()), "run".to_owned());
-    Caller { addr, token, run, id, digest: DIGEST, contact: format!("at {id}"), deadline: LONG }
+    let (addrs, contact) = (vec![addr], format!("at {id}"));
+    Caller { addrs, token, run, id, digest: DIGEST, contact, deadline: LONG, alone: 0 }
 }
+
+/// Purpose of a connection to the service, with the version of its messages.
+const PURPOSE: &str = "membership/2 of run";
 
 fn place() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -107,10 +111,10 @@ fn who_may_not_be_a_worker_is_told_why() {
     assert_eq!(join(Caller { contact, ..mine.clone() }), Refusal::Contact { len: 65, max: 64 }.into());
     let deadline = Duration::from_millis(300);
     let relay = Relay::to(addr);
-    let error = join(Caller { addr: relay.addr, ..mine.clone() });
+    let error = join(Caller { addrs: vec![relay.addr], ..mine.clone() });
     let listener = addr.to_string();
     assert_eq!(error, Error::Connection(ConnectionError::OtherEndpoint { addr: relay.addr, listener }));
-    let nobody = Caller { addr: free_addr(), deadline, ..mine };
+    let nobody = Caller { addrs: vec![free_addr()], deadline, ..mine };
     assert_eq!(join(nobody), Error::Unanswered { what: "joining", after: deadline });
 }
 
@@ -146,17 +150,19 @@ fn garbage_of_strangers_and_of_those_with_the_token_does_no_harm() {
     }
     // More idle connections than the service accepts at a time.
     let loiterers: Vec<_> = (0..20).map(|_| TcpStream::connect(addr).unwrap()).collect();
-    for garbage in [&b"garbage"[..], &[], &[0; 41]] {
-        let (mut incoming, mut outgoing) = call(addr, Some(&token()), "membership of run", LONG).unwrap();
+    for garbage in [&b"garbage"[..], &[], &[0; 41], &[1; 41]] {
+        let (mut incoming, mut outgoing) = call(addr, Some(&token()), PURPOSE, LONG).unwrap();
+        assert!(incoming.next(Instant::now() + LONG).is_ok()); // the service's term
         outgoing.send(garbage).unwrap();
         assert!(incoming.next(Instant::now() + LONG).is_err());
     }
     // A connection belongs to one worker.
-    let (mut incoming, mut outgoing) = call(addr, Some(&token()), "membership of run", LONG).unwrap();
+    let (mut incoming, mut outgoing) = call(addr, Some(&token()), PURPOSE, LONG).unwrap();
+    assert!(incoming.next(Instant::now() + LONG).is_ok());
     for (id, heard) in [(7, true), (8, false)] {
         let ask = Ask::Join { digest: DIGEST, contact: String::new() };
         let message = ToArbiter { worker: Worker { id, life: 1 }, term: 0, epoch: 0, ask };
-        outgoing.send(&message.encode()).unwrap();
+        outgoing.send(&[&[1], &message.encode()[..]].concat()).unwrap();
         assert_eq!(incoming.next(Instant::now() + LONG).is_ok(), heard);
     }
     assert!(exchange(&worker, 4).unwrap().1);

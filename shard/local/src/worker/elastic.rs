@@ -6,7 +6,7 @@ use crate::exchange::placement_conflict::check_sides;
 use crate::exchange::replica::Replica;
 use crate::worker::optimizer::{LocalOptimizer, rules};
 use crate::{LocalError, LocalPlan, Veto, Workers};
-use meshstep_membership::{Ballot, Decision, Digest, Error as MembershipError, Membership, Round};
+use meshstep_membership::{Ballot, Decision, Digest, Error as MembershipError, Membership, Refusal, Round};
 use meshstep_shard::extend::{OptimizerExchange, OptimizerShard};
 use meshstep_shard::{Error, Optimizer};
 use std::sync::Arc;
@@ -128,7 +128,8 @@ impl LocalOptimizer {
     ///
     /// # Errors
     /// [`LocalError::Membership`]: this function may be called again after a refusal that is not final, or without an answer.
-    /// [`LocalError::Missed`]: the worker has to join again. An error of `connect` or of [`regroup`](Self::regroup) costs the
+    /// If no arbiter can be reached ([`MembershipError::Alone`]), or the others are ahead ([`Refusal::Behind`]), there is no round
+    /// either, and the worker goes on alone. [`LocalError::Missed`]: the worker has to join again. An error of `connect` or of [`regroup`](Self::regroup) costs the
     /// exchange.
     pub fn follow(
         &mut self,
@@ -142,8 +143,10 @@ impl LocalOptimizer {
                 let granted = following.granted;
                 self.hear_end()?;
                 if granted != step {
-                    let round = self.ask(|replica| replica.boundary(step))?;
-                    self.go_on_with(round, connect)?;
+                    match self.ask(|replica| replica.boundary(step)) {
+                        Err(LocalError::Membership(error)) if passes(&error) => return Ok(None),
+                        round => self.go_on_with(round?, connect)?,
+                    }
                     // Flights may have been given up, since joining members know of none: the sides are computed again.
                     let side = self.engine.side();
                     self.engine.following.iter_mut().for_each(|following| following.side = side);
@@ -241,6 +244,11 @@ fn check_place(inner: &Optimizer) -> Result<(), LocalError> {
     Err(Error::NotOnGpu { what, works }.into())
 }
 
+/// Returns true if the worker takes the step without an exchange.
+fn passes(error: &MembershipError) -> bool {
+    matches!(error, MembershipError::Alone { .. } | MembershipError::Refused(Refusal::Behind { .. }))
+}
+
 const OK: u64 = 0;
 /// A member was lost, which costs one exchange.
 const LOST: u64 = 1;
@@ -253,6 +261,8 @@ fn class(regrouped: &Result<(), LocalError>) -> u64 {
         Err(LocalError::Shard(Error::Comm(_)) | LocalError::Membership(MembershipError::Communicator(_))) => {
             LOST
         }
+        #[cfg(unix)]
+        Err(LocalError::Membership(MembershipError::World { .. })) => LOST,
         Err(_) => WRONG,
     }
 }

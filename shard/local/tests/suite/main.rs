@@ -14,6 +14,8 @@ mod cuda;
 mod delayed;
 #[cfg(feature = "checkpoint")]
 mod disk;
+#[cfg(unix)]
+mod elastic;
 mod equal;
 mod failures;
 mod follow;

@@ -5,20 +5,39 @@ use crate::common::{config, secs};
 use meshstep_membership::{Ask, Ballot, Decision, Departure, Error, Gone, Refusal, ToArbiter};
 
 #[test]
-fn members_at_different_steps_are_told_and_so_are_those_behind() {
+fn a_member_behind_the_others_goes_on_to_their_step_and_they_wait_for_it() {
     let mut desk = Desk::begun(2, 1);
     desk.all_vote(&[0, 1], Ballot::Ready);
     desk.arrive(0, 8);
-    let said = desk.arrive(1, 12);
-    let disagree = Refusal::Disagree { id: 0, step: 8, other: 1, other_step: 12 };
-    assert_eq!(refusals(&said), [(0, disagree.clone()), (1, disagree)]);
+    let behind = |step, others| Refusal::Behind { step, others };
+    assert_eq!(refusals(&desk.arrive(1, 12)), [(0, behind(8, 12))]);
+    // The one behind passes a step at which it would exchange, and meets the other.
+    assert_eq!(refusals(&desk.arrive(0, 10)), [(0, behind(10, 12))]);
+    let granted = rounds(&desk.arrive(0, 12));
+    assert_eq!((granted.len(), granted[0].1.step, granted[0].1.epoch), (2, 12, 1));
+    desk.all_vote(&[0, 1], Ballot::Ready);
     for step in [4, 3] {
         desk.arrive(0, step);
-        let passed = Refusal::Passed { asked: step, step: 4 };
+        let passed = Refusal::Passed { asked: step, step: 12 };
         assert_eq!(refusals(&desk.arrive(1, step)), [(0, passed.clone()), (1, passed)]);
     }
-    desk.arrive(0, 5);
-    assert_eq!(rounds(&desk.arrive(1, 5)).len(), 2);
+    desk.arrive(0, 13);
+    assert_eq!(rounds(&desk.arrive(1, 13)).len(), 2);
+}
+
+#[test]
+fn a_member_behind_that_does_not_come_is_dropped_when_the_others_patience_ends() {
+    let mut desk = Desk::begun(3, 1);
+    desk.all_vote(&[0, 1, 2], Ballot::Ready);
+    desk.arrive(0, 12);
+    desk.arrive(1, 8);
+    assert_eq!(refusals(&desk.arrive(2, 12)).len(), 1);
+    // The others ask again, as they do until they are answered, and the third one only beats.
+    desk.arrive(0, 12);
+    let said = desk.pass(secs(3), &[0, 1, 2]);
+    let granted = rounds(&said);
+    assert_eq!(granted.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [0, 2]);
+    assert_eq!(granted[0].1.gone, [Gone { id: 1, why: Departure::Late }]);
 }
 
 #[test]
@@ -40,18 +59,17 @@ fn the_minority_at_another_step_is_fenced_and_the_others_go_on() {
 
 #[test]
 fn without_a_majority_that_may_exchange_nobody_is_fenced() {
-    // Two against two; and two of three that ask for a step that has passed.
-    for (steps, ids) in [(vec![8, 8, 12, 12], vec![0, 1, 2, 3]), (vec![4, 4, 8], vec![0, 1, 2])] {
+    // Two against two; two of three that ask for a step that has passed; and three of three apart.
+    for (steps, behind) in
+        [(vec![8, 8, 12, 12], vec![0, 1]), (vec![4, 4, 12], vec![0, 1]), (vec![12, 8, 10], vec![1, 2])]
+    {
+        let ids: Vec<u64> = (0..steps.len() as u64).collect();
         let mut desk = Desk::begun(steps.len(), 1);
         desk.all_vote(&ids, Ballot::Ready);
         let said: Vec<_> = ids.iter().flat_map(|&id| desk.arrive(id, steps[id as usize])).collect();
-        let refused = refusals(&said);
-        assert_eq!(refused.iter().map(|(to, _)| *to).collect::<Vec<_>>(), ids);
-        assert!(
-            refused.iter().all(|(_, refusal)| matches!(refusal, Refusal::Disagree { .. })),
-            "{refused:?}"
-        );
-        let said: Vec<_> = ids.iter().flat_map(|&id| desk.arrive(id, 12)).collect();
+        let expected = |&id: &u64| (id, Refusal::Behind { step: steps[id as usize], others: 12 });
+        assert_eq!(refusals(&said), behind.iter().map(expected).collect::<Vec<_>>());
+        let said: Vec<_> = behind.iter().flat_map(|&id| desk.arrive(id, 12)).collect();
         assert_eq!((rounds(&said).len(), rounds(&said)[0].1.epoch), (ids.len(), 1));
     }
 }
@@ -87,6 +105,24 @@ fn a_successor_says_what_was_logged_and_asks_for_the_votes_that_were_not() {
     // A member that missed the round while the arbiter was down gets the round and its decision at once.
     let said = fourth.say(1, Ask::Arrive { request: 1, after: 1, step: 8 });
     assert_eq!((rounds(&said).len(), decisions(&said).len()), (1, 1));
+}
+
+#[test]
+fn an_arbiter_on_an_incomplete_copy_of_the_log_says_so_and_no_more() {
+    let mut desk = Desk::begun(2, 1);
+    let copies = desk.log.clone();
+    desk.all_vote(&[0, 1], Ballot::Ready);
+    // The copy ends before the decision, and a worker knows it; or before the grant, and a worker votes.
+    let open = copies.iter().rfind(|state| state.round == 1 && state.decision.is_none()).cloned();
+    let first = copies.iter().rfind(|state| state.round == 0).cloned();
+    let arrive = Ask::Arrive { request: 1, after: 1, step: 8 };
+    let vote = Ask::Vote { round: 1, ballot: Ballot::Ready };
+    for (last, ask, round) in [(open, arrive, 1), (first, vote, 0)] {
+        let mut next = Desk::after(config(2, 1), last);
+        let epoch = next.arbiter.state().epoch;
+        assert_eq!(next.tell(ToArbiter { worker: worker(1), term: 1, epoch, ask }), []);
+        assert_eq!(next.arbiter.superseded(), Some(&Error::Stale { round, later: 1 }));
+    }
 }
 
 #[test]

@@ -109,13 +109,14 @@ fn child() {
         let inner = optimizer();
         let (digest_of_run, contact) = (PLAN().digest(&inner), format!("at {id}"));
         let caller = Caller {
-            addr: arbiter,
+            addrs: vec![arbiter],
             token: Some(token()),
             run: "run".to_owned(),
             id,
             digest: digest_of_run,
             contact,
             deadline: DEADLINE,
+            alone: 0,
         };
         let member = Remote::join(caller).unwrap();
         println!("\nmember");
