@@ -70,6 +70,10 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
         },
+        Command::Worker(asked) => match measure::network::worker::run(&asked) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
+        },
         Command::Ckpt(asked) => match ckpt::run(&asked, &mut io::stdout()) {
             Ok(ckpt::Verdict::Whole) => ExitCode::SUCCESS,
             Ok(ckpt::Verdict::Damaged) => ExitCode::FAILURE,

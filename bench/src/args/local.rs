@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Options of `train` that divide one optimizer among its ranks; a worker of `--local` has only one rank.
 const NOT_WITH_WORKERS: [&str; 9] =
@@ -99,7 +99,7 @@ pub(crate) struct Asked {
 const MAX_STEPS: u64 = 1_000_000;
 
 /// Values of `--local`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Task {
     /// AdamW with gradients reduced in every step: the baseline of the methods with AdamW

@@ -29,7 +29,7 @@ use params::Segment;
 pub(crate) const VOCAB: usize = 256;
 
 /// Sizes of a network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Config {
     /// Number of transformer blocks.
     pub(crate) layers: usize,

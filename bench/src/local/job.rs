@@ -8,6 +8,7 @@ use meshstep_comm::{Clock, loopback};
 use meshstep_local::{ParamSpec as Params, Ring, Worker};
 use meshstep_membership::{Config as Membership, InProcess};
 use meshstep_optim::AdamW;
+use meshstep_optim::schedule::Schedule as Rates;
 use meshstep_shard::{Options, Part, Plan, Sizes};
 use meshstep_tensor::Layout;
 
@@ -17,12 +18,14 @@ use super::link::settings;
 use super::method::Method;
 use super::schedule::Schedule;
 use super::trained::Trained;
+use super::tuning::Tuning;
 use super::worker::{self, Done, PATIENCE};
 use crate::corpus::Corpus;
 use crate::gpt::{Config, Param};
 use crate::progress::Progress;
 use crate::ranks::Ranks;
 use crate::train::replica::layout;
+use crate::train::rules::schedule_to;
 
 /// Approximate number of held-out losses that are measured during a training.
 const MEASURED: u64 = 12;
@@ -37,6 +40,8 @@ pub(super) struct Job<'a> {
     pub(super) layout: Layout,
     pub(super) seed: u64,
     pub(super) steps: usize,
+    /// Step after which the training ends, at most `steps`.
+    pub(super) last: u64,
     /// Sequences per worker and step.
     pub(super) batch: usize,
     /// Number of workers at the start.
@@ -44,9 +49,10 @@ pub(super) struct Job<'a> {
     /// Number of sequences for held-out losses, divided among all workers.
     pub(super) held_out: usize,
     pub(super) schedule: Schedule,
+    pub(super) tuning: Tuning,
     parts: Vec<Range<usize>>,
-    /// Steps between two measurements of the held-out loss.
-    every: u64,
+    /// Steps between two measurements of the held-out loss; `None`: it is not measured.
+    every: Option<u64>,
     marks: &'a [u64],
 }
 
@@ -77,13 +83,9 @@ impl<'a> Job<'a> {
         let Common { model, corpus, steps, batch, workers, held_out, marks, on_the_way } = common;
         let params = model.params();
         let all = schedule.workers(workers);
-        let (period, layout) = (method.period(), layout(&params)?);
-        let every = match seed == on_the_way {
-            true => period * (steps as u64).div_ceil(MEASURED * period).max(1),
-            false => steps as u64,
-        };
+        let layout = layout(&params)?;
         let parts = (0..all).map(|worker| corpus.part(worker, all)).collect::<Result<_>>()?;
-        let job = Job {
+        let mut job = Job {
             method,
             model,
             corpus,
@@ -94,11 +96,14 @@ impl<'a> Job<'a> {
             batch,
             first: workers,
             held_out,
+            last: steps as u64,
             schedule,
+            tuning: Tuning::default(),
             parts,
-            every,
+            every: None,
             marks,
         };
+        job.measure(if seed == on_the_way { MEASURED } else { 1 });
         let trained = Params::of(&job.part_of_one()?, &method.groups(&job.params))?;
         trained.iter().try_for_each(|param| param.rule.check())?;
         let warnings = method.plan.as_ref().map_or(Ok(Vec::new()), |plan| plan.check(&trained))?;
@@ -157,8 +162,22 @@ impl<'a> Job<'a> {
     }
 
     fn reduced(&self, ranks: usize, rank: usize, steps: Range<u64>) -> Result<u64> {
-        let plan = Plan::new(&self.layout, ranks, &Options::default())?;
+        let plan = Plan::new(&self.layout, ranks, &self.tuning.options())?;
         Ok(plan.wire(rank, &AdamW::default()).total() * (steps.end - steps.start))
+    }
+
+    /// Returns the learning rates of all steps.
+    pub(super) fn rates(&self) -> Result<Rates> {
+        match self.tuning.peak {
+            Some(peak) => schedule_to(peak, self.steps),
+            None => self.method.schedule(self.steps),
+        }
+    }
+
+    /// Sets the number of times that held-out losses are measured, about; 0 is never.
+    pub(super) fn measure(&mut self, times: u64) {
+        let period = self.method.period();
+        self.every = (times > 0).then(|| period * (self.steps as u64).div_ceil(times * period).max(1));
     }
 
     /// Returns the worker's part of the text.
@@ -177,7 +196,8 @@ impl<'a> Job<'a> {
 
     /// Returns true if a held-out loss is measured after so many steps.
     pub(super) fn is_measured_after(&self, steps: u64) -> bool {
-        steps.is_multiple_of(self.every) || steps == self.steps as u64 || self.marks.contains(&steps)
+        let Some(every) = self.every else { return false };
+        steps.is_multiple_of(every) || steps == self.steps as u64 || self.marks.contains(&steps)
     }
 
     /// Returns the part of the parameters that a worker of one rank holds: all of them.

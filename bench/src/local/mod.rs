@@ -14,9 +14,12 @@ mod method;
 mod report;
 mod schedule;
 mod steps;
+mod stopwatch;
 #[cfg(test)]
 pub(crate) mod tests;
+pub(crate) mod timed;
 mod trained;
+pub(crate) mod tuning;
 mod worker;
 
 use std::fs;

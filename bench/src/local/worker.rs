@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use meshstep_comm::Communicator;
 use meshstep_local::{LocalError, LocalOptimizer, Workers};
 use meshstep_membership::{Departure, Digest, Error as MembershipError, Membership as _, Refusal, Round};
-use meshstep_shard::{Optimizer, Options};
+use meshstep_shard::Optimizer;
 use serde::{Deserialize, Serialize};
 
 use super::company::{Chaos, Company};
@@ -15,6 +15,7 @@ use super::job::Job;
 use super::link::Link;
 use super::schedule::Loss;
 use super::steps::Steps;
+use super::stopwatch::Stopwatch;
 use crate::gpt::Gpt;
 use crate::progress::Progress;
 use crate::ranks::world::alone;
@@ -40,6 +41,9 @@ pub(super) struct Done {
     pub(super) losses: Vec<f64>,
     /// Bytes sent after each step.
     pub(super) sent: Vec<u64>,
+    /// Seconds from the start to the end of each step, without those of held-out losses.
+    #[serde(with = "bits")]
+    pub(super) seconds: Vec<f64>,
     /// Total bytes sent.
     pub(super) total: u64,
     /// Measured held-out losses on the worker's share, with the number of steps.
@@ -91,6 +95,7 @@ struct Record<'a> {
     link: Link,
     /// Bytes sent when the backward pass ended.
     sent_before: u64,
+    clock: Stopwatch,
     done: Done,
 }
 
@@ -119,10 +124,13 @@ fn stay<S: Steps>(
 ) -> Result<Done> {
     let mut trainer = trainer(job, worker, optimizer, progress)?;
     let mut record = Record::new(job, worker, &trainer, link);
+    // All workers start together.
+    record.link.settle()?;
     record.link.begin();
+    record.clock = Stopwatch::start();
     trainer.train(&mut record)?;
     record.link.settle()?;
-    record.done.planned = Some(job.planned(job.first, worker, 0..job.steps as u64)?);
+    record.done.planned = Some(job.planned(job.first, worker, 0..job.last)?);
     record.end(&trainer)
 }
 
@@ -229,15 +237,16 @@ fn trainer<'a, S: Stepper>(
         rank: worker,
         batch: job.batch,
         ranks: job.first,
+        in_bf16: job.tuning.bf16,
     };
     network.refresh(optimizer.optimizer())?;
-    Ok(Trainer { optimizer, network, rates: job.method.schedule(job.steps)?, progress })
+    Ok(Trainer { optimizer, network, rates: job.rates()?, progress })
 }
 
 impl<S: Steps> Course<S, Replica<'_>> for Record<'_> {
     fn next(&mut self, optimizer: &mut S) -> Result<Option<u64>> {
         let step = optimizer.steps();
-        if step >= self.job.steps as u64 {
+        if step >= self.job.last {
             return Ok(None);
         }
         let lost = if self.company.changes() { self.meet(optimizer, step)? } else { None };
@@ -254,9 +263,11 @@ impl<S: Steps> Course<S, Replica<'_>> for Record<'_> {
         self.done.losses.push(taken.loss);
         self.account(taken.step, sent - self.sent_before, taken.exchanged)?;
         self.done.sent.push(sent);
+        self.done.seconds.push(self.clock.seconds());
         let steps = taken.step + 1;
         if self.job.is_measured_after(steps) {
-            self.done.held_out.push((steps, trainer.network.held_out(self.job.held_out)?));
+            let loss = self.clock.pause(|| trainer.network.held_out(self.job.held_out))?;
+            self.done.held_out.push((steps, loss));
         }
         Ok(())
     }
@@ -270,7 +281,15 @@ impl<'a> Record<'a> {
         link: Link,
     ) -> Self {
         let done = Done { worker, began: trainer.optimizer.steps(), ..Done::default() };
-        Record { job, company: Company::Fixed, alone: 0, link, sent_before: 0, done }
+        Record {
+            job,
+            company: Company::Fixed,
+            alone: 0,
+            link,
+            sent_before: 0,
+            clock: Stopwatch::start(),
+            done,
+        }
     }
 
     /// Waits for the other workers before `step`, if it exchanges. Returns the way in which the worker is lost, if it is lost
@@ -370,5 +389,5 @@ impl Epoch {
 /// Creates the optimizer of a rank of `comm`, with the run's initial values.
 pub(super) fn optimizer(job: &Job<'_>, comm: Arc<dyn Communicator>) -> Result<Optimizer> {
     let (groups, initial) = (job.method.groups(&job.params), initial(&job.params, job.seed));
-    Ok(Optimizer::new(comm, job.layout.clone(), groups, initial, Options::default())?)
+    Ok(Optimizer::new(comm, job.layout.clone(), groups, initial, job.tuning.options())?)
 }

@@ -3,8 +3,7 @@
 
 mod baseline;
 mod effort;
-#[cfg(test)]
-mod network;
+pub(crate) mod network;
 mod peers;
 pub(crate) mod rank;
 pub(crate) mod record;

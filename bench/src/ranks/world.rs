@@ -16,7 +16,7 @@ pub(crate) fn join(launch: &Launch) -> Result<Ranks> {
 }
 
 /// Returns this process's communicator among those that its launcher started.
-pub(super) fn communicator(launch: &Launch) -> Result<Arc<dyn Communicator>> {
+pub(crate) fn communicator(launch: &Launch) -> Result<Arc<dyn Communicator>> {
     match launch {
         Launch::Rendezvous { environment, .. } => {
             let world =

@@ -103,6 +103,7 @@ fn network<'a>(run: &'a Run, params: &'a [Param], rank: usize) -> Result<Replica
         rank,
         batch: run.asked.batch,
         ranks: run.asked.ranks,
+        in_bf16: false,
     })
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use anyhow::{Context as _, Result};
 use meshstep_shard::{MicroBatch, Optimizer};
-use meshstep_tensor::{DType, Layout, Slice, SliceMut};
+use meshstep_tensor::{DType, Layout, Slice, SliceMut, bf16};
 
 use super::compare::Finals;
 use super::trainer::Network;
@@ -26,6 +26,8 @@ pub(crate) struct Replica<'a> {
     pub(crate) batch: usize,
     /// Number of ranks that share the held-out sequences.
     pub(crate) ranks: usize,
+    /// True if gradients are handed over, and sent, in bf16.
+    pub(crate) in_bf16: bool,
 }
 
 impl Network for Replica<'_> {
@@ -37,7 +39,10 @@ impl Network for Replica<'_> {
         let place = Place { seed: self.seed, step: step as usize, rank: self.rank };
         let batch = self.corpus.train_batch_of(self.part.clone(), place, self.batch);
         let hand_over = |name: &str, grad: &candle_core::Tensor| {
-            with_values(grad, |grad| micro_batch.grad(name, Slice::from(grad)))?.map_err(Into::into)
+            with_values(grad, |grad| match self.in_bf16 {
+                false => Ok(micro_batch.grad(name, Slice::from(grad))?),
+                true => Ok(micro_batch.grad(name, Slice::from(&to_bf16(grad)?[..]))?),
+            })?
         };
         Ok(f64::from(self.gpt.loss_and_grads(&batch, hand_over)?))
     }
@@ -72,6 +77,13 @@ impl Replica<'_> {
         };
         self.params.iter().map(values).collect()
     }
+}
+
+/// Rounds values to bf16.
+fn to_bf16(values: &[f32]) -> Result<Vec<bf16>> {
+    let mut rounded = vec![bf16::ZERO; values.len()];
+    meshstep_tensor::cast(Slice::from(values), SliceMut::from(&mut rounded[..]))?;
+    Ok(rounded)
 }
 
 /// Returns the layout of the parameters in f32.

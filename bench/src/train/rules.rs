@@ -30,10 +30,19 @@ pub(crate) fn groups(optimizer: Optimizer, params: &[Param]) -> Groups {
 /// Returns the schedule of a run of `steps` steps: a tenth of them, at most 100, for warm-up, then a cosine down to a tenth
 /// of the peak in the last step.
 pub(crate) fn schedule(optimizer: Optimizer, steps: usize) -> Result<Schedule> {
-    let peak = match optimizer {
+    schedule_to(peak(optimizer), steps)
+}
+
+/// Returns the highest learning rate of a run.
+fn peak(optimizer: Optimizer) -> f64 {
+    match optimizer {
         Optimizer::Adamw => 2e-3,
         Optimizer::Sgd => 0.1,
-    };
+    }
+}
+
+/// Returns the same schedule with another peak; the last rate stays.
+pub(crate) fn schedule_to(peak: f64, steps: usize) -> Result<Schedule> {
     let warmup = (steps / 10).min(100);
     let curve = CosineWarmupWithMinLr::new(warmup as u64, steps as u64, MinLr::Rate(0.1));
     Ok(Schedule::new(peak, curve)?)

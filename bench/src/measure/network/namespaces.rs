@@ -35,14 +35,17 @@ impl Namespaces {
     /// Makes `count` namespaces behind links of `bits` bits per second. It needs root and the programs `ip` and `tc`.
     pub(crate) fn new(count: usize, bits: u64) -> Result<Self> {
         ensure!((1..=200).contains(&count), "{count} namespaces; make 1 to 200");
-        let id = process::id();
-        let [_, _, third, fourth] = id.to_be_bytes();
-        let namespaces =
-            Namespaces { prefix: format!("ms{:x}", id & 0xf_ffff), subnet: [third | 0x80, fourth], count };
-        namespaces
-            .make(bits)
+        let namespaces = Self::of(process::id(), count);
+        sweep()
+            .and_then(|()| namespaces.make(bits))
             .context("this machine makes no network namespaces; run as root with iproute2")?;
         Ok(namespaces)
+    }
+
+    /// Returns the names and addresses that a process uses.
+    fn of(id: u32, count: usize) -> Self {
+        let [_, _, third, fourth] = id.to_be_bytes();
+        Namespaces { prefix: format!("{PREFIX}{id:x}"), subnet: [third | 0x80, fourth], count }
     }
 
     fn make(&self, bits: u64) -> Result<()> {
@@ -63,6 +66,11 @@ impl Namespaces {
         ip(&["-n", &name, "link", "set", "lo", "up"])?;
         limit(&["-n", &name], LINK, bits)?;
         limit(&[], &outside, bits)
+    }
+
+    /// Returns the number of namespaces.
+    pub(crate) fn len(&self) -> usize {
+        self.count
     }
 
     /// Returns the address of namespace `i`.
@@ -97,6 +105,30 @@ impl Namespaces {
 
 /// Name of a link inside its namespace.
 const LINK: &str = "eth0";
+
+/// Beginning of all names.
+const PREFIX: &str = "ms";
+
+/// Deletes the namespaces of processes that were killed.
+fn sweep() -> Result<()> {
+    for line in output(Command::new("ip").args(["netns", "list"]))?.lines() {
+        let name = line.split_whitespace().next().unwrap_or_default();
+        let Some(id) = owner(name).filter(|id| !Path::new("/proc").join(id.to_string()).exists()) else {
+            continue;
+        };
+        // Another program may delete them at the same time, and the bridge goes with the first namespace.
+        let _ = ip(&["netns", "del", name]);
+        drop(Namespaces::of(id, 0));
+    }
+    Ok(())
+}
+
+/// Returns the process that made the namespace with this name.
+fn owner(name: &str) -> Option<u32> {
+    let (id, index) = name.strip_prefix(PREFIX)?.split_once('n')?;
+    index.parse::<usize>().ok()?;
+    u32::from_str_radix(id, 16).ok()
+}
 
 impl Drop for Namespaces {
     fn drop(&mut self) {
@@ -176,6 +208,28 @@ c.sendall(bytes(4 << 20)); c.recv(1)";
         drop(namespaces);
         assert!(!output(Command::new("ip").args(["netns", "list"])).unwrap().contains(&name));
         assert!(!output(Command::new("ip").args(["link"])).unwrap().contains(&bridge));
+    }
+
+    #[test]
+    fn namespaces_of_a_process_that_is_gone_are_deleted() {
+        let mut gone = Command::new("true").spawn().unwrap();
+        gone.wait().unwrap();
+        let left = Namespaces::of(gone.id(), 1);
+        if let Err(why) = left.make(1_000_000) {
+            return println!("skipped: {why:#}");
+        }
+        let (name, bridge) = (left.name(0), left.bridge());
+        sweep().unwrap();
+        assert!(!output(Command::new("ip").args(["netns", "list"])).unwrap().contains(&name));
+        assert!(!output(Command::new("ip").args(["link"])).unwrap().contains(&bridge));
+    }
+
+    #[test]
+    fn only_names_of_this_program_have_an_owner() {
+        assert_eq!(owner(&Namespaces::of(4_194_303, 0).name(7)), Some(4_194_303));
+        for other in ["", "ms", "ms12", "ms12nx", "msxyn1", "blue"] {
+            assert_eq!(owner(other), None, "{other}");
+        }
     }
 
     #[test]

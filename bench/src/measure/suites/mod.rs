@@ -5,6 +5,7 @@ mod comm;
 pub(crate) mod gpu;
 mod kernels;
 mod memory;
+mod network;
 #[cfg(not(feature = "cuda"))]
 pub(crate) mod no_gpu;
 pub(crate) mod peers;
@@ -30,5 +31,6 @@ pub(crate) fn run(suite: Suite, effort: Effort) -> Result<Section> {
         Suite::Comm => comm::run(effort),
         Suite::Stages => stages::run(effort),
         Suite::Scaling => scaling::run(effort),
+        Suite::Network => network::run(effort),
     }
 }

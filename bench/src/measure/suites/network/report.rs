@@ -1,0 +1,182 @@
+//! Tables, plots and limits of the trainings.
+
+use anyhow::{Context as _, Result};
+
+use super::contestants::{Kind, Sizes};
+use super::crossover::{Crossover, Line, between_measured};
+use super::measured::Rate;
+use super::{Trained, target};
+use crate::measure::effort::Effort;
+use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
+
+/// Rate at which rare exchanges must win, and by how much over plain AdamW.
+const AT: Rate = Rate(100);
+const FASTER: f64 = 4.0;
+/// Number of workers that the limits on times and losses apply to.
+const WORKERS: usize = 4;
+/// Largest relative excess of DES-LOC's last held-out loss over Local Adam's.
+const EXCESS: f64 = 0.01;
+/// Largest ratio of the bytes over the links to the planned ones: headers, acknowledgements and what was sent again.
+const OVER_PLAN: f64 = 1.1;
+
+/// Adds everything about the trainings of one number of workers.
+pub(super) fn add(section: &mut Section, sizes: &Sizes, all: &[Trained], effort: Effort) -> Result<()> {
+    let target = target(all);
+    section.tables.push(times(sizes, all, target));
+    section.tables.push(bytes(sizes, all));
+    section.tables.push(crossovers(sizes, all, target)?);
+    section.plots.push(plot(sizes, all, target));
+    let most =
+        all.iter().map(|trained| trained.crossed as f64 / trained.planned() as f64).fold(0.0, f64::max);
+    let what = format!("{} workers: most bytes over the links / planned", sizes.workers);
+    section.bar(what, most, Wanted::AtMost(OVER_PLAN));
+    limits(section, sizes, all, target, effort)
+}
+
+fn times(sizes: &Sizes, all: &[Trained], target: f64) -> Table {
+    let title = format!("{} workers, seconds to a held-out loss of {target:.4}", sizes.workers);
+    let mut columns =
+        vec!["last held-out loss".to_owned(), "steps".to_owned(), "of them to the target".to_owned()];
+    columns.extend(sizes.rates.iter().map(|rate| name(*rate)));
+    let mut table = Table::new(title, &columns.iter().map(String::as_str).collect::<Vec<_>>());
+    for trained in all {
+        let (step, case) = (trained.step_of(target), &trained.contestant.case);
+        let mut cells = vec![
+            Cell::Text(format!("{:.4}", trained.curve.last())),
+            Cell::Count(case.steps as u64),
+            Cell::Text(format!("{step:.1}")),
+        ];
+        cells.extend(trained.at.iter().map(|(_, measured)| {
+            let computed = if step > measured.steps() as f64 { "*" } else { "" };
+            Cell::Text(format!("{:.2} s{computed}", measured.seconds_at(step)))
+        }));
+        table.row(trained.contestant.name.clone(), cells);
+    }
+    let tokens = sizes.workers * sizes.steps * sizes.batch * sizes.network.context;
+    table.note(format!("{} parameters, {tokens} tokens; {:?}", sizes.params(), sizes.network));
+    for (i, rate) in sizes.rates.iter().enumerate() {
+        let seconds = |trained: &&Trained| {
+            trained.at.get(i).map_or(f64::NAN, |(_, m)| m.seconds_at(trained.step_of(target)))
+        };
+        let fastest = all.iter().min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
+        let fastest = fastest.map_or(String::new(), |trained| trained.contestant.name.clone());
+        table.note(format!("fastest at {}: {fastest}", name(*rate)));
+    }
+    table
+}
+
+fn bytes(sizes: &Sizes, all: &[Trained]) -> Table {
+    let title = format!("{} workers, bytes over all links in the whole training", sizes.workers);
+    let mut table = Table::new(title, &["planned", "crossed", "crossed / planned", "of plain AdamW's"]);
+    let plain = all.first().map_or(f64::NAN, |plain| plain.crossed as f64);
+    for trained in all {
+        let (planned, crossed) = (trained.planned(), trained.crossed);
+        table.row(
+            trained.contestant.name.clone(),
+            [
+                Cell::Bytes(planned),
+                Cell::Bytes(crossed),
+                Cell::Number(crossed as f64 / planned as f64),
+                Cell::Share(crossed as f64 / plain),
+            ],
+        );
+    }
+    table.note("planned: before the training, as ring algorithms send them; crossed: counted by the kernel at the links, with headers");
+    table
+}
+
+/// Returns the seconds of the best AdamW in every step at each rate.
+fn best(all: &[Trained], target: f64) -> Result<Vec<(Rate, f64)>> {
+    let every = all.iter().filter(|trained| trained.contestant.kind.is_every_step());
+    let least = |a: Vec<(Rate, f64)>, b: Vec<(Rate, f64)>| {
+        a.iter().zip(b).map(|((rate, a), (_, b))| (*rate, a.min(b))).collect()
+    };
+    every.map(|trained| trained.times(target)).reduce(least).context("AdamW in every step was not trained")
+}
+
+fn crossovers(sizes: &Sizes, all: &[Trained], target: f64) -> Result<Table> {
+    let title =
+        format!("{} workers, rate below which a method is faster than AdamW in every step", sizes.workers);
+    let mut table = Table::new(
+        title,
+        &[
+            "than plain",
+            "by the model",
+            "than the best tuned",
+            "by the model",
+            "seconds",
+            "bytes",
+            "off at most",
+        ],
+    );
+    let (best, plain) = (best(all, target)?, of(all, Kind::Plain)?.times(target));
+    for trained in all.iter().filter(|trained| !trained.contestant.kind.is_every_step()) {
+        let times = trained.times(target);
+        let line = Line::fit(&times);
+        let mut cells = Vec::new();
+        for other in [&plain, &best] {
+            cells.push(Cell::Text(between_measured(&times, other).map_or("unknown".to_owned(), describe)));
+            cells.push(Cell::Text(describe(line.against(Line::fit(other)))));
+        }
+        cells.extend([
+            Cell::Seconds(line.seconds),
+            Cell::Bytes(line.bytes.max(0.0) as u64),
+            Cell::Share(line.off),
+        ]);
+        table.row(trained.contestant.name.clone(), cells);
+    }
+    table.note("the model: seconds + bytes / rate, fitted to the measured times; bytes are those that a worker waits for");
+    Ok(table)
+}
+
+fn plot(sizes: &Sizes, all: &[Trained], target: f64) -> Plot {
+    let curve = |trained: &Trained| {
+        let points = trained.times(target).into_iter().map(|(rate, seconds)| (rate.0 as f64, seconds));
+        (trained.contestant.name.clone(), points.collect())
+    };
+    Plot::Curves {
+        title: format!("{} workers: time to a held-out loss of {target:.3}", sizes.workers),
+        x: Scale::log("rate of each link, Mbit/s"),
+        y: Scale::log("seconds"),
+        curves: all.iter().map(curve).collect(),
+    }
+}
+
+/// Adds the limits on times, bytes and losses.
+fn limits(section: &mut Section, sizes: &Sizes, all: &[Trained], target: f64, effort: Effort) -> Result<()> {
+    let [plain, adam, des_loc] = [Kind::Plain, Kind::LocalAdam, Kind::DesLoc].map(|kind| of(all, kind));
+    let (plain, adam, des_loc) = (plain?, adam?, des_loc?);
+    let workers = sizes.workers;
+    let what = format!("{workers} workers: DES-LOC's bytes over the links / Local Adam's");
+    section.bar(what, des_loc.crossed as f64 / adam.crossed as f64, Wanted::AtMost(1.0));
+    if effort.quick || workers != WORKERS {
+        return Ok(());
+    }
+    let what =
+        format!("{workers} workers: relative excess of DES-LOC's last held-out loss over Local Adam's");
+    section.bar(what, des_loc.curve.last() / adam.curve.last() - 1.0, Wanted::AtMost(EXCESS));
+    let ratio = plain.time(target, AT) / des_loc.time(target, AT);
+    let what = format!("{workers} workers, {}: plain AdamW's time to the target / DES-LOC's", name(AT));
+    section.bar(what, ratio, Wanted::AtLeast(FASTER));
+    Ok(())
+}
+
+fn of(all: &[Trained], kind: Kind) -> Result<&Trained> {
+    let found = all.iter().find(|trained| trained.contestant.kind == kind);
+    found.with_context(|| format!("{kind:?} was not trained"))
+}
+
+fn name(rate: Rate) -> String {
+    match rate.0 {
+        rate if rate % 1000 == 0 => format!("{} Gbit/s", rate / 1000),
+        rate => format!("{rate} Mbit/s"),
+    }
+}
+
+fn describe(crossover: Crossover) -> String {
+    match crossover {
+        Crossover::At(bits) => format!("{:.0} Mbit/s", bits / 1e6),
+        Crossover::Faster => "always".to_owned(),
+        Crossover::Slower => "never".to_owned(),
+    }
+}
