@@ -82,7 +82,7 @@ fn a_late_rank_is_named() {
 /// Card of a rank that nobody calls.
 fn card() -> Vec<u8> {
     let (addr, name) = (free_addr("127.0.0.1"), "0a1b".to_owned());
-    Card { addr, name, host: Host::read(), encrypt: Encrypt::Remote }.encode()
+    Card { addr, name, host: Host::read(None), encrypt: Encrypt::Remote }.encode()
 }
 
 /// Joins ranks 0 and 1 of three, with `foreign` in place of rank 2; returns their errors.
