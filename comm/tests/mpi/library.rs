@@ -39,7 +39,7 @@ fn exact<T: Element + Copy>(comm: &Comm, len: usize, of: fn(u64) -> T) {
     compare(comm, |comm| {
         let (me, n) = (comm.rank(), comm.world_size());
         let mut kinds = vec![Reduction::Sum, Reduction::Max, Reduction::Min];
-        // A mean of four is exact here too.
+        // A mean over 2 or 4 ranks is exact too.
         kinds.extend((T::DTYPE.is_float() && n.is_power_of_two()).then_some(Reduction::Mean));
         let run = |op: Op| {
             let mut seed = me as u64 + 1;
@@ -152,9 +152,8 @@ pub(crate) fn stop(options: Options) {
     println!("a rank survived MPI_Abort");
 }
 
-/// Ranks with different options find out.
+/// Ranks with different options get an error at their first operation.
 pub(crate) fn differ(options: Options) {
-    // Every process has loopback's name for the error of each rank: the first stream fails on both sides.
     let rank = ranks::launched_rank();
     let options = if rank == 0 { by_library(options) } else { options };
     let comm = world(&options).unwrap().communicator();
