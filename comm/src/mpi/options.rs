@@ -44,7 +44,8 @@ pub enum Reductions {
     /// know; [`PreMulSum`](crate::Reduction::PreMulSum).
     ///
     /// Buffers are copied in blocks of 4 MiB, so no count comes near 2^31. A block that the library has not reduced by the deadline
-    /// is given up, but it cannot be cancelled: at its end the job is ended by MPI_Abort. Each group of ranks that reduces has a
+    /// is given up, and the error counts all other ranks as missing, as the library does not tell which is late. The block cannot be
+    /// cancelled: at its end the job is ended by MPI_Abort. Each group of ranks that reduces has a
     /// communicator of MPI until the end of the job, made at its first reduction. Needs
     /// [`ThreadLevel::Multiple`](ThreadLevel::Multiple), because that call blocks.
     Library,

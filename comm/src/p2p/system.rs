@@ -74,7 +74,8 @@ impl Engine {
                 return Ok(());
             }
             self.look_at_party(running, party, false)?;
-            self.look_at_clock(running, party, false, &mut pace)?;
+            let looked = self.look_at_clock(running, party, false, &mut pace);
+            looked.map_err(|stop| any_other_may_be_late(stop, self.links.rank))?;
             self.rest(running, moved, &mut idle);
         }
     }
@@ -89,6 +90,17 @@ impl Engine {
             self.rest(running, moved, &mut idle);
         }
         Ok(())
+    }
+}
+
+/// The system does not tell which ranks are late.
+fn any_other_may_be_late(stop: Stop, me: usize) -> Stop {
+    match stop {
+        Stop::Found(Error::Timeout { op_number, called, arrived, after, .. }) => {
+            let (arrived, missing) = arrived.into_iter().partition(|rank| *rank == me);
+            Stop::Found(Error::Timeout { op_number, called, arrived, missing, after })
+        }
+        other => other,
     }
 }
 

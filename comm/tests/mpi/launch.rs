@@ -23,17 +23,17 @@ pub(crate) struct Ended {
     pub(crate) orphans: usize,
 }
 
+/// Variables by which Open MPI 4 runs more ranks than cores, and as the root of a container. MPICH needs none.
+const OPEN_MPI: [(&str, &str); 3] = [
+    ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+    ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+    ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+];
+
 /// Runs a scenario under `mpirun`; MPIRUN names another launcher.
 pub(crate) fn launch(scenario: &str, ranks: usize) -> Ended {
-    let mpirun = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());
-    let mut command = Command::new(&mpirun);
-    let version = Command::new(&mpirun).arg("--version").output();
-    let version = version.unwrap_or_else(|error| panic!("cannot run {mpirun}: {error}; install openmpi-bin"));
-    if String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
-        // Flags of Open MPI alone: more ranks than cores, and the root of a container.
-        command.args(["--oversubscribe", "--allow-run-as-root"]);
-    }
-    command.args(["-n", &ranks.to_string()]).arg(std::env::current_exe().unwrap());
+    let mut command = Command::new(std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned()));
+    command.args(["-n", &ranks.to_string()]).arg(std::env::current_exe().unwrap()).envs(OPEN_MPI);
     end(command, scenario, ranks)
 }
 
@@ -48,10 +48,10 @@ fn end(mut command: Command, scenario: &str, ranks: usize) -> Ended {
     let file = std::env::temp_dir().join(format!("meshstep-mpi-{job}"));
     let output = fs::File::create(&file).unwrap();
     command.env(SCENARIO, scenario).env(JOB, &job).env("RUST_BACKTRACE", "0").stdin(Stdio::null());
-    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     command.stdout(output.try_clone().unwrap()).stderr(output);
     let began = Instant::now();
-    let success = success(&mut command.spawn().unwrap());
+    let child = command.spawn();
+    let success = success(&mut child.unwrap_or_else(|error| panic!("cannot run {command:?}: {error}")));
     let took = began.elapsed();
     let output = fs::read_to_string(&file).unwrap_or_default();
     let _ = fs::remove_file(&file);

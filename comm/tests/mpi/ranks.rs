@@ -104,8 +104,9 @@ pub(crate) fn stopped(world: World) {
 
 pub(crate) fn ended_by_abort(ended: &Ended) {
     assert!(!ended.success && ended.took < Duration::from_secs(20), "{:?}\n{}", ended.took, ended.output);
+    // mpirun may continue a stopped rank before it ends it.
     let errors = ended.output.lines().filter(|line| line.starts_with("error: ")).count();
-    assert_eq!(errors, ended.ranks - 1, "{}", ended.output);
+    assert!(errors + 1 >= ended.ranks, "{}", ended.output);
     assert!(ended.output.contains("MPI_Abort ends the job: not every rank came"), "{}", ended.output);
     assert!(!ended.output.contains("survived"), "{}", ended.output);
 }
