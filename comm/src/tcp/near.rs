@@ -40,10 +40,15 @@ pub(super) fn connect(
     let hopeless = || generation.departure().is_some();
     match listener.connect(own, &cards, left, hopeless) {
         Ok(transport) => Ok(Some(Near { transport, members })),
-        Err(error) => {
-            Err(generation.departure().map_or_else(|| failed(error.of_world(&members)), Error::from))
-        }
+        Err(error) => Err(unmet(error, generation, &members)),
     }
+}
+
+/// Error of a meeting. If a rank did not come because it has left or was lost, the store's reason is the clearer one.
+fn unmet(error: MeetError, generation: &Generation, members: &[usize]) -> Error {
+    let absent = matches!(error, MeetError::Late { .. } | MeetError::Gone { .. });
+    let departure = generation.departure().filter(|_| absent);
+    departure.map_or_else(|| failed(error.of_world(members)), Error::from)
 }
 
 fn listen(options: &Options) -> Result<Option<MemoryListener>, Error> {
