@@ -79,7 +79,8 @@ pub(super) fn judge(schedule: &Schedule, expected: &Expected, runs: &[RankRun]) 
                 .map_err(|text| said(format!("step {step}: {text}")))?;
             let here = |other: usize| runs[other].ended.len() > step && !schedule.calls_another(other, step);
             let absent = (0..schedule.n).find(|other| !here(*other));
-            if let (Ok(_), Some(absent), true) = (&ended.result, absent, schedule.steps[step].is_of_all()) {
+            let needs_all = schedule.steps[step].is_of_all() && !own;
+            if let (Ok(_), Some(absent), true) = (&ended.result, absent, needs_all) {
                 return Err(said(format!("step {step} succeeded without rank {absent}")));
             }
         }
