@@ -1,4 +1,4 @@
-//! Runs of schedules whose ranks are processes: one is killed or stopped in the middle of an operation.
+//! Schedules with processes as ranks: one process is killed or stopped in the middle of an operation.
 
 use super::program::{self, Ended, Order};
 use super::ranks::{expected, options_of};

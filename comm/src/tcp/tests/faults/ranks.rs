@@ -1,4 +1,4 @@
-//! Runs of schedules whose ranks are threads.
+//! Schedules with threads as ranks.
 
 use super::ill::Ill;
 use super::program::{self, Ended, Order};

@@ -89,7 +89,7 @@ pub(super) fn judge(schedule: &Schedule, expected: &Expected, runs: &[RankRun]) 
     judge_causes(schedule, runs).map(|()| report)
 }
 
-/// Ranks whose streams are whole have the same error.
+/// Ranks with whole streams have the same error.
 fn judge_causes(schedule: &Schedule, runs: &[RankRun]) -> Result<(), String> {
     if !schedule.faults.iter().all(|fault| matches!(fault, Fault::Rank(_))) {
         return Ok(());

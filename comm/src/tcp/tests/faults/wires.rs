@@ -1,4 +1,4 @@
-//! Relays between ranks: one for each pair, whose connections it damages by the schedule until it is healed.
+//! Relays between ranks: one for each pair. It damages the pair's connections by the schedule until it is healed.
 
 use super::schedule::{WireFault, WireKind};
 use std::io::{ErrorKind, Read, Write};
@@ -48,7 +48,7 @@ impl Wires {
         Wires { control, relays }
     }
 
-    /// Returns the address by which `from` calls `to`, whose listener has the address `target`.
+    /// Returns the address by which the first rank of the pair calls the second one, which listens at `target`.
     pub(super) fn addr(&self, pair: (usize, usize), target: SocketAddr) -> SocketAddr {
         self.control.targets[pair.1].get_or_init(|| target);
         self.relays.iter().find(|(of, ..)| *of == pair).unwrap().1
