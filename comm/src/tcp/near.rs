@@ -41,9 +41,7 @@ pub(super) fn connect(
     let hopeless = || generation.departure().is_some();
     match listener.connect(own, &cards, left, hopeless) {
         Ok(transport) => Ok(Some(Near { transport, members })),
-        Err(error) => {
-            Err(generation.departure().map_or_else(|| failed(error.of_world(&members)), Error::from))
-        }
+        Err(error) => Err(unmet(error, generation, &members)),
     }
 }
 
@@ -59,6 +57,13 @@ pub(super) fn hosts(
     let firsts = generation.all_gather("hosts", &(first as u64).to_le_bytes(), within)?;
     let number = |first: &Vec<u8>| first.as_slice().try_into().map_or(u64::MAX, u64::from_le_bytes);
     Ok(Hosts::new(firsts.iter().map(|first| number(first) as usize).collect()))
+}
+
+/// Error of a meeting. If a rank did not come because it has left or was lost, the store's reason is the clearer one.
+fn unmet(error: MeetError, generation: &Generation, members: &[usize]) -> Error {
+    let absent = matches!(error, MeetError::Late { .. } | MeetError::Gone { .. });
+    let departure = generation.departure().filter(|_| absent);
+    departure.map_or_else(|| failed(error.of_world(members)), Error::from)
 }
 
 fn listen(options: &Options) -> Result<Option<MemoryListener>, Error> {

@@ -117,6 +117,19 @@ fn a_rank_of_another_version_is_named_on_every_rank() {
 }
 
 #[test]
+fn an_unreadable_card_of_shared_memory_is_named_on_every_rank() {
+    let errors = beside(|store| {
+        let generation = store.generation(0);
+        generation.all_gather("cards of streams", &card(), LONG).unwrap();
+        generation.all_gather("cards of shared memory", &[9; 33], LONG).unwrap();
+    });
+    for error in errors {
+        let text = error.to_string();
+        assert!(text.contains("the card of rank 2 has another version or is damaged"), "{text}");
+    }
+}
+
+#[test]
 fn a_rank_that_leaves_before_it_shares_its_memory_ends_the_others_at_once() {
     let errors = beside(|store| {
         let generation = store.generation(0);

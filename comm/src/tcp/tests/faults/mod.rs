@@ -80,11 +80,7 @@ fn summarize(results: Vec<(u64, Result<Report, String>)>) {
             *faults.entry(format!("{:?} {name}", schedule.way)).or_insert(0) += 1;
         }
         match result {
-            Ok(Report { late, succeeded, failed }) => {
-                total.late = total.late.max(late);
-                total.succeeded += succeeded;
-                total.failed += failed;
-            }
+            Ok(report) => total.add(&report),
             Err(text) => failures.push(format!("seed {seed}: {text}\n  {schedule:?}")),
         }
     }

@@ -1,4 +1,4 @@
-//! Runs of schedules whose ranks are processes: one is killed or stopped in the middle of an operation.
+//! Schedules with processes as ranks: one process is killed or stopped in the middle of an operation.
 
 use super::program::{self, Ended, Order};
 use super::ranks::{expected, options_of};
@@ -18,6 +18,8 @@ const SEED: &str = "MESHSTEP_TEST_SCHEDULE";
 const ROUNDS: u64 = 40;
 /// Time for the next generation to begin, or to be refused.
 const NEXT: Duration = Duration::from_secs(15);
+/// Time for all ranks to join.
+const JOIN: Duration = Duration::from_secs(5);
 const CALM: Duration = Duration::from_secs(20);
 /// Time after the deadline within which every operation ends.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -30,15 +32,31 @@ fn child() {
     let environment = Environment::from_env().unwrap();
     let check = expected(schedule.n, &program::check(), schedule.seed);
     if environment.restart == 0 {
-        let world = join(&environment, &options_of(&schedule)).unwrap();
-        println!("\nended {}", rounds(&schedule, &world));
-        order("next");
-        println!("\nnext {}", go_on(world, &schedule, &check));
+        first(&schedule, &environment, &check);
         order("again");
     }
     let calm = Options { timeout: CALM, ..options_of(&schedule) };
     let world = join(&Environment { restart: 1, ..environment }, &calm).unwrap();
     println!("\nagain {}", checked(&world, &schedule, &check));
+}
+
+/// Runs the program in the first world, and goes on to its next generation.
+fn first(schedule: &Schedule, environment: &Environment, check: &Expected) {
+    let mut options = options_of(schedule);
+    options.rendezvous.deadline = JOIN;
+    let begin = Instant::now();
+    match join(environment, &options) {
+        Ok(world) => {
+            println!("\nended {}", rounds(schedule, &world));
+            order("next");
+            println!("\nnext {}", go_on(world, schedule, check));
+        }
+        Err(error) => {
+            println!("\nended late {} {error}", begin.elapsed().saturating_sub(JOIN).as_millis());
+            order("next");
+            println!("\nnext 0 refused: it has not joined");
+        }
+    }
 }
 
 /// Waits for an order of the test.
@@ -126,20 +144,27 @@ pub(super) fn run(schedule: &Schedule) -> Result<Report, String> {
     let [Fault::Rank(fault)] = schedule.faults[..] else { panic!("{:?}", schedule.faults) };
     let addr = free_addr();
     let mut ranks: Vec<Process> = (0..schedule.n).map(|rank| start(schedule, addr, rank, 0)).collect();
-    ranks[fault.rank].says("at it");
-    thread::sleep(Duration::from_micros(schedule.seed * 7919 % 20_000));
+    let moment = schedule.seed * 7919;
+    match fault.kind {
+        // The time of a start and a join.
+        RankKind::KillEarly => thread::sleep(Duration::from_micros(moment % 200_000)),
+        _ => {
+            ranks[fault.rank].says("at it");
+            thread::sleep(Duration::from_micros(moment % 20_000));
+        }
+    }
     let mut report = Report::default();
     match fault.kind {
-        RankKind::Kill => ranks[fault.rank].kill(),
-        _ => ranks[fault.rank].stop(),
+        RankKind::Stop => ranks[fault.rank].stop(),
+        _ => ranks[fault.rank].kill(),
     }
     for rank in (0..schedule.n).filter(|rank| *rank != fault.rank) {
         let said = ranks[rank].says("ended ");
         judge(&said, &mut report).map_err(|text| format!("rank {rank} {text}"))?;
     }
     match fault.kind {
-        RankKind::Kill => replaced(schedule, addr, fault, ranks)?,
-        _ => continued(fault, ranks)?,
+        RankKind::Stop => continued(fault, ranks)?,
+        _ => replaced(schedule, addr, fault, ranks)?,
     }
     Ok(report)
 }

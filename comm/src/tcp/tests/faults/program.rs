@@ -35,6 +35,11 @@ pub(super) enum Call {
 }
 
 impl Step {
+    /// Step of all ranks, of f32.
+    fn plain(call: Call, len: usize) -> Self {
+        Step { call, dtype: 0, len, in_group: false, started: false }
+    }
+
     fn draw(dice: &mut Dice) -> Self {
         let reduction = match dice.below(5) {
             0 => Reduction::Mean,
@@ -83,15 +88,18 @@ impl Step {
     }
 }
 
-/// Returns a program of 3 to 9 steps.
+/// Returns a program of 3 to 9 steps and a barrier: a rank that goes on to the next generation aborts the groups of this one.
 pub(super) fn draw(dice: &mut Dice) -> Vec<Step> {
-    (0..3 + dice.below(7)).map(|_| Step::draw(dice)).collect()
+    let count = 3 + dice.below(7);
+    let mut steps: Vec<Step> = (0..count).map(|_| Step::draw(dice)).collect();
+    steps.push(Step::plain(Call::Barrier, 0));
+    steps
 }
 
 /// Program that shows that a new generation works: every rank reads bytes of every other one.
 pub(super) fn check() -> Vec<Step> {
-    let step = |call, len| Step { call, dtype: 0, len, in_group: false, started: false };
-    vec![step(Call::AllReduce(Reduction::Sum), 33), step(Call::AllGather, 50_000), step(Call::Barrier, 0)]
+    let steps = [(Call::AllReduce(Reduction::Sum), 33), (Call::AllGather, 50_000), (Call::Barrier, 0)];
+    steps.map(|(call, len)| Step::plain(call, len)).to_vec()
 }
 
 /// Order to a rank before a step.

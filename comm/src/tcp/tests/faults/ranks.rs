@@ -1,4 +1,4 @@
-//! Runs of schedules whose ranks are threads.
+//! Schedules with threads as ranks.
 
 use super::ill::Ill;
 use super::program::{self, Ended, Order};
@@ -75,6 +75,15 @@ fn move_rank<'a>(field: &'a Field<'a>, rank: usize) -> impl FnOnce() -> RankRun 
     move || field.rank(rank)
 }
 
+/// Drops the world while its thread unwinds.
+fn unwind(world: World) {
+    let unwinds: Result<(), _> = catch_unwind(AssertUnwindSafe(move || {
+        let _lost = world;
+        resume_unwind(Box::new("on purpose"))
+    }));
+    assert!(unwinds.is_err());
+}
+
 impl Field<'_> {
     fn environment(&self, rank: usize, restart: u64) -> Environment {
         Environment { restart, ..environment(self.addr, rank, self.schedule.n) }
@@ -113,18 +122,11 @@ impl Field<'_> {
         drop(comm);
         let mut run = RankRun { ended, gone: end.is_some(), ..RankRun::default() };
         match end {
-            Some(RankKind::Panic) => {
-                let unwinds: Result<(), _> = catch_unwind(AssertUnwindSafe(move || {
-                    let _lost = world;
-                    resume_unwind(Box::new("on purpose"))
-                }));
-                assert!(unwinds.is_err());
-            }
+            Some(RankKind::Panic) => unwind(world),
             Some(_) => drop(world),
             None => self.go_on(world, &mut run),
         }
-        let somebody_left = self.schedule.faults_of_departure().next().is_some();
-        if somebody_left {
+        if self.schedule.faults_of_departure().next().is_some() {
             let world = join(&self.environment(rank, 1), &self.calm()).map_err(|error| error.to_string());
             run.rejoined = Some(world.and_then(|world| self.checked(&world)));
         }

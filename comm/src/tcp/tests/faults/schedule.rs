@@ -124,6 +124,8 @@ pub(super) enum RankKind {
     CallAnother,
     /// Process schedules: the process ends by SIGKILL.
     Kill,
+    /// Process schedules: the process ends by SIGKILL while it joins, or soon after.
+    KillEarly,
     /// Process schedules: the process is stopped past the deadline.
     Stop,
 }
@@ -170,7 +172,8 @@ impl Schedule {
     }
 
     fn signal(&self, dice: &mut Dice) -> Fault {
-        let kind = if dice.below(5) < 3 { RankKind::Kill } else { RankKind::Stop };
+        let kinds = [RankKind::Kill, RankKind::Kill, RankKind::KillEarly, RankKind::Stop, RankKind::Stop];
+        let kind = kinds[dice.below(5)];
         Fault::Rank(RankFault { rank: dice.below(self.n), step: dice.below(self.steps.len()), kind })
     }
 

@@ -34,6 +34,18 @@ pub(super) struct Report {
     /// Operations that succeeded, and ranks that got an error.
     pub(super) succeeded: usize,
     pub(super) failed: usize,
+    /// Schedules of which a rank got an error.
+    pub(super) hit: usize,
+}
+
+impl Report {
+    /// Adds the report of another schedule.
+    pub(super) fn add(&mut self, other: &Report) {
+        self.late = self.late.max(other.late);
+        self.succeeded += other.succeeded;
+        self.failed += other.failed;
+        self.hit += usize::from(other.failed > 0);
+    }
 }
 
 impl Schedule {
@@ -67,13 +79,29 @@ pub(super) fn judge(schedule: &Schedule, expected: &Expected, runs: &[RankRun]) 
                 .map_err(|text| said(format!("step {step}: {text}")))?;
             let here = |other: usize| runs[other].ended.len() > step && !schedule.calls_another(other, step);
             let absent = (0..schedule.n).find(|other| !here(*other));
-            if let (Ok(_), Some(absent), true) = (&ended.result, absent, schedule.steps[step].is_of_all()) {
+            let needs_all = schedule.steps[step].is_of_all() && !own;
+            if let (Ok(_), Some(absent), true) = (&ended.result, absent, needs_all) {
                 return Err(said(format!("step {step} succeeded without rank {absent}")));
             }
         }
         judge_end(run, somebody_left).map_err(said)?;
     }
-    Ok(report)
+    judge_causes(schedule, runs).map(|()| report)
+}
+
+/// Ranks with whole streams have the same error.
+fn judge_causes(schedule: &Schedule, runs: &[RankRun]) -> Result<(), String> {
+    if !schedule.faults.iter().all(|fault| matches!(fault, Fault::Rank(_))) {
+        return Ok(());
+    }
+    for (step, _) in schedule.steps.iter().enumerate().filter(|(_, step)| step.is_of_all()) {
+        let errors: Vec<&Error> =
+            runs.iter().filter_map(|run| run.ended.get(step)?.result.as_ref().err()).collect();
+        if errors.iter().any(|error| *error != errors[0]) {
+            return Err(format!("step {step} has several errors: {errors:?}"));
+        }
+    }
+    Ok(())
 }
 
 fn judge_step(

@@ -1,4 +1,4 @@
-//! Relays between ranks: one for each pair, whose connections it damages by the schedule until it is healed.
+//! Relays between ranks: one for each pair. It damages the pair's connections by the schedule until it is healed.
 
 use super::schedule::{WireFault, WireKind};
 use std::io::{ErrorKind, Read, Write};
@@ -48,7 +48,7 @@ impl Wires {
         Wires { control, relays }
     }
 
-    /// Returns the address by which `from` calls `to`, whose listener has the address `target`.
+    /// Returns the address by which the first rank of the pair calls the second one, which listens at `target`.
     pub(super) fn addr(&self, pair: (usize, usize), target: SocketAddr) -> SocketAddr {
         self.control.targets[pair.1].get_or_init(|| target);
         self.relays.iter().find(|(of, ..)| *of == pair).unwrap().1
@@ -77,7 +77,8 @@ fn relay(listener: &TcpListener, pair: (usize, usize), control: &Arc<Control>) {
         if control.stopped.load(SeqCst) {
             return;
         }
-        let target = *control.targets[pair.1].get().unwrap();
+        // A caller of an earlier schedule may call the port that was a relay's before.
+        let Some(target) = control.targets[pair.1].get() else { continue };
         // Without a listener the caller loses its connection too.
         let Ok(callee) = TcpStream::connect(target) else { continue };
         let state = Arc::new(AtomicU8::new(OPEN));
@@ -98,6 +99,21 @@ fn relay(listener: &TcpListener, pair: (usize, usize), control: &Arc<Control>) {
 
 fn is_timeout(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+/// Alters bytes at their beginning.
+fn altered(kind: WireKind, mut bytes: Vec<u8>) -> Vec<u8> {
+    match kind {
+        WireKind::Flip(bit) => bytes[0] ^= 1 << bit,
+        WireKind::Drop(len) => drop(bytes.drain(..len.min(bytes.len()))),
+        WireKind::Repeat(len) => {
+            let again = bytes[..len.min(bytes.len())].to_vec();
+            bytes.splice(0..0, again);
+        }
+        WireKind::Garbage(len) => drop(bytes.splice(0..0, (0..len).map(|i| (i * 37) as u8))),
+        _ => {}
+    }
+    bytes
 }
 
 /// One direction of a connection.
@@ -148,24 +164,10 @@ impl Pump {
         self.damage(fault.kind, after)
     }
 
+    /// Passes the bytes from the fault on; `None` at the end of the direction.
     fn damage(&self, kind: WireKind, bytes: &[u8]) -> Option<()> {
         let mut to = &*self.to;
         match kind {
-            WireKind::Flip(bit) => {
-                let mut bytes = bytes.to_vec();
-                bytes[0] ^= 1 << bit;
-                to.write_all(&bytes).ok()
-            }
-            WireKind::Drop(len) => to.write_all(&bytes[len.min(bytes.len())..]).ok(),
-            WireKind::Repeat(len) => {
-                to.write_all(&bytes[..len.min(bytes.len())]).ok()?;
-                to.write_all(bytes).ok()
-            }
-            WireKind::Garbage(len) => {
-                let garbage: Vec<u8> = (0..len).map(|i| (i * 37) as u8).collect();
-                to.write_all(&garbage).ok()?;
-                to.write_all(bytes).ok()
-            }
             WireKind::Cut | WireKind::Reset => self.end(matches!(kind, WireKind::Reset)),
             WireKind::HalfClose => {
                 let _ = to.shutdown(Shutdown::Write);
@@ -181,6 +183,7 @@ impl Pump {
                 to.write_all(bytes).ok()
             }
             WireKind::Trickle => self.trickle(bytes),
+            kind => to.write_all(&altered(kind, bytes.to_vec())).ok(),
         }
     }
 
