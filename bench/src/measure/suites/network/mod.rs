@@ -19,7 +19,7 @@ use measured::{Curve, Measured, Rate};
 use crate::args::FOLDER;
 use crate::corpus::Text;
 use crate::measure::effort::Effort;
-use crate::measure::network::{Fleet, Places};
+use crate::measure::network::{Fleet, Places, probe};
 use crate::measure::record::Section;
 use crate::train::CORPUS_CAP;
 
@@ -43,6 +43,7 @@ struct Trained {
 }
 
 pub(crate) fn run(effort: Effort) -> Result<Section> {
+    probe()?;
     let mut section = Section::new("network", ABOUT);
     let text = text()?;
     for workers in effort.pick(&[2][..], &[4, 2]) {
