@@ -72,6 +72,12 @@ impl Sizes {
             Config { layers: 1, heads: 2, width: 64, context: 32 },
             Config { layers: 4, heads: 4, width: 112, context: 32 },
         );
+        let rates: &[u64] = match (effort.quick, workers) {
+            (true, _) => &[100, 10],
+            (false, 4) => &[1000, 100, 10],
+            // A few minutes less.
+            (false, _) => &[1000, 100],
+        };
         Sizes {
             workers,
             network,
@@ -79,7 +85,7 @@ impl Sizes {
             batch: effort.pick(1, 4),
             held_out: effort.pick(16, 256),
             kx: effort.pick(4, 32),
-            rates: effort.pick(&[100, 10][..], &[1000, 100, 10]).iter().map(|rate| Rate(*rate)).collect(),
+            rates: rates.iter().map(|rate| Rate(*rate)).collect(),
         }
     }
 

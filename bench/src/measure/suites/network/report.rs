@@ -37,7 +37,7 @@ fn times(sizes: &Sizes, all: &[Trained], target: f64) -> Table {
     let title = format!("{} workers, seconds to a held-out loss of {target:.4}", sizes.workers);
     let mut columns =
         vec!["last held-out loss".to_owned(), "steps".to_owned(), "of them to the target".to_owned()];
-    columns.extend(sizes.rates.iter().map(|rate| name(*rate)));
+    columns.extend(sizes.rates.iter().map(Rate::to_string));
     let mut table = Table::new(title, &columns.iter().map(String::as_str).collect::<Vec<_>>());
     for trained in all {
         let (step, case) = (trained.step_of(target), &trained.contestant.case);
@@ -60,7 +60,7 @@ fn times(sizes: &Sizes, all: &[Trained], target: f64) -> Table {
         };
         let fastest = all.iter().min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
         let fastest = fastest.map_or(String::new(), |trained| trained.contestant.name.clone());
-        table.note(format!("fastest at {}: {fastest}", name(*rate)));
+        table.note(format!("fastest at {}: {fastest}", rate));
     }
     table
 }
@@ -156,7 +156,7 @@ fn limits(section: &mut Section, sizes: &Sizes, all: &[Trained], target: f64, ef
         format!("{workers} workers: relative excess of DES-LOC's last held-out loss over Local Adam's");
     section.bar(what, des_loc.curve.last() / adam.curve.last() - 1.0, Wanted::AtMost(EXCESS));
     let ratio = plain.time(target, AT) / des_loc.time(target, AT);
-    let what = format!("{workers} workers, {}: plain AdamW's time to the target / DES-LOC's", name(AT));
+    let what = format!("{workers} workers, {}: plain AdamW's time to the target / DES-LOC's", AT);
     section.bar(what, ratio, Wanted::AtLeast(FASTER));
     Ok(())
 }
@@ -164,13 +164,6 @@ fn limits(section: &mut Section, sizes: &Sizes, all: &[Trained], target: f64, ef
 fn of(all: &[Trained], kind: Kind) -> Result<&Trained> {
     let found = all.iter().find(|trained| trained.contestant.kind == kind);
     found.with_context(|| format!("{kind:?} was not trained"))
-}
-
-fn name(rate: Rate) -> String {
-    match rate.0 {
-        rate if rate % 1000 == 0 => format!("{} Gbit/s", rate / 1000),
-        rate => format!("{rate} Mbit/s"),
-    }
 }
 
 fn describe(crossover: Crossover) -> String {
