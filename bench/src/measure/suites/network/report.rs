@@ -60,7 +60,7 @@ fn times(sizes: &Sizes, all: &[Trained], target: f64) -> Table {
         };
         let fastest = all.iter().min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
         let fastest = fastest.map_or(String::new(), |trained| trained.contestant.name.clone());
-        table.note(format!("fastest at {}: {fastest}", rate));
+        table.note(format!("fastest at {rate}: {fastest}"));
     }
     table
 }
@@ -156,7 +156,7 @@ fn limits(section: &mut Section, sizes: &Sizes, all: &[Trained], target: f64, ef
         format!("{workers} workers: relative excess of DES-LOC's last held-out loss over Local Adam's");
     section.bar(what, des_loc.curve.last() / adam.curve.last() - 1.0, Wanted::AtMost(EXCESS));
     let ratio = plain.time(target, AT) / des_loc.time(target, AT);
-    let what = format!("{workers} workers, {}: plain AdamW's time to the target / DES-LOC's", AT);
+    let what = format!("{workers} workers, {AT}: plain AdamW's time to the target / DES-LOC's");
     section.bar(what, ratio, Wanted::AtLeast(FASTER));
     Ok(())
 }
