@@ -74,9 +74,9 @@ impl Sizes {
         );
         let rates: &[u64] = match (effort.quick, workers) {
             (true, _) => &[100, 10],
-            (false, 4) => &[1000, 100, 10],
-            // A few minutes less.
-            (false, _) => &[1000, 100],
+            (false, 4) => &[10_000, 1000, 100, 10],
+            // A minute less.
+            (false, _) => &[10_000, 1000, 100],
         };
         Sizes {
             workers,
