@@ -75,9 +75,14 @@ mod tests {
             Err(error) => Err(error.to_string()),
         };
         assert_eq!(bench("").unwrap().suites().unwrap().len(), 6);
-        let names: Vec<String> =
-            bench("scaling memory memory").unwrap().suites().unwrap().iter().map(|s| s.name()).collect();
-        assert_eq!(names, ["memory", "scaling"]);
+        let names: Vec<String> = bench("scaling network memory memory")
+            .unwrap()
+            .suites()
+            .unwrap()
+            .iter()
+            .map(|s| s.name())
+            .collect();
+        assert_eq!(names, ["memory", "scaling", "network"]);
         let error = bench("memroy").unwrap_err();
         assert!(error.contains("memory") && error.contains("scaling"), "{error}");
     }

@@ -8,5 +8,6 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+mod network;
 mod parity;
 mod workers;

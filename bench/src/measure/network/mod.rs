@@ -5,3 +5,4 @@ mod namespaces;
 pub(crate) mod worker;
 
 pub(crate) use fleet::{Fleet, Places};
+pub(crate) use namespaces::probe;

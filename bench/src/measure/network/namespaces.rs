@@ -21,6 +21,11 @@ fn burst(bits: u64) -> u64 {
     (bits / 8 / 500).max(128 << 10)
 }
 
+/// Fails if this machine makes no namespaces, or no links of a limited rate.
+pub(crate) fn probe() -> Result<()> {
+    Namespaces::new(1, 1_000_000_000).map(drop)
+}
+
 /// Namespaces that are deleted, with their links, when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Namespaces {
@@ -57,7 +62,7 @@ impl Namespaces {
 
     /// Makes namespace `i` and its link.
     fn join(&self, i: usize, bits: u64) -> Result<()> {
-        let (name, outside, address) = (self.name(i), format!("{}l{i}", self.prefix), self.address(i));
+        let (name, outside, address) = (self.name(i), self.outside(i), self.address(i));
         ip(&["netns", "add", &name])?;
         ip(&["link", "add", &outside, "type", "veth", "peer", "name", LINK, "netns", &name])?;
         ip(&["link", "set", &outside, "master", &self.bridge(), "up"])?;
@@ -98,6 +103,11 @@ impl Namespaces {
         format!("{}n{i}", self.prefix)
     }
 
+    /// Returns the name of the link's end at the bridge.
+    fn outside(&self, i: usize) -> String {
+        format!("{}l{i}", self.prefix)
+    }
+
     fn bridge(&self) -> String {
         format!("{}b", self.prefix)
     }
@@ -132,8 +142,9 @@ fn owner(name: &str) -> Option<u32> {
 
 impl Drop for Namespaces {
     fn drop(&mut self) {
-        // A namespace takes its link with it. What was not made cannot be deleted, which is no fault.
+        // What was not made cannot be deleted, which is no fault. A namespace would take its link with it, but later.
         for i in 0..self.count {
+            let _ = ip(&["link", "del", &self.outside(i)]);
             let _ = ip(&["netns", "del", &self.name(i)]);
         }
         let _ = ip(&["link", "del", &self.bridge()]);

@@ -16,6 +16,10 @@ const BUCKETS: usize = 8;
 const SLOW: Rate = Rate(100);
 /// Least number of steps at a slow rate.
 const LEAST: u64 = 4;
+/// Learning rate of twice the batch; with 1.4e-3, 2e-3 and 3e-3 its last held-out loss was 2.741, 2.702 and 2.667. The other methods
+/// keep 2e-3: with 4e-3 AdamW in every step ended at 2.677 instead of 2.564, and with 1e-3, 1.4e-3, 2e-3 and 3e-3 DES-LOC at 2.782,
+/// 2.735, 2.716 and 2.753. Four times the batch ended at 2.929 with 2e-3, and higher with 4e-3: the training has too few steps.
+const PEAK_OF_LARGER: f64 = 3e-3;
 
 /// Sizes of the trainings.
 #[derive(Clone, Debug)]
@@ -66,16 +70,22 @@ impl Sizes {
     pub(super) fn of(effort: Effort, workers: usize) -> Self {
         let network = effort.pick(
             Config { layers: 1, heads: 2, width: 64, context: 32 },
-            Config { layers: 4, heads: 4, width: 128, context: 64 },
+            Config { layers: 4, heads: 4, width: 112, context: 32 },
         );
+        let rates: &[u64] = match (effort.quick, workers) {
+            (true, _) => &[100, 10],
+            (false, 4) => &[10_000, 1000, 100, 10],
+            // A minute less.
+            (false, _) => &[10_000, 1000, 100],
+        };
         Sizes {
             workers,
             network,
             steps: effort.pick(24, 192),
-            batch: effort.pick(1, 2),
-            held_out: effort.pick(16, 128),
-            kx: effort.pick(4, 16),
-            rates: effort.pick(&[100, 10][..], &[1000, 100, 10]).iter().map(|rate| Rate(*rate)).collect(),
+            batch: effort.pick(1, 4),
+            held_out: effort.pick(16, 256),
+            kx: effort.pick(4, 32),
+            rates: rates.iter().map(|rate| Rate(*rate)).collect(),
         }
     }
 
@@ -108,7 +118,7 @@ pub(super) fn contestants(sizes: &Sizes) -> Vec<Contestant> {
     let kx = sizes.kx;
     let bucket_len = Some(sizes.params().div_ceil(BUCKETS));
     let tuned = Tuning { replicated: true, bf16: true, bucket_len, peak: None };
-    let plain = Tuning::default();
+    let (plain, larger) = (Tuning::default(), Tuning { peak: Some(PEAK_OF_LARGER), ..tuned });
     let every = |name: &str, kind, larger, tuning| Contestant {
         name: name.to_owned(),
         kind,
@@ -124,16 +134,12 @@ pub(super) fn contestants(sizes: &Sizes) -> Vec<Contestant> {
     vec![
         every("AdamW every step, f32", Kind::Plain, 1, plain),
         every("AdamW every step, bf16, overlap", Kind::Tuned, 1, tuned),
-        every(
-            "AdamW every step, bf16, overlap, 4x batch",
-            Kind::Tuned,
-            4,
-            Tuning { peak: Some(4e-3), ..tuned },
-        ),
+        every("AdamW every step, bf16, overlap, 2x batch", Kind::Tuned, 2, larger),
         rare("Local Adam", Kind::LocalAdam, Task::LocalAdam, kx),
         rare("DES-LOC", Kind::DesLoc, Task::DesLoc, 6 * kx),
         rare("DiLoCo", Kind::Rare, Task::Diloco, kx),
-        rare("Streaming DiLoCo", Kind::Rare, Task::StreamingDiloco, kx),
+        // The first results arrive in the second period, so that no period is like the first.
+        rare("Streaming DiLoCo", Kind::Rare, Task::StreamingDiloco, sizes.steps as u64),
     ]
 }
 

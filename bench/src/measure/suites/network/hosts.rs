@@ -81,3 +81,14 @@ fn planned(bytes: usize) -> usize {
 fn ring(bytes: usize) -> usize {
     (HOSTS.namespaces - 1) * bytes / HOSTS.namespaces
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_crosses_the_link_for_each_pair_of_ranks_or_once_for_each_host() {
+        // Each of 2 ranks sends a quarter to each of 2 ranks; a ring sends the host's half.
+        assert_eq!((planned(1 << 20), ring(1 << 20)), (1 << 20, 1 << 19));
+    }
+}

@@ -1,5 +1,7 @@
 //! What the workers of one training measured, combined: times of steps, and the curve of held-out losses.
 
+use std::fmt;
+
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::local::timed::{Case, Timed};
@@ -17,6 +19,15 @@ impl Rate {
 
     pub(super) fn bytes(self) -> f64 {
         self.bits() as f64 / 8.0
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            rate if rate.is_multiple_of(1000) => write!(f, "{} Gbit/s", rate / 1000),
+            rate => write!(f, "{rate} Mbit/s"),
+        }
     }
 }
 

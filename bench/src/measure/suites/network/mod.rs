@@ -7,7 +7,7 @@ mod hosts;
 mod measured;
 mod report;
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
@@ -19,7 +19,7 @@ use measured::{Curve, Measured, Rate};
 use crate::args::FOLDER;
 use crate::corpus::Text;
 use crate::measure::effort::Effort;
-use crate::measure::network::{Fleet, Places};
+use crate::measure::network::{Fleet, Places, probe};
 use crate::measure::record::Section;
 use crate::train::CORPUS_CAP;
 
@@ -43,6 +43,7 @@ struct Trained {
 }
 
 pub(crate) fn run(effort: Effort) -> Result<Section> {
+    probe()?;
     let mut section = Section::new("network", ABOUT);
     let text = text()?;
     for workers in effort.pick(&[2][..], &[4, 2]) {
@@ -70,6 +71,7 @@ fn trainings(sizes: &Sizes, text: &Path) -> Result<Vec<Trained>> {
     let mut fleet = Fleet::start(places, fastest.bits(), text)?;
     let train = |contestant: Contestant| {
         let name = contestant.name.clone();
+        announce(sizes, *fastest, &name);
         Trained::at_the_fastest(contestant, &mut fleet, *fastest).context(name)
     };
     let mut all = contestants(sizes).into_iter().map(train).collect::<Result<Vec<_>>>()?;
@@ -78,10 +80,17 @@ fn trainings(sizes: &Sizes, text: &Path) -> Result<Vec<Trained>> {
     for rate in slower {
         let mut fleet = Fleet::start(places, rate.bits(), text)?;
         for trained in &mut all {
+            announce(sizes, *rate, &trained.contestant.name);
             trained.to(target, &mut fleet, *rate).with_context(|| trained.contestant.name.clone())?;
         }
     }
     Ok(all)
+}
+
+/// Prints a line about the next training: all of them take minutes.
+fn announce(sizes: &Sizes, rate: Rate, name: &str) {
+    // A closed stderr must not end the run.
+    let _ = writeln!(io::stderr(), "{} workers at {rate}: {name}", sizes.workers);
 }
 
 /// Returns the held-out loss that all methods reach.

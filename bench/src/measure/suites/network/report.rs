@@ -37,7 +37,7 @@ fn times(sizes: &Sizes, all: &[Trained], target: f64) -> Table {
     let title = format!("{} workers, seconds to a held-out loss of {target:.4}", sizes.workers);
     let mut columns =
         vec!["last held-out loss".to_owned(), "steps".to_owned(), "of them to the target".to_owned()];
-    columns.extend(sizes.rates.iter().map(|rate| name(*rate)));
+    columns.extend(sizes.rates.iter().map(Rate::to_string));
     let mut table = Table::new(title, &columns.iter().map(String::as_str).collect::<Vec<_>>());
     for trained in all {
         let (step, case) = (trained.step_of(target), &trained.contestant.case);
@@ -60,7 +60,7 @@ fn times(sizes: &Sizes, all: &[Trained], target: f64) -> Table {
         };
         let fastest = all.iter().min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
         let fastest = fastest.map_or(String::new(), |trained| trained.contestant.name.clone());
-        table.note(format!("fastest at {}: {fastest}", name(*rate)));
+        table.note(format!("fastest at {rate}: {fastest}"));
     }
     table
 }
@@ -156,7 +156,7 @@ fn limits(section: &mut Section, sizes: &Sizes, all: &[Trained], target: f64, ef
         format!("{workers} workers: relative excess of DES-LOC's last held-out loss over Local Adam's");
     section.bar(what, des_loc.curve.last() / adam.curve.last() - 1.0, Wanted::AtMost(EXCESS));
     let ratio = plain.time(target, AT) / des_loc.time(target, AT);
-    let what = format!("{workers} workers, {}: plain AdamW's time to the target / DES-LOC's", name(AT));
+    let what = format!("{workers} workers, {AT}: plain AdamW's time to the target / DES-LOC's");
     section.bar(what, ratio, Wanted::AtLeast(FASTER));
     Ok(())
 }
@@ -166,17 +166,67 @@ fn of(all: &[Trained], kind: Kind) -> Result<&Trained> {
     found.with_context(|| format!("{kind:?} was not trained"))
 }
 
-fn name(rate: Rate) -> String {
-    match rate.0 {
-        rate if rate % 1000 == 0 => format!("{} Gbit/s", rate / 1000),
-        rate => format!("{rate} Mbit/s"),
-    }
-}
-
 fn describe(crossover: Crossover) -> String {
     match crossover {
         Crossover::At(bits) => format!("{:.0} Mbit/s", bits / 1e6),
         Crossover::Faster => "always".to_owned(),
         Crossover::Slower => "never".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local::timed::Timed;
+    use crate::measure::suites::network::contestants::contestants;
+    use crate::measure::suites::network::measured::{Curve, Measured};
+
+    /// Results in which every method reaches `losses` at the end, and takes `seconds` for each step at 100 Mbit/s.
+    fn all(sizes: &Sizes, of: impl Fn(Kind) -> (f64, f64, u64)) -> Vec<Trained> {
+        let trained = |contestant: super::super::Contestant| {
+            let ((loss, seconds, crossed), steps) = (of(contestant.kind), contestant.case.steps);
+            let timed = |share: f64| Timed {
+                seconds: (1..=steps).map(|step| step as f64 * seconds * share).collect(),
+                losses: vec![loss; steps],
+                held_out: Vec::new(),
+                sent: 0,
+                planned: crossed / 4,
+                digest: String::new(),
+            };
+            let at = |rate, share| (rate, Measured { workers: vec![timed(share); 4], crossed });
+            let curve = Curve(vec![(1, 4.0), (steps as u64, loss)]);
+            let at = vec![at(Rate(1000), 0.1), at(AT, 1.0), at(Rate(10), 10.0)];
+            Trained { contestant, curve, crossed, at }
+        };
+        contestants(sizes).into_iter().map(trained).collect()
+    }
+
+    fn missed(of: impl Fn(Kind) -> (f64, f64, u64)) -> Vec<String> {
+        let effort = Effort { quick: false };
+        let sizes = Sizes::of(effort, WORKERS);
+        let mut section = Section::new("", "");
+        add(&mut section, &sizes, &all(&sizes, of), effort).unwrap();
+        assert_eq!((section.tables.len(), section.plots.len(), section.bars.len()), (3, 1, 4));
+        section.bars.iter().filter(|bar| !bar.holds()).map(|bar| bar.what.clone()).collect()
+    }
+
+    #[test]
+    fn time_bytes_and_loss_have_limits_of_their_own() {
+        let good = |kind| match kind {
+            Kind::Plain => (3.0, 0.41, 4000),
+            Kind::LocalAdam => (3.0, 0.1, 800),
+            Kind::DesLoc => (3.0, 0.1, 400),
+            _ => (3.0, 0.2, 1000),
+        };
+        assert!(missed(good).is_empty(), "{:?}", missed(good));
+        let missed = |kind: Kind, bad: (f64, f64, u64)| {
+            let all = missed(|of| if of == kind { bad } else { good(of) });
+            assert_eq!(all.len(), 1, "{all:?}");
+            all[0].clone()
+        };
+        assert!(missed(Kind::Plain, (3.0, 0.39, 4000)).contains("time to the target"));
+        assert!(missed(Kind::DesLoc, (3.0, 0.1, 804)).contains("bytes over the links / Local Adam's"));
+        assert!(missed(Kind::LocalAdam, (2.96, 0.1, 800)).contains("excess"));
+        assert!(missed(Kind::Rare, (3.0, 0.2, 3)).contains("planned"));
     }
 }
