@@ -81,7 +81,7 @@ fn starting_and_waiting_allocate_nothing() {
 
 fn count(backend: Backend) {
     let edge = Barrier::new(2);
-    let rounds = cases(30, 100);
+    let rounds = backend.rounds(cases(30, 100));
     let counted = backend.spawn(2, |comm| {
         let buffer = |_| Buffer::zeroed(4096, DType::F32, &Meter::new(), Category::Grads).unwrap();
         let mut buffers: Vec<_> = (0..14).map(|i| Some(buffer(i))).collect();

@@ -118,6 +118,16 @@ impl Backend {
         world.unwrap()
     }
 
+    /// Returns the part of `count` rounds that is tried: messages take longer than memory.
+    pub(crate) fn rounds(self, count: u32) -> u32 {
+        if self.is_tcp() { count.div_ceil(5) } else { count }
+    }
+
+    /// True for ranks that meet as processes do, which takes longer than most tests.
+    pub(crate) fn is_tcp(self) -> bool {
+        !matches!(self, Backend::Loopback | Backend::Messages { .. })
+    }
+
     /// Runs `body` on each of `ranks` ranks.
     pub(crate) fn spawn<T: Send>(
         self,

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 #[test]
 fn a_started_operation_ends_while_the_caller_computes() {
     for &backend in BACKENDS {
+        let len = if backend == Backend::Loopback { 1 << 18 } else { 1 << 15 };
         let sums = backend.spawn(4, |comm| {
-            let values = vec![comm.rank() as f32; 1 << 18];
+            let values = vec![comm.rank() as f32; len];
             let buffer = Buffer::from_slice(&values, &Meter::new(), Category::Grads).unwrap();
             let queue = Queue::cpu();
             let started = comm.start(Op::all_reduce(Reduction::Sum), buffer, &queue).unwrap();
@@ -23,7 +24,7 @@ fn a_started_operation_ends_while_the_caller_computes() {
             result.unwrap();
             buffer.typed::<f32>().unwrap().iter().sum::<f32>()
         });
-        assert_eq!(sums.unwrap(), [6.0 * (1 << 18) as f32; 4]);
+        assert_eq!(sums.unwrap(), [6.0 * len as f32; 4]);
     }
 }
 
@@ -59,7 +60,7 @@ fn a_buffer_comes_back_only_when_no_rank_writes_to_it_any_more() {
         backend
             .spawn(4, |comm| {
                 let mut buffer = Buffer::zeroed(len, DType::U64, &Meter::new(), Category::Grads).unwrap();
-                for round in 1..=u64::from(cases(25, 39)) {
+                for round in 1..=u64::from(backend.rounds(cases(25, 39))) {
                     buffer.typed_mut::<u64>().unwrap().fill(round);
                     comm.all_reduce(&mut buffer, Reduction::Sum).unwrap();
                     // The first rank to return sees every portion, no matter which rank moved it, and may write at once.
@@ -76,7 +77,7 @@ fn a_buffer_comes_back_only_when_no_rank_writes_to_it_any_more() {
 fn threads_of_a_rank_wait_for_operations_of_their_own() {
     for &backend in BACKENDS {
         const THREADS: usize = 4;
-        let rounds = cases(100, 200) as usize;
+        let rounds = backend.rounds(cases(100, 200)) as usize;
         for len in [1, 1 << 15] {
             let (ones, threes) = (&vec![1f32; len], &vec![3f32; len]);
             let all = backend.spawn(3, |comm| {

@@ -149,13 +149,20 @@ fn send(socket: BorrowedFd<'_>, intro: &Intro, files: &[BorrowedFd<'_>]) -> Resu
 
 /// Receives one message with its descriptors.
 pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received> {
+    match receive_once(socket) {
+        // The system reports once that the peer closed with unread messages; those that it sent before come after that.
+        Err(Errno::CONNRESET) => receive_once(socket),
+        received => received,
+    }
+}
+
+fn receive_once(socket: BorrowedFd<'_>) -> Result<Received> {
     let mut bytes = [0; LEN];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let message = match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
         Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
-        Err(Errno::CONNRESET) => return Ok(Received::PeerEnd),
         result => result?,
     };
     let files: Vec<OwnedFd> = control

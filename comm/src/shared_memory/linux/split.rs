@@ -7,9 +7,9 @@ use super::link::{Intro, Link};
 use super::peer::{Expected, MemoryPeer, system};
 use super::region::Region;
 use crate::p2p::transport::{Lost, LostWhy, Transport};
-use rustix::io::Result;
+use rustix::io::{Errno, Result};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Introductions of a split need no proof: they travel between ranks that have met.
@@ -23,8 +23,7 @@ pub(super) fn split(
     channel: u64,
 ) -> std::result::Result<SharedMemory, Lost> {
     let here = Lost { peer: group.rank(), why: LostWhy::Closed };
-    let failed =
-        |what| move |error: rustix::io::Errno| Lost { peer: here.peer, why: system(what, error.to_string()) };
+    let failed = |what| move |error: Errno| Lost { peer: here.peer, why: system(what, error.to_string()) };
     let Some(rank) = members.iter().position(|&member| member == group.rank()) else {
         panic!("rank {} splits off a group of {members:?}", group.rank());
     };
@@ -70,15 +69,23 @@ impl Mine {
     fn send(&self, parent: &Link, other: usize) -> Result<Option<Arc<Link>>> {
         let intro = self.intro(self.rank, other);
         if other < self.rank {
-            return parent.send(&intro, &[self.file.as_fd(), self.bell.as_fd()]).map(|()| None);
+            return introduce_on(parent, &intro, &[self.file.as_fd(), self.bell.as_fd()]).map(|()| None);
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (here, there) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        parent.send(&intro, &[self.file.as_fd(), self.bell.as_fd(), there.as_fd()])?;
+        introduce_on(parent, &intro, &[self.file.as_fd(), self.bell.as_fd(), there.as_fd()])?;
         Ok(Some(Arc::new(Link::new(here))))
     }
 
     fn intro(&self, from: usize, to: usize) -> Intro {
         Intro { channel: self.channel, from, to, layout: self.layout, proof: NO_PROOF }
+    }
+}
+
+/// Sends an introduction. A rank that has closed its end needs none: what it wrote before is read to its end.
+fn introduce_on(parent: &Link, intro: &Intro, files: &[BorrowedFd<'_>]) -> Result<()> {
+    match parent.send(intro, files) {
+        Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
+        sent => sent,
     }
 }

@@ -105,3 +105,28 @@ fn the_end_of_a_group_is_not_the_end_of_another() {
     read_all(&mut *groups[0], Source::Rank(1), &mut read).unwrap();
     assert_eq!(read, [9; 100]);
 }
+
+/// The end of a member is noticed or not when the other one splits, and its socket may have unread introductions.
+#[test]
+fn what_a_member_wrote_before_it_left_is_read_after_a_late_split() {
+    let table = [0, 1].into_iter().flat_map(|first| [false, true].map(|noticed| (first, noticed)));
+    for (first, noticed) in table {
+        let mut ranks = world(2, SMALL);
+        let mut unread = noticed.then(|| ranks[1 - first].split(&[0, 1], 8).unwrap());
+        let mut early = ranks[first].split(&[0, 1], 7).unwrap();
+        let bytes = Random::new(4).bytes(500);
+        write_all(&mut *early, Target::Rank(1 - first), &bytes).unwrap();
+        drop(early);
+        drop(ranks.remove(first));
+        if noticed {
+            assert_eq!(wait_lost(&mut *ranks[0]).0, Lost { peer: first, why: LostWhy::Closed });
+        }
+        let mut late = ranks[0].split(&[0, 1], 7).unwrap();
+        let mut read = [0; 500];
+        read_all(&mut *late, Source::Rank(first), &mut read).unwrap();
+        assert_eq!(read, *bytes);
+        for group in [Some(&mut late), unread.as_mut()].into_iter().flatten() {
+            assert_eq!(wait_lost(&mut **group).0, Lost { peer: first, why: LostWhy::Closed });
+        }
+    }
+}
