@@ -88,6 +88,16 @@ impl Run {
         self.until(id, since, "such exchange", is)
     }
 
+    /// Waits until all of these workers have committed such an exchange; returns when the last one has.
+    pub(super) fn all_committed(
+        &self,
+        ids: impl IntoIterator<Item = u64>,
+        since: Duration,
+        right: impl Fn(&[u64]) -> bool,
+    ) -> Duration {
+        ids.into_iter().map(|id| self.committed(id, since, &right)).max().unwrap_or(since)
+    }
+
     /// Lets the run end at an exchange that all workers still have before them, and checks what they have reported.
     pub(super) fn end(&mut self) {
         let steps = self.workers.keys().flat_map(|id| self.lines(*id)).map(|(_, line)| step(&line));
