@@ -21,8 +21,7 @@ fn workers_step_on_while_the_arbiter_is_away_and_exchange_when_it_is_back() {
     }
     let _arbiter = run.arbiter(0, "log", false);
     let back = now();
-    let all = |members: &[u64]| members == [0, 1, 2, 3];
-    let met = run.all_committed(0..4, back, all);
+    let met = run.all_committed(0..4, back, |members| members.len() == 4);
     println!("exchange {:?} after the arbiter was back", met.saturating_sub(back));
     for id in 0..4 {
         let lines = run.lines(id);
@@ -44,7 +43,7 @@ fn a_promoted_standby_goes_on_with_the_run_and_the_old_arbiter_is_refused_when_i
     standby.kill();
     let mut promoted = run.arbiter(1, "copy", true);
     let serves = now();
-    let met = run.all_committed(0..4, serves, |members| members == [0, 1, 2, 3]);
+    let met = run.all_committed(0..4, serves, |members| members.len() == 4);
     println!("exchange {:?} after the promotion", met.saturating_sub(serves));
     assert!(met.saturating_sub(serves) < BOUND);
     // The old arbiter returns at its address. A worker that joins meets both, and takes part in the run of the promoted one.
@@ -71,9 +70,9 @@ fn a_standby_that_is_lost_does_not_stop_the_run_and_one_that_comes_back_has_the_
     let met = run.all_committed(0..4, stopped, |members| members.len() == 4);
     assert!(met - stopped < BOUND, "{:?}", met - stopped);
     drop(standby);
-    let _again = run.standby(0, "copy");
+    let mut again = run.standby(0, "copy");
     arbiter.kill();
-    drop(_again);
+    again.kill();
     let _promoted = run.arbiter(1, "copy", true);
     let serves = now();
     run.all_committed(0..4, serves, |members| members.len() == 4);

@@ -116,8 +116,8 @@ fn stop_one(run: &Run, random: &mut Schedule, of: &[u64]) {
     let other = of.iter().find(|other| **other != id).unwrap();
     run.committed(*other, stopped, without);
     random.pause(1500);
-    run.workers[&id].signal("-CONT");
     let continued = now();
+    run.workers[&id].signal("-CONT");
     run.until(id, continued, "end of its membership", |line| matches!(line, Line::Again(_)));
     run.committed(id, continued, |members| members.len() == 4);
 }
