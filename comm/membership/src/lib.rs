@@ -5,6 +5,8 @@
 //! | [`Membership`] | called by a training loop: a boundary before every exchange, a vote after it |
 //! | [`InProcess`] | for workers that are threads of one process |
 //! | [`Service`], [`Remote`] | for workers that are processes: the arbiter, with its log, and their calls to it over TCP |
+//! | [`Contact`] | communicators of an epoch's members over [`meshstep_comm::tcp`] |
+//! | [`Standby`] | a process that keeps a copy of the arbiter's log, to be promoted by hand |
 //! | [`Round`] | a granted exchange: the step, the members, the members that count, the communicators' epoch |
 //! | [`Decision`] | outcome of an exchange, the same for every member |
 //! | [`Arbiter`], [`Member`] | both sides as state machines without clock and sockets, for other transports |
@@ -40,6 +42,20 @@
 //! - A worker that is no longer a member gets [`Refusal::Fenced`], even if its process was suspended and an old answer reaches it
 //!   afterwards.
 //!
+//! # While the arbiter is away
+//!
+//! A worker tries the arbiter's addresses in turn ([`Caller::addrs`]) until one answers. When none has for a second, a boundary
+//! returns [`Error::Alone`] at once, and the worker steps on without an exchange, for [`Caller::alone`] steps after the last granted
+//! one. There it waits for its deadline, and ends with [`Error::Away`]. A vote waits for its deadline, because its exchange may be
+//! committed. When an arbiter is back, workers that are behind go on to the step of the others ([`Refusal::Behind`]), and all exchange
+//! there.
+//!
+//! The arbiter is started again on its log ([`Service::start`]), or a [`Standby`] is promoted: end it, call [`Log::promote`] on its log,
+//! and start a [`Service`] on that. While a standby follows, the arbiter sends nothing that is not on the standby's disk; one that does
+//! not answer for a second is given up, and may follow again. A promotion raises the term above every start of the old arbiter, which is
+//! refused if it returns, and stops when a worker or a standby tells it ([`Error::Superseded`]). An arbiter on an incomplete copy stops
+//! with [`Error::Stale`] when a worker knows more.
+//!
 //! # How
 //!
 //! The arbiter has one record, [`State`]. It logs the whole state at every change and sends messages after that. Workers repeat a
@@ -50,7 +66,10 @@
 //! # Limits
 //!
 //! - Between processes the limits of the rendezvous connections hold: authenticated by the job's token and encrypted.
-//! - One arbiter: while it is down, exchanges wait for its successor; steps between them do not.
+//! - One arbiter, and one standby that a person promotes. Two arbiters that both have workers, because a network is cut in two, both go
+//!   on until a worker meets both: promote a standby only after the arbiter has ended.
+//! - A worker whose exchange was committed, and that did not hear of it within its deadline, joins again. If no worker heard of it, the
+//!   run's state is lost with them: let the deadline be longer than the arbiter's restart.
 //! - At most 256 workers.
 //! - The arbiter believes workers that give a wrong id, or vote ready without being ready.
 
@@ -101,6 +120,7 @@ pub trait Membership: Send + Sync + Debug {
     /// [`Error::Refused`]: after a final refusal ([`Refusal::is_final`]) the worker is out of the run; after another one it may
     /// call again.
     /// [`Error::Undecided`] before the vote on the last round is answered, [`Error::Unanswered`], [`Error::Left`].
+    /// [`Error::Alone`] or [`Refusal::Behind`]: the worker takes the step without an exchange. [`Error::Away`].
     fn boundary(&self, step: u64) -> Result<Round, Error>;
 
     /// Votes on the exchange and waits for the decision. A second call asks for the decision again; the first ballot stands.

@@ -227,6 +227,8 @@ impl Member {
             // the round after it.
             Request::Boundary(_) if self.grant.is_some() || self.is_open() => None,
             Request::Boundary(step) => Some(Ask::Arrive { request: pending.number, after: self.round, step }),
+            // A vote on any other round is an error of the caller, of which the arbiter does not hear.
+            Request::Vote { round, .. } if round != self.round => None,
             Request::Vote { round, ballot } => Some(Ask::Vote { round, ballot }),
             Request::Leave => Some(Ask::Leave),
         }

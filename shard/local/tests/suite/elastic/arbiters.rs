@@ -11,14 +11,17 @@ fn workers_step_on_while_the_arbiter_is_away_and_exchange_when_it_is_back() {
     arbiter.kill();
     let killed = now();
     let alone = |line: &Line| matches!(line, Line::Alone(_));
-    (0..4).for_each(|id| drop(run.until(id, killed + Duration::from_secs(1), "step alone", alone)));
+    for id in 0..4 {
+        run.until(id, killed + Duration::from_secs(1), "step alone", alone);
+    }
     // They go on, each at its own pace, with many exchanges left out.
     let since = now() + Duration::from_secs(1);
-    (0..4).for_each(|id| drop(run.until(id, since, "further step alone", alone)));
+    for id in 0..4 {
+        run.until(id, since, "further step alone", alone);
+    }
     let _arbiter = run.arbiter(0, "log", false);
     let back = now();
-    let all = |members: &[u64]| members == [0, 1, 2, 3];
-    let met = (0..4).map(|id| run.committed(id, back, all)).max().unwrap();
+    let met = run.all_committed(0..4, back, |members| members.len() == 4);
     println!("exchange {:?} after the arbiter was back", met.saturating_sub(back));
     for id in 0..4 {
         let lines = run.lines(id);
@@ -34,13 +37,13 @@ fn a_promoted_standby_goes_on_with_the_run_and_the_old_arbiter_is_refused_when_i
     arbiter.says("followed");
     // Some exchanges of which the standby keeps the record first.
     let since = now();
-    (0..4).for_each(|id| drop(run.committed(id, since, |members| members.len() == 4)));
+    run.all_committed(0..4, since, |members| members.len() == 4);
     arbiter.kill();
     sleep(Duration::from_millis(300)); // a person takes longer
     standby.kill();
     let mut promoted = run.arbiter(1, "copy", true);
     let serves = now();
-    let met = (0..4).map(|id| run.committed(id, serves, |members| members == [0, 1, 2, 3])).max().unwrap();
+    let met = run.all_committed(0..4, serves, |members| members.len() == 4);
     println!("exchange {:?} after the promotion", met.saturating_sub(serves));
     assert!(met.saturating_sub(serves) < BOUND);
     // The old arbiter returns at its address. A worker that joins meets both, and takes part in the run of the promoted one.
@@ -51,7 +54,7 @@ fn a_promoted_standby_goes_on_with_the_run_and_the_old_arbiter_is_refused_when_i
         failed.contains("Superseded { term: 2,") && failed.contains("later_term: 4294967297"),
         "{failed}"
     );
-    (0..5).for_each(|id| drop(run.committed(id, serves, |members| members.len() == 5)));
+    run.all_committed(0..5, serves, |members| members.len() == 5);
     run.end();
     promoted.kill();
 }
@@ -64,14 +67,14 @@ fn a_standby_that_is_lost_does_not_stop_the_run_and_one_that_comes_back_has_the_
     // Stopped, it answers nothing, and the arbiter waits for it only once.
     standby.stop();
     let stopped = now() + Duration::from_secs(1);
-    let met = (0..4).map(|id| run.committed(id, stopped, |members| members.len() == 4)).max().unwrap();
+    let met = run.all_committed(0..4, stopped, |members| members.len() == 4);
     assert!(met - stopped < BOUND, "{:?}", met - stopped);
     drop(standby);
-    let _again = run.standby(0, "copy");
+    let mut again = run.standby(0, "copy");
     arbiter.kill();
-    drop(_again);
+    again.kill();
     let _promoted = run.arbiter(1, "copy", true);
     let serves = now();
-    (0..4).for_each(|id| drop(run.committed(id, serves, |members| members.len() == 4)));
+    run.all_committed(0..4, serves, |members| members.len() == 4);
     run.end();
 }

@@ -68,7 +68,7 @@ fn begin(plan: usize, addrs: usize) -> (Run, meshstep_cases::process::Process) {
     let mut run = Run::new(plan, addrs);
     let arbiter = run.arbiter(0, "log", false);
     (0..WORKERS).for_each(|id| run.worker(id));
-    (0..WORKERS).for_each(|id| drop(run.committed(id, Duration::ZERO, |members| members.len() == 4)));
+    run.all_committed(0..WORKERS, Duration::ZERO, |members| members.len() == 4);
     (run, arbiter)
 }
 
@@ -91,7 +91,7 @@ fn schedule(seed: u64) {
     }
     let others: Vec<u64> = (0..WORKERS).filter(|id| *id != victim).collect();
     let without = |members: &[u64]| !members.contains(&victim);
-    let committed = others.iter().map(|id| run.committed(*id, killed, without)).max().unwrap();
+    let committed = run.all_committed(others.clone(), killed, without);
     let took = committed.saturating_sub(killed);
     println!("seed {seed}: worker {victim} killed, the others' next exchange committed after {took:?}");
     assert!(took < BOUND, "seed {seed}: {took:?}");
@@ -116,8 +116,8 @@ fn stop_one(run: &Run, random: &mut Schedule, of: &[u64]) {
     let other = of.iter().find(|other| **other != id).unwrap();
     run.committed(*other, stopped, without);
     random.pause(1500);
-    run.workers[&id].signal("-CONT");
     let continued = now();
+    run.workers[&id].signal("-CONT");
     run.until(id, continued, "end of its membership", |line| matches!(line, Line::Again(_)));
     run.committed(id, continued, |members| members.len() == 4);
 }
@@ -134,9 +134,7 @@ fn kill_arbiter(
     random.pause(4000);
     *arbiter = run.arbiter(0, "log", false);
     let back = now();
-    for id in run.workers.keys() {
-        run.committed(*id, back, |members| members.len() == 4);
-    }
+    run.all_committed(run.workers.keys().copied(), back, |members| members.len() == 4);
     back - killed
 }
 

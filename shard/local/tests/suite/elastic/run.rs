@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 /// Longest time for anything to happen on a busy machine.
 pub(super) const LONG: Duration = Duration::from_secs(40);
 
+/// Fewest steps of a run: by then the model has converged.
+const SHORTEST: u64 = 300;
+
 /// A run with its folder; everything ends with it.
 pub(super) struct Run {
     dir: tempfile::TempDir,
@@ -88,10 +91,20 @@ impl Run {
         self.until(id, since, "such exchange", is)
     }
 
+    /// Waits until all of these workers have committed such an exchange; returns when the last one has.
+    pub(super) fn all_committed(
+        &self,
+        ids: impl IntoIterator<Item = u64>,
+        since: Duration,
+        right: impl Fn(&[u64]) -> bool,
+    ) -> Duration {
+        ids.into_iter().map(|id| self.committed(id, since, &right)).max().unwrap_or(since)
+    }
+
     /// Lets the run end at an exchange that all workers still have before them, and checks what they have reported.
     pub(super) fn end(&mut self) {
         let steps = self.workers.keys().flat_map(|id| self.lines(*id)).map(|(_, line)| step(&line));
-        let last = steps.max().unwrap_or(0) + 100;
+        let last = (steps.max().unwrap_or(0) + 100).max(SHORTEST);
         // Renamed, so that no worker reads half of it.
         std::fs::write(self.path("stop.new"), last.to_string()).unwrap();
         std::fs::rename(self.path("stop.new"), self.path("stop")).unwrap();
