@@ -82,17 +82,18 @@
 //! - **Several machines**: all ranks need the same token, in MESHSTEP_TOKEN or in a file of mode 0600 named by
 //!   MESHSTEP_TOKEN_FILE. Sockets between machines are then encrypted. MESHSTEP_IFACE names the interface or the address of a
 //!   machine's ranks where it has several.
-//! - **torchrun** sets the address of the first machine; the store takes the port after MASTER_PORT, or MESHSTEP_PORT:
+//! - **torchrun** sets the address of the first machine; the store takes the port after MASTER_PORT, or MESHSTEP_PORT. It needs a
+//!   `--` before a program with an option that could be its own, such as `train --local`:
 //!
 //!   ```text
 //!   $ (umask 077; openssl rand -hex 32 > token); export MESHSTEP_TOKEN_FILE=$PWD/token
-//!   $ torchrun --no-python --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 PROGRAM
+//!   $ torchrun --no-python --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 -- PROGRAM
 //!   ```
 //! - **SLURM**: `comm/examples/slurm/train.sbatch` is a batch script that makes a token and starts one rank for each task. The store
 //!   runs on the first node of the step, at a port between 20000 and 29999 that follows from the job's number.
 //!
-//! Tried, with the parameters of `cargo xtask train` to the bit: launch; torchrun of PyTorch 2.11.0; the batch script under SLURM
-//! 22.05.8, slurmctld and slurmd on one machine, four tasks. Machines of a real cluster are untried.
+//! Tried, with the parameters of the same training on threads, to the bit: launch; torchrun of PyTorch 2.11.0; the batch script and
+//! srun of SLURM 22.05.8, with slurmctld, one slurmd and up to eight tasks on one machine. Several machines are untried.
 //!
 //! # Guarantees
 //!

@@ -1,10 +1,5 @@
 //! One training run as data, run on loopback ranks by Meshstep, or by a simple reference loop.
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    missing_docs,
-    reason = "helpers of tests, which fail by panicking and print results of processes"
-)]
+#![allow(clippy::unwrap_used, missing_docs, reason = "helpers of tests, which fail by panicking")]
 
 pub mod elsewhere;
 #[cfg(feature = "cuda")]
@@ -12,7 +7,6 @@ pub mod gpu_pair;
 #[cfg(feature = "cuda")]
 pub mod gpus;
 mod naive;
-#[cfg(unix)]
 pub mod processes;
 mod values;
 

@@ -1,4 +1,6 @@
 //! Ranks that are processes, started by [`launched`](meshstep_cases::process::launched) in the role of one way.
+#![cfg(unix)]
+#![allow(clippy::print_stdout, reason = "a rank prints its results")]
 
 use meshstep_comm::rendezvous::Environment;
 use meshstep_comm::tcp::{self, Encrypt, Options};
