@@ -85,7 +85,10 @@ impl LibraryReductions {
         let (Action::AllReduce(reduction) | Action::ReduceScatter(reduction)) = called.action else {
             return false;
         };
-        operation(reduction).is_some() && datatype(called.dtype).is_some()
+        // MPICH 4.0.2 compares unsigned integers as signed ones.
+        let compares = matches!(reduction, Reduction::Max | Reduction::Min);
+        let is_wrong = compares && !called.dtype.is_float();
+        !is_wrong && operation(reduction).is_some() && datatype(called.dtype).is_some()
     }
 
     /// Returns true if a block has begun and not ended, or MPI still has its memory after an error.
