@@ -43,8 +43,12 @@ fn bench(args: &[&str]) -> Command {
 
 /// Starts an arbiter, and returns it with its address.
 fn arbiter(log: &Path, addr: &str) -> (Arbiter, String) {
+    arbiter_with(log, addr, &[])
+}
+
+fn arbiter_with(log: &Path, addr: &str, options: &[&str]) -> (Arbiter, String) {
     let mut command = bench(&["arbiter", "--addr", addr, "--log", log.to_str().unwrap()]);
-    let mut child = command.args(TRAINING).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = command.args(options).args(TRAINING).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let addr = line.split(" on ").nth(1).and_then(|rest| rest.split(',').next()).unwrap().to_owned();
@@ -53,7 +57,7 @@ fn arbiter(log: &Path, addr: &str) -> (Arbiter, String) {
 
 fn worker(addr: &str, out: &Path) -> Output {
     let out = out.to_str().unwrap();
-    let mut command = bench(&["train", "--arbiter", addr, "--worker", "0", "--out", out]);
+    let mut command = bench(&["train", "--arbiter", addr, "--worker", "0", "--alone", "0", "--out", out]);
     command.args(TRAINING).output().unwrap()
 }
 
@@ -106,6 +110,46 @@ fn an_arbiter_that_is_killed_and_continues_its_log_changes_no_bit() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     });
     assert_eq!(digest(dir.path()), undisturbed);
+}
+
+/// Starts a standby of the arbiter at `addr`, and waits until it has the log.
+fn standby(log: &Path, addr: &str) -> Arbiter {
+    let mut command = bench(&["arbiter", "--follow", addr, "--log", log.to_str().unwrap()]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let has = lines.map(Result::unwrap).find(|line| line.contains("has the log, term 0.1"));
+    assert!(has.is_some(), "the standby has ended");
+    Arbiter(child)
+}
+
+#[test]
+fn a_promoted_standby_continues_the_run_and_changes_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_arbiter, addr) = arbiter(&dir.path().join("undisturbed"), "127.0.0.1:0");
+    assert!(worker(&addr, dir.path()).status.success());
+    let undisturbed = digest(dir.path());
+    let [log, copy] = ["log", "copy"].map(|name| dir.path().join(name));
+    let (active, first) = arbiter(&log, "127.0.0.1:0");
+    let follows = standby(&copy, &first);
+    let second = meshstep_cases::process::free_addr().to_string();
+    let both = format!("{first},{second}");
+    std::thread::scope(|scope| {
+        let trains = scope.spawn(|| worker(&both, dir.path()));
+        std::thread::sleep(std::time::Duration::from_millis(300)); // some exchanges long
+        drop(active);
+        drop(follows);
+        let (_promoted, at) = arbiter_with(&copy, &second, &["--promote"]);
+        assert_eq!(at, second);
+        let output = trains.join().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    });
+    assert_eq!(digest(dir.path()), undisturbed);
+    let refused = bench(&["arbiter", "--promote", "--log", dir.path().join("none").to_str().unwrap()])
+        .args(TRAINING)
+        .output()
+        .unwrap();
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && error.contains("follow the active arbiter"), "{error}");
 }
 
 #[test]

@@ -15,4 +15,5 @@ mod messages;
 mod processes;
 mod remote;
 mod simulated;
+mod standby;
 mod training;
