@@ -237,10 +237,11 @@ fn a_rank_whose_bytes_trickle_is_given_up_in_time() {
 
 #[test]
 fn a_failed_rank_leaves_without_a_wait_for_one_that_does_not_read() {
-    let mut transports = streams::world(2, 4096, false);
+    let hosts = Hosts::blocks(2, 1);
+    let mut transports = streams::world(2, 4096, hosts.clone());
     let _unread = transports.remove(SICK);
     let patient = Duration::from_secs(60);
-    let comm = communicator(transports.remove(0), Clock::real(), patient, Faults::none()).unwrap();
+    let comm = communicator((transports.remove(0), hosts), Clock::real(), patient, Faults::none()).unwrap();
     let buffer = Buffer::zeroed(4000, DType::F32, &Meter::new(), Category::Grads).unwrap();
     let (_, result) = comm.complete(Op::all_gather().within(DEADLINE), buffer);
     assert!(matches!(result, Err(Error::Timeout { .. })), "{result:?}");
