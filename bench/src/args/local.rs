@@ -190,7 +190,7 @@ impl Asked {
         self.run.as_deref().unwrap_or("train")
     }
 
-    /// Returns the address by which other workers reach this one.
+    /// Returns the address of this worker for the others.
     pub(crate) fn contact(&self) -> IpAddr {
         self.contact.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
     }

@@ -16,7 +16,7 @@ pub enum Error {
     ThreadLevel {
         /// Level of the library.
         given: ThreadLevel,
-        /// Change that would raise it.
+        /// Change that would raise the level.
         advice: &'static str,
         /// Name and version of the library.
         library: String,

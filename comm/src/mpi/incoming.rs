@@ -44,7 +44,7 @@ impl IncomingTiles {
         Ok(stream)
     }
 
-    /// Index of the tile whose request is `slot`, if it is one of this stream.
+    /// Index of the tile with request `slot`, if it is one of this stream.
     pub(super) fn tile_of(&self, slot: usize) -> Option<usize> {
         slot.checked_sub(self.first_slot).filter(|&tile| tile < TILES)
     }

@@ -142,7 +142,7 @@ impl LibraryReductions {
         check(call, code)
     }
 
-    /// Divides sums whose mean is wanted; returns the length of the result.
+    /// Divides the sums of a mean; returns the length of the result.
     fn finish(&mut self, block: Block) -> usize {
         let ranks = self.members.len();
         let len = if block.scatters { block.len / ranks } else { block.len };

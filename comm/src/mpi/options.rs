@@ -12,7 +12,7 @@ pub struct Options {
     /// Limit for the wait for the other ranks at the end of a job whose world has failed: two seconds. They get their errors in this
     /// time; then MPI_Abort ends the job.
     pub abort_within: Duration,
-    /// Arithmetic of reductions: this crate's. All ranks have the same.
+    /// Arithmetic of reductions: this crate's. Every rank sets the same value.
     pub reductions: Reductions,
     /// Level of thread support to ask the library for. A library that gives [`Serialized`](ThreadLevel::Serialized) is called
     /// under a lock, and one that gives less is refused. Without meaning if the program has initialised MPI itself.

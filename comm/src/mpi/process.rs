@@ -18,7 +18,7 @@ pub(super) enum Phase {
     Free,
     /// There is one.
     Running,
-    /// There was one, and the failure that ended it, if any.
+    /// The world has ended, by this failure if any.
     Ended(Option<String>),
 }
 

@@ -19,7 +19,7 @@ pub(super) struct GroupStreams {
     peers: Vec<PeerStreams>,
     /// Stream of each `TILES` requests.
     owners: Vec<Owner>,
-    /// Peers, other than this rank, whose stream has not been announced.
+    /// Number of other ranks without an announced stream.
     unannounced: usize,
 }
 

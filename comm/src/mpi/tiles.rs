@@ -20,7 +20,7 @@ pub(super) struct Tiles {
 // SAFETY: the memory belongs to this value alone, on whatever thread it is.
 unsafe impl Send for Tiles {}
 
-/// All tiles, each on pages of its own.
+/// The tiles; each starts on a new page.
 const MEMORY: Layout = match Layout::from_size_align(TILES * TILE, 4096) {
     Ok(layout) => layout,
     Err(_) => panic!("the tiles of a stream are a valid layout"),

@@ -26,7 +26,7 @@ pub(crate) struct P2pSeat {
     group: Arc<P2pGroup>,
 }
 
-/// Returns the communicator of a rank over `transport`, whose audience shares this rank's host.
+/// Returns the communicator of a rank over a transport. The transport's audience shares this rank's host.
 pub(crate) fn communicator(
     streams: (Box<dyn Transport>, Hosts),
     clock: Clock,

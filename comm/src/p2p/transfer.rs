@@ -40,9 +40,9 @@ struct Outflow {
 enum Ready {
     /// All of it.
     All,
-    /// What this rank has reduced of its chunk.
+    /// The reduced part of the chunk.
     Reduced,
-    /// What has arrived from this rank, whose bytes are passed on.
+    /// The bytes that have arrived from this rank: they are passed on.
     Arrived(usize),
 }
 
@@ -298,8 +298,7 @@ impl Transfer {
         self.ins.iter().any(reads) || self.fold.is_some()
     }
 
-    /// Returns true if bytes of other ranks than the one they come from are all that is missing: the rank that passes them on finds
-    /// out who is late.
+    /// Returns true if only relayed bytes are missing: the relay finds the late rank.
     pub(super) fn waits_for_relays(&self) -> bool {
         let relayed = |inflow: &Inflow| inflow.relayed;
         self.fold.is_none()

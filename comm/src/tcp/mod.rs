@@ -53,7 +53,7 @@
 //! - A plain stream finds accidental changes only: a network that can change bytes on purpose can change checksums too.
 //! - A rank that was lost cannot rejoin, and the others have no next generation: start all ranks again.
 //! - Link-local IPv6 addresses are not used: their scope is a number of one machine.
-//! - A connection whose machine vanishes is noticed after 30 seconds without traffic, or when an operation's deadline ends.
+//! - The loss of a machine is noticed after 30 seconds without traffic, or when an operation's deadline ends.
 //! - Unix only. Without Linux, every stream is encrypted by default and MESHSTEP_IFACE is an address.
 
 mod card;

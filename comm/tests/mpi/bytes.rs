@@ -23,7 +23,7 @@ impl Random {
     }
 }
 
-/// One direction of one pair.
+/// Bytes from one rank to another.
 struct Side {
     content: Random,
     sizes: Random,

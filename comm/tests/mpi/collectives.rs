@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 pub(crate) type Comm = Arc<dyn Communicator>;
 
-/// Elements for each rank: none, one message, one tile, and several.
+/// Elements for each rank: 0, and the sizes of a message, of a tile and of several tiles.
 const LENS: [usize; 5] = [0, 1, 33, 4097, 40_000];
 
 /// Reductions of integers, and then those that only floats have.

@@ -18,7 +18,7 @@ fn hashes(comm: &Arc<dyn Communicator>) -> Vec<String> {
     results.iter().map(|bytes| format!("{:016x}", meshstep_cases::hash(&words(bytes)))).collect()
 }
 
-/// A rank of the tests below. In their process it does nothing.
+/// A rank of the tests below. The test does nothing in the parent process.
 #[test]
 fn rank() {
     let Some(role) = role() else { return };

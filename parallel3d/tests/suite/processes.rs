@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 const MESHES: [&str; 2] = ["tp=2,cp=2,dp=2", "dp_replicate=2,dp_shard=2,tp=2"];
 
-/// Every mesh at every stage.
+/// Cases: each mesh with each stage.
 fn table() -> Vec<(Mesh, Stage)> {
     let row = |mesh: &str| STAGES.map(|stage| (mesh.parse::<Mesh>().unwrap(), stage));
     MESHES.into_iter().flat_map(row).collect()
@@ -25,7 +25,7 @@ fn results(world: Arc<dyn Communicator>) -> Vec<String> {
     table().into_iter().map(run).collect()
 }
 
-/// A rank of the test below. In its process it does nothing.
+/// A rank of the test below. The test does nothing in the parent process.
 #[test]
 fn rank() {
     if let Some(role) = role() {

@@ -69,7 +69,7 @@ impl Sockets {
         Ok(Moves { sockets: self, memory: vec![1; bytes], rounds, scatters, times })
     }
 
-    /// Sends each rank one byte and receives one from each.
+    /// Exchanges a byte with each rank.
     fn barrier(&mut self) -> Result<()> {
         let mut bytes = vec![0; self.peers.len()];
         let left = (0..bytes.len()).map(|peer| Left { to_send: 0..1, to_receive: peer..peer + 1 }).collect();

@@ -37,7 +37,7 @@ pub(crate) struct Fleet {
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) answers: Vec<Answer>,
-    /// Bytes that left each namespace over its link, those of all protocols included.
+    /// Bytes sent over the link of each namespace, all protocols included.
     pub(crate) crossed: Vec<u64>,
 }
 
@@ -98,7 +98,7 @@ impl Places {
     }
 }
 
-/// Values that all workers share.
+/// Settings of every worker.
 struct Job {
     places: Places,
     token: String,

@@ -21,7 +21,7 @@ const REST: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct Group {
     processes: Processes,
-    /// Folder in which they meet.
+    /// Folder of the ranks' addresses.
     _folder: TempDir,
 }
 

@@ -261,7 +261,7 @@ impl Door {
         greeted
     }
 
-    /// Answers a greeting whose sender knew the token.
+    /// Answers a greeting that was sealed with the token.
     fn reply(&self, mut answer: ReadGreeting, guest: &mut Guest) -> Result<(), Why> {
         let (verdict, refused) = match self.refusal(&answer.header) {
             None => (Message::Welcome, None),

@@ -59,7 +59,7 @@ impl StrangerRoom {
         self.strangers.remove(&id);
     }
 
-    /// Removes and returns the strangers whose time is over, with the time that each had.
+    /// Removes and returns the strangers past their time, with the time that each had.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<(usize, Duration)> {
         let late = |stranger: &Stranger| stranger.until <= now;
         let expired = self.strangers.extract_if(.., |_, stranger| late(stranger));

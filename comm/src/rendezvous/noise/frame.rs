@@ -68,7 +68,7 @@ pub(in crate::rendezvous) struct Frames {
     used: usize,
     cipher: Option<Cipher>,
     trusted: bool,
-    /// Parts of a message whose last record has not arrived.
+    /// Parts of a message, until its last record has arrived.
     parts: Vec<u8>,
     failed: Option<FrameError>,
 }

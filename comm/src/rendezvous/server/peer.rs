@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const BATCH: usize = 60 * 1024;
 const QUEUE: usize = 256 * 1024;
 
-/// A rank, or a process whose claim was refused.
+/// A rank, or a process with a refused claim.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) rank: usize,

@@ -136,7 +136,7 @@ fn a_rank_that_leaves_before_it_shares_its_memory_ends_the_others_at_once() {
         generation.all_gather("cards of streams", &card(), LONG).unwrap();
         let listener = MemoryListener::open(RingBytes::default()).unwrap();
         generation.all_gather("cards of shared memory", &listener.card(), LONG).unwrap();
-        // The listener is alive, so that nobody sees its end.
+        // The listener stays alive, so its end cannot be seen.
         thread::sleep(Duration::from_millis(300));
         drop(store);
         thread::sleep(Duration::from_millis(500));

@@ -106,7 +106,7 @@ pub(super) fn check() -> Vec<Step> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Go,
-    /// It calls another operation than the others.
+    /// The rank calls another operation than its peers.
     CallAnother,
     /// It ends the program.
     End,
