@@ -1,7 +1,8 @@
 //! MPI backend: the ranks are the processes of a job that `mpirun` or `srun` has started.
 //!
-//! Bytes travel by MPI; sums are this crate's, so every result has loopback's bits ([`Reductions::Library`] gives the sums to MPI). Every message lies in memory of the transport, so
-//! MPI never has a caller's buffer: after a failure that memory is leaked until the end of the process, as MPI may still write it.
+//! Bytes travel by MPI; sums are this crate's, so every result has loopback's bits, unless [`Reductions::Library`] gives them to MPI.
+//! Every message lies in memory of the transport, so MPI never has a caller's buffer: after a failure that memory is leaked until the
+//! end of the process, as MPI may still write it.
 //!
 //! | item | meaning |
 //! |---|---|
