@@ -61,7 +61,7 @@ unsafe impl Send for Handle {}
 struct Words(Vec<u64>);
 
 impl LibraryReductions {
-    /// Reductions of the group whose ranks are `members` of the job.
+    /// Reductions of a group of `members`, ranks of the job.
     pub(super) fn new(group: GroupId, members: impl Iterator<Item = usize>) -> Self {
         let mut request = Requests::default();
         request.grow(1);
@@ -142,7 +142,7 @@ impl LibraryReductions {
         check(call, code)
     }
 
-    /// Divides sums whose mean is wanted; returns the length of the result.
+    /// Divides the sums of a mean; returns the length of the result.
     fn finish(&mut self, block: Block) -> usize {
         let ranks = self.members.len();
         let len = if block.scatters { block.len / ranks } else { block.len };

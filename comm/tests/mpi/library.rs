@@ -1,7 +1,7 @@
 //! Reductions by the MPI library.
 
 use crate::collectives::{Comm, compare};
-use crate::naive::random;
+use crate::drawn::random;
 use crate::ranks;
 use meshstep_comm::mpi::{Error, Options, Reductions, ThreadLevel, world};
 use meshstep_comm::{Communicator, Op, Reduction, loopback};
@@ -17,7 +17,7 @@ const LENS: [usize; 2] = [9_003, 33];
 /// Elements of more than one block.
 const LONG: usize = 600_001;
 
-/// Sums of small integers are exact by whoever adds them; other values are near loopback's.
+/// Sums of small integers are exact in every order; other values are near loopback's.
 pub(crate) fn reduce(options: Options) {
     let world = world(&by_library(options)).unwrap().communicator();
     let group = world.split(Some((world.rank() % 2) as u32), -(world.rank() as i64)).unwrap().unwrap();
