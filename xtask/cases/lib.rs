@@ -1,5 +1,5 @@
-//! Shared parts of tests: the number of random cases for each level of effort, a hash that draws test data, seeds, and child
-//! processes.
+//! Shared parts of tests: the number of random cases for each level of effort, a hash that draws test data, seeds, child
+//! processes, and jobs of MPI.
 //!
 //! `cargo xtask check` sets `MESHSTEP_CASES=tenth`; `cargo xtask ci --long` sets `MESHSTEP_CASES=long`. Every test with
 //! expensive cases takes its count from here.
@@ -8,6 +8,7 @@
 
 #[cfg(target_os = "linux")]
 pub mod flood;
+pub mod mpirun;
 pub mod process;
 pub mod seeds;
 

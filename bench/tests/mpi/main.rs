@@ -3,10 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test program")]
 
-#[allow(dead_code, reason = "this program has no job without mpirun")]
-#[path = "../../../comm/tests/mpi/launch.rs"]
-mod launch;
-
+use meshstep_cases::mpirun::{SCENARIO, launch};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
@@ -36,7 +33,7 @@ fn digests(output: &str) -> Vec<&str> {
 }
 
 fn main() {
-    if let Ok(out) = std::env::var(launch::SCENARIO) {
+    if let Ok(out) = std::env::var(SCENARIO) {
         panic!("cannot become the program: {}", train(&out).exec());
     }
     let dir = tempfile::tempdir().unwrap();
@@ -45,7 +42,7 @@ fn main() {
     for ranks in &all[..if meshstep_cases::long() { 2 } else { 1 }] {
         let threads = train(out).args(["--ranks", &ranks.to_string()]).output().unwrap();
         let threads = String::from_utf8_lossy(&threads.stdout).into_owned();
-        let ended = launch::launch(out, *ranks);
+        let ended = launch(out, *ranks, &[]);
         println!("{ranks} processes: {:.1} s", ended.took.as_secs_f64());
         assert!(ended.success && ended.orphans == 0, "{} orphans\n{}", ended.orphans, ended.output);
         let expected = digests(&threads);

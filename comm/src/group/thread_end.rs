@@ -1,4 +1,4 @@
-//! End of a communication thread: the drop of a handle waits for it.
+//! End of a communication thread, for handles that wait for it in their drop.
 
 use crate::sync::real::{Condvar, Mutex};
 use std::sync::Arc;

@@ -43,7 +43,7 @@ struct AnnouncementInbox {
     next_tag: c_int,
     last_tag: c_int,
     format: u64,
-    /// Rank with an announcement in another format.
+    /// Rank with an announcement of another format.
     unlike: Option<usize>,
 }
 

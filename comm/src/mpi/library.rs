@@ -61,7 +61,7 @@ unsafe impl Send for Handle {}
 struct Words(Vec<u64>);
 
 impl LibraryReductions {
-    /// Reductions of the group whose ranks are `members` of the job.
+    /// Reductions of a group of `members`, ranks of the job.
     pub(super) fn new(group: GroupId, members: impl Iterator<Item = usize>) -> Self {
         let mut request = Requests::default();
         request.grow(1);

@@ -1,13 +1,14 @@
 //! MPI backend: the ranks are the processes of a job that `mpirun` or `srun` has started.
 //!
-//! Bytes travel by MPI; sums are this crate's, so every result has loopback's bits ([`Reductions::Library`] gives the sums to MPI). Every message lies in memory of the transport, so
-//! MPI never has a caller's buffer: after a failure that memory is leaked until the end of the process, as MPI may still write it.
+//! Bytes travel by MPI; sums are this crate's, so every result has loopback's bits, unless [`Reductions::Library`] gives them to MPI.
+//! Every message lies in memory of the transport, so MPI never has a caller's buffer: after a failure that memory is leaked until the
+//! end of the process, as MPI may still write it.
 //!
 //! | item | meaning |
 //! |---|---|
 //! | [`world`] | joins the other processes of the job |
 //! | [`World`] | this process's rank, and the communicator of all ranks |
-//! | [`Options`] | deadlines, whose reductions, and the thread level to ask the library for |
+//! | [`Options`] | deadlines, the arithmetic of reductions, and the thread level to ask the library for |
 //! | [`Reductions`] | this crate's reductions with loopback's bits, or the library's with its own |
 //! | [`ThreadLevel`] | MPI's levels; the lowest two are refused |
 //! | [`Error`] | reason for which a process cannot be a rank |
@@ -49,7 +50,7 @@
 //!
 //! # Groups
 //!
-//! Groups are split without a message and without a communicator of MPI, whose creation would wait for late members. The writer of
+//! Groups are split without a message and without a communicator of MPI: its creation would wait for late members. The writer of
 //! a stream chooses its tag and announces it to the reader with the identity of the group.
 //!
 //! # Limits

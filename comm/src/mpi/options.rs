@@ -9,7 +9,7 @@ pub struct Options {
     /// Limit for joining and, if no operation has failed, for the wait for the other ranks at the end; default deadline of each
     /// operation: ten minutes.
     pub deadline: Duration,
-    /// Limit for the wait for the other ranks at the end of a job whose world has failed: two seconds. They get their errors in this
+    /// Limit for the wait for the other ranks at the end, after a failure of the world: two seconds. They get their errors in this
     /// time; then MPI_Abort ends the job.
     pub abort_within: Duration,
     /// Arithmetic of reductions: this crate's. Every rank sets the same value.
@@ -40,7 +40,7 @@ pub enum Reductions {
     /// the library's: they may depend on the number of ranks, their places, the length and the library's settings.
     ///
     /// It takes sums, means, maxima and minima of f32 and f64 and sums of u64, on buffers above 32 KiB (less with more than four
-    /// ranks). Other operations stay this crate's: smaller buffers, whose bytes travel with the calls; f16 and bf16, which MPI does not
+    /// ranks). Other operations stay this crate's: smaller buffers, as their bytes travel with the calls; f16 and bf16, which MPI does not
     /// know; maxima and minima of u64, which MPICH 4.0.2 compares as signed integers; [`PreMulSum`](crate::Reduction::PreMulSum).
     ///
     /// Buffers are copied in blocks of 4 MiB, so no count comes near 2^31. A block that the library has not reduced by the deadline

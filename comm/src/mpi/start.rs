@@ -83,7 +83,7 @@ fn place(world: ffi::MPI_Comm) -> Result<[usize; 2], CallFault> {
     Ok([rank, world_size].map(|number| usize::try_from(number).unwrap_or(0)))
 }
 
-/// Returns a communicator of all ranks, private to this backend.
+/// Returns a communicator of all ranks; no other part of the program receives its messages.
 fn duplicate(world: ffi::MPI_Comm, serial: Serial, deadline: Duration) -> Result<ffi::MPI_Comm, Error> {
     // MPI writes the handle when the request ends, so it does not live on a stack that may be gone.
     // SAFETY: the constant is initialised when the program is loaded.

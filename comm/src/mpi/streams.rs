@@ -19,7 +19,7 @@ pub(super) struct GroupStreams {
     peers: Vec<PeerStreams>,
     /// Stream of each `TILES` requests.
     owners: Vec<Owner>,
-    /// Number of other ranks without an announced stream.
+    /// Peers, other than this rank, that have not announced their stream.
     unannounced: usize,
 }
 
@@ -42,7 +42,7 @@ enum Owner {
 }
 
 impl GroupStreams {
-    /// GroupStreams of `group`, whose ranks are `members` of the job. They open when first used.
+    /// GroupStreams of `group`: its ranks are `members` of the job. They open when first used.
     pub(super) fn new(group: GroupId, members: impl IntoIterator<Item = usize>) -> Self {
         let peer = |rank| PeerStreams { rank, outgoing: None, incoming: None, lost: None, told: false };
         let peers: Vec<PeerStreams> = members.into_iter().map(peer).collect();

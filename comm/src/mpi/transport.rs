@@ -66,7 +66,7 @@ impl MpiTransport {
         streams
     }
 
-    /// Returns the streams, and the job with the calls for them.
+    /// Returns the streams, and the job with the calls that they need.
     fn parts(&mut self) -> (&mut GroupStreams, &MpiJob) {
         let Some(streams) = &mut self.streams else {
             unreachable!("a transport has streams until it is dropped")

@@ -1,6 +1,6 @@
 //! Every collective, reduction and type under `mpirun`, with the bits of the same rank on loopback.
 
-use crate::naive::{Naive, own, random};
+use crate::drawn::{Drawn, own, random};
 use meshstep_comm::mpi::World;
 use meshstep_comm::{Action, Communicator, Op, Reduction, loopback};
 use meshstep_tensor::{Buffer, Category, Meter, Queue, SliceMut, bf16, f16};
@@ -64,7 +64,7 @@ pub(crate) fn every_type(world: World) {
 }
 
 /// Runs all collectives on `len` elements for each rank, and sends and receives.
-fn every_op<T: Naive>(comm: &Comm, len: usize) -> Results {
+fn every_op<T: Drawn>(comm: &Comm, len: usize) -> Results {
     let (me, n) = (comm.rank(), comm.world_size());
     let reductions = if T::DTYPE.is_float() { &REDUCTIONS[..] } else { &REDUCTIONS[..3] };
     let mut ops: Vec<Op> = reductions
@@ -84,21 +84,21 @@ fn every_op<T: Naive>(comm: &Comm, len: usize) -> Results {
 }
 
 /// Runs one operation on values of its own; returns its name and the bytes of its result.
-fn run<T: Naive>(comm: &Comm, op: Op, len: usize) -> (String, Vec<u8>) {
+fn run<T: Drawn>(comm: &Comm, op: Op, len: usize) -> (String, Vec<u8>) {
     let mut buffer = drawn::<T>(comm, len);
     comm.run(op, &mut buffer).unwrap();
     (format!("{op:?} on {len} elements of {}", T::DTYPE), specified::<T>(comm, op, &buffer))
 }
 
 /// Random values, different on each rank.
-fn drawn<T: Naive>(comm: &Comm, len: usize) -> Buffer {
+fn drawn<T: Drawn>(comm: &Comm, len: usize) -> Buffer {
     let mut seed = (comm.rank() as u64 + 1) << 40 ^ len as u64;
     let values: Vec<T> = (0..len).map(|_| T::from_random(random(&mut seed))).collect();
     Buffer::from_slice(&values, &Meter::new(), Category::Grads).unwrap()
 }
 
 /// Returns the bytes of a result; of a reduce-scatter only this rank's chunk is specified.
-fn specified<T: Naive>(comm: &Comm, op: Op, buffer: &Buffer) -> Vec<u8> {
+fn specified<T: Drawn>(comm: &Comm, op: Op, buffer: &Buffer) -> Vec<u8> {
     let values = buffer.typed::<T>().unwrap();
     let chunk = values.len() / comm.world_size();
     let of_rank = comm.rank() * chunk..(comm.rank() + 1) * chunk;

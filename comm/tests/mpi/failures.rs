@@ -1,8 +1,8 @@
 //! Jobs that fail: a rank dies, comes too late, or does not come to the end.
 
 use crate::bytes::exchange_len;
-use crate::launch::Ended;
 use crate::ranks::launched_rank;
+use meshstep_cases::mpirun::Ended;
 use meshstep_comm::mpi::testing::{TestStreams, streams};
 use meshstep_comm::mpi::{Error, Options};
 use std::time::Duration;

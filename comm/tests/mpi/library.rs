@@ -1,7 +1,7 @@
 //! Reductions by the MPI library.
 
 use crate::collectives::{Comm, compare};
-use crate::naive::random;
+use crate::drawn::random;
 use crate::ranks;
 use meshstep_comm::mpi::{Error, Options, Reductions, ThreadLevel, world};
 use meshstep_comm::{Communicator, Op, Reduction, loopback};

@@ -5,17 +5,14 @@
 
 mod bytes;
 mod collectives;
+mod drawn;
 mod failures;
 mod groups;
-mod launch;
 mod library;
-#[allow(dead_code, reason = "a part of the suite's: these tests compare with loopback")]
-#[path = "../suite/naive.rs"]
-mod naive;
 mod ranks;
 mod settings;
 
-use launch::{Ended, SCENARIO, launch, launch_alone};
+use meshstep_cases::mpirun::{Ended, SCENARIO, launch, launch_alone};
 use meshstep_comm::mpi::testing::{TestStreams, streams};
 use meshstep_comm::mpi::{Options, World, world};
 use std::process::ExitCode;
@@ -100,7 +97,7 @@ fn main() -> ExitCode {
 
 /// Runs a row as a job, and checks its end.
 fn run_job(Row(name, _, check, _): &Row, ranks: usize) {
-    let ended = if ranks == 0 { launch_alone(name) } else { launch(name, ranks) };
+    let ended = if ranks == 0 { launch_alone(name) } else { launch(name, ranks, &[]) };
     println!("{name} on {ranks} ranks: {:.1} s", ended.took.as_secs_f64());
     check(&ended);
     assert_eq!(ended.orphans, 0, "processes of {name} outlive their job\n{}", ended.output);

@@ -1,8 +1,8 @@
 //! Operations that fail: one typed error on every rank, and no process that stays.
 
 use crate::collectives::Comm;
-use crate::launch::Ended;
 use crate::passed;
+use meshstep_cases::mpirun::Ended;
 use meshstep_comm::mpi::{self, Options, World};
 use meshstep_comm::{Error, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, Meter, Queue};

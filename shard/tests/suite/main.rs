@@ -27,6 +27,8 @@ mod layer_wise;
 mod lbfgs;
 mod loss_scale;
 mod misuse;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod one_sided;
 mod parts;
 mod pool;

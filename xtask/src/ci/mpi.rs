@@ -49,17 +49,17 @@ impl Library {
         let mut tasks = vec![Task::MpiPackages(self)];
         if self.target.is_some() {
             // Nothing is built here yet, so only the libraries are.
-            let libraries =
-                "-p meshstep-comm -p meshstep-shard --features meshstep-comm/mpi,meshstep-shard/mpi";
-            tasks.push(cargo(&format!("test {libraries} --test mpi")));
+            tasks.push(cargo("test -p meshstep-comm --features mpi --test mpi"));
+            tasks.push(cargo("test -p meshstep-shard --features mpi --test suite mpi::"));
             return tasks;
         }
         // The features of the other steps and `mpi`, so that their dependencies are not built a second time.
-        let all = format!("{ALL},meshstep-bench/mpi,meshstep-shard/mpi");
+        let all = format!("{ALL},meshstep-bench/mpi");
         tasks.extend([
             cargo(&format!("clippy {all} --lib --bins --test mpi -- -D warnings")),
             cargo("test -p meshstep-comm --features mpi,nccl --lib mpi::"),
             cargo(&format!("test {all} --test mpi")),
+            cargo("test -p meshstep-shard --features cuda,mpi --test suite mpi::"),
         ]);
         tasks
     }

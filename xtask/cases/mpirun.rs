@@ -1,4 +1,4 @@
-//! Start of this program under `mpirun`, and what is left of it.
+//! A test program under `mpirun`, and the processes that are left of its job.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -6,21 +6,25 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Variable with the scenario, set for ranks.
-pub(crate) const SCENARIO: &str = "MESHSTEP_MPI_SCENARIO";
+pub const SCENARIO: &str = "MESHSTEP_MPI_SCENARIO";
 /// Variable with the number of the job, by which its processes are found.
 const JOB: &str = "MESHSTEP_MPI_JOB";
 /// A job that runs longer is ended.
 const TOO_LONG: Duration = Duration::from_secs(90);
 
 /// End of a job.
-pub(crate) struct Ended {
+#[derive(Debug)]
+pub struct Ended {
     /// Ranks of the job.
-    pub(crate) ranks: usize,
-    pub(crate) success: bool,
-    pub(crate) took: Duration,
-    pub(crate) output: String,
+    pub ranks: usize,
+    /// True if the launcher's exit code is 0.
+    pub success: bool,
+    /// Time that the job took.
+    pub took: Duration,
+    /// Lines of all ranks and of the launcher.
+    pub output: String,
     /// Processes that were left a second later.
-    pub(crate) orphans: usize,
+    pub orphans: usize,
 }
 
 /// Variables by which Open MPI 4 runs more ranks than cores, and as the root of a container. MPICH needs none.
@@ -30,15 +34,15 @@ const OPEN_MPI: [(&str, &str); 3] = [
     ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
 ];
 
-/// Runs a scenario under `mpirun`; MPIRUN names another launcher.
-pub(crate) fn launch(scenario: &str, ranks: usize) -> Ended {
+/// Runs a scenario of this program under `mpirun`, with these arguments; MPIRUN names another launcher.
+pub fn launch(scenario: &str, ranks: usize, args: &[&str]) -> Ended {
     let mut command = Command::new(std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned()));
-    command.args(["-n", &ranks.to_string()]).arg(std::env::current_exe().unwrap()).envs(OPEN_MPI);
+    command.args(["-n", &ranks.to_string()]).arg(std::env::current_exe().unwrap()).args(args).envs(OPEN_MPI);
     end(command, scenario, ranks)
 }
 
 /// Runs a scenario without a launcher.
-pub(crate) fn launch_alone(scenario: &str) -> Ended {
+pub fn launch_alone(scenario: &str) -> Ended {
     end(Command::new(std::env::current_exe().unwrap()), scenario, 1)
 }
 

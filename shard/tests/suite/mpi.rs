@@ -1,33 +1,14 @@
-//! Trainings, minimizations and replicas under `mpirun`: every rank ends with the bits of the same rank on loopback. Started alone
-//! this program runs itself under `mpirun` with 2 and with 4 ranks.
+//! Trainings, minimizations and replicas under `mpirun`: every rank ends with the bits of the same rank on loopback.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test program")]
-
-#[allow(dead_code, unused_imports, reason = "a part of the suite's cases")]
-#[path = "../suite/cross_shard/cases/mod.rs"]
-mod cases;
-#[allow(dead_code, reason = "this program has no job without mpirun")]
-#[path = "../../../comm/tests/mpi/launch.rs"]
-mod launch;
-#[path = "../suite/lbfgs/problems.rs"]
-mod problems;
-#[allow(dead_code, reason = "a part of the suite's runs")]
-#[path = "../suite/lbfgs/run.rs"]
-mod run;
-
-/// The suite's paths of the files above.
-mod lbfgs {
-    pub(crate) use crate::problems;
-}
-
-use cases::{Comm, Ranks};
-use common::{Run, STAGES, WhichRule};
+use crate::common::{Run, STAGES, WhichRule};
+use crate::cross_shard::cases::{self, Comm, Ranks};
+use crate::lbfgs::problems::Problem;
+use crate::lbfgs::run;
+use meshstep_cases::mpirun::{SCENARIO, launch};
 use meshstep_comm::{loopback, mpi};
 use meshstep_optim::LineSearch;
 use meshstep_shard::{Clip, Missing, Options, Stage};
-use meshstep_shard_cases as common;
 use meshstep_tensor::Queue;
-use problems::Problem;
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -43,15 +24,24 @@ impl Case {
     }
 }
 
-fn main() {
-    if std::env::var(launch::SCENARIO).is_ok() {
-        return run_table();
+/// A rank of the test below. In the test's own process it does nothing.
+#[test]
+fn rank() {
+    if std::env::var(SCENARIO).is_ok() {
+        run_table();
+    }
+}
+
+#[test]
+fn steps_under_mpirun_have_loopbacks_bits() {
+    if std::env::var(SCENARIO).is_ok() {
+        return;
     }
     for ranks in [2, 4] {
-        let ended = launch::launch("table", ranks);
-        println!("steps on {ranks} ranks: {:.1} s\n{}", ended.took.as_secs_f64(), ended.output);
-        assert!(ended.success && ended.orphans == 0, "the job failed, {} orphans", ended.orphans);
-        assert!(ended.output.contains("cases have loopback's bits"));
+        let ended = launch("table", ranks, &["--exact", "mpi::rank", "--nocapture"]);
+        println!("steps on {ranks} ranks: {:.1} s", ended.took.as_secs_f64());
+        assert!(ended.success && ended.orphans == 0, "{} orphans\n{}", ended.orphans, ended.output);
+        assert!(ended.output.contains("cases have loopback's bits"), "{}", ended.output);
     }
 }
 
