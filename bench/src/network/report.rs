@@ -184,12 +184,12 @@ fn describe(crossover: Option<Crossover>, rates: &[Rate]) -> String {
 mod tests {
     use super::*;
     use crate::local::timed::Timed;
-    use crate::measure::suites::network::contestants::contestants;
-    use crate::measure::suites::network::measured::{Curve, Measured};
+    use crate::network::contestants::{Contestant, contestants};
+    use crate::network::measured::{Curve, Measured};
 
     /// Results in which every method reaches `losses` at the end, and takes `seconds` for each step at 100 Mbit/s.
     fn all(sizes: &Sizes, of: impl Fn(Kind) -> (f64, f64, u64)) -> Vec<Trained> {
-        let trained = |contestant: super::super::Contestant| {
+        let trained = |contestant: Contestant| {
             let ((loss, seconds, crossed), steps) = (of(contestant.kind), contestant.case.steps);
             let timed = |share: f64| Timed {
                 seconds: (1..=steps).map(|step| step as f64 * seconds * share).collect(),

@@ -37,7 +37,7 @@ pub(crate) struct Fleet {
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) answers: Vec<Answer>,
-    /// Bytes that left each namespace over its link, those of all protocols included.
+    /// Bytes that each namespace has sent over its link, with the headers of all protocols.
     pub(crate) crossed: Vec<u64>,
 }
 
@@ -98,7 +98,7 @@ impl Places {
     }
 }
 
-/// Values that all workers share.
+/// Variables with equal values for all workers.
 struct Job {
     places: Places,
     token: String,
