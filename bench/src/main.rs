@@ -13,7 +13,6 @@ mod memory;
 mod mesh;
 mod network;
 mod parity;
-mod progress;
 mod ranks;
 mod report;
 mod train;
