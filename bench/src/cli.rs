@@ -7,8 +7,8 @@ use crate::args::bench::Bench;
 use crate::args::parity::Parity;
 use crate::args::train::Train;
 use crate::ckpt::Ckpt;
-use crate::measure::network::worker::Worker;
 use crate::measure::rank::Rank;
+use crate::network::worker::Worker;
 
 /// Benchmark and demonstration of Meshstep: trains a small GPT with the optimizer step on several ranks.
 #[derive(Debug, Parser)]
@@ -35,7 +35,7 @@ pub(crate) enum Command {
     /// Be one rank of a measured group of processes; `bench --peers` starts these.
     #[command(hide = true)]
     Rank(Rank),
-    /// Be one worker of `bench network`, which starts these.
+    /// Be one worker process of `bench network`.
     #[command(hide = true)]
     Worker(Worker),
     /// Serve elastic workers, which are processes that train with `train --local METHOD --arbiter ADDR --worker ID`, until Ctrl-C.

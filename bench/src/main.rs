@@ -11,8 +11,8 @@ mod local;
 mod measure;
 mod memory;
 mod mesh;
+mod network;
 mod parity;
-mod progress;
 mod ranks;
 mod report;
 mod train;
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
         },
-        Command::Worker(asked) => match measure::network::worker::run(&asked) {
+        Command::Worker(asked) => match network::worker::run(&asked) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
         },
@@ -148,7 +148,7 @@ fn train_stages(asked: &Train, ranks: Ranks, folder: &Path) -> Result<()> {
 
 fn bench(asked: &args::bench::Bench) -> Result<measure::Verdict> {
     let folder = asked.out.clone().unwrap_or_else(|| default_out("bench"));
-    measure::run(asked, &folder, &mut io::stdout())
+    measure::run(asked, &folder, network::run, &mut io::stdout())
 }
 
 fn train_locally(asked: &Train, ranks: Ranks) -> Result<local::Verdict> {

@@ -16,7 +16,7 @@ use super::company::{Company, Connect};
 use super::job::Job;
 use super::worker::{self, Done, Epoch};
 use super::{Run, Schedule};
-use crate::progress::Progress;
+use crate::ranks::progress::Progress;
 use crate::train::compare::digest as digest_of;
 
 /// Default of the longest wait for an answer of the arbiter: twice the time that members wait for each other by default.

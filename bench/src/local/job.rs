@@ -22,8 +22,8 @@ use super::tuning::Tuning;
 use super::worker::{self, Done, PATIENCE};
 use crate::corpus::Corpus;
 use crate::gpt::{Config, Param};
-use crate::progress::Progress;
 use crate::ranks::Ranks;
+use crate::ranks::progress::Progress;
 use crate::train::replica::layout;
 use crate::train::rules::schedule_to;
 

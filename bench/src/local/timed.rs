@@ -14,8 +14,8 @@ use super::worker::{self, Done};
 use crate::args::local::{Asked, Task};
 use crate::corpus::Corpus;
 use crate::gpt::Config;
-use crate::progress::Progress;
 use crate::ranks::bits;
+use crate::ranks::progress::Progress;
 use crate::train::compare::digest;
 
 /// Description of a training, the same on all workers.

@@ -17,7 +17,7 @@ use super::schedule::Loss;
 use super::steps::Steps;
 use super::stopwatch::Stopwatch;
 use crate::gpt::Gpt;
-use crate::progress::Progress;
+use crate::ranks::progress::Progress;
 use crate::ranks::world::alone;
 use crate::ranks::{Portable, bits};
 use crate::train::compare::Finals;

@@ -2,8 +2,7 @@
 //! report.
 
 mod baseline;
-mod effort;
-pub(crate) mod network;
+pub(crate) mod effort;
 mod peers;
 pub(crate) mod rank;
 pub(crate) mod record;
@@ -33,8 +32,13 @@ pub(crate) enum Verdict {
     Missed,
 }
 
-/// Runs the suites, prints each at its end, and writes the report into `folder`.
-pub(crate) fn run(asked: &Bench, folder: &Path, out: &mut impl Write) -> Result<Verdict> {
+/// Runs the suites, prints each at its end, and writes the report into `folder`. `network` runs the suite of that name.
+pub(crate) fn run(
+    asked: &Bench,
+    folder: &Path,
+    network: fn(Effort) -> Result<Section>,
+    out: &mut impl Write,
+) -> Result<Verdict> {
     // Reject bad arguments before anything is measured.
     writable(folder)?;
     let started = Instant::now();
@@ -53,7 +57,7 @@ pub(crate) fn run(asked: &Bench, folder: &Path, out: &mut impl Write) -> Result<
     for suite in &suites {
         bar.set_message(suite.name());
         let section = match &gpu {
-            None => suites::run(*suite, effort),
+            None => suites::run(*suite, effort, network),
             Some(gpu) => gpu.run(effort, asked.peers.then_some(folder), &mut left_out),
         };
         let section = section.with_context(|| format!("{}: no report was written", suite.name()))?;
@@ -157,6 +161,10 @@ mod tests {
         assert!(text.contains("1 of 1 bars hold"));
     }
 
+    fn unasked(_: Effort) -> Result<Section> {
+        panic!("no test here asks for the suite network")
+    }
+
     #[test]
     fn a_suite_is_measured_printed_written_and_held_against_itself() {
         let dir = tempfile::tempdir().unwrap();
@@ -169,13 +177,13 @@ mod tests {
             peers: false,
         };
         let mut printed = Vec::new();
-        assert_eq!(run(&asked, dir.path(), &mut printed).unwrap(), Verdict::Holds);
+        assert_eq!(run(&asked, dir.path(), unasked, &mut printed).unwrap(), Verdict::Holds);
         let text = String::from_utf8(printed).unwrap();
         assert!(text.contains("== comm ==") && text.contains("over the copy"), "{text}");
         assert!(["html", "md", "json"].iter().all(|end| dir.path().join(format!("report.{end}")).exists()));
         let again = Bench { baseline: Some(dir.path().join("report.json")), ..asked };
         let mut printed = Vec::new();
-        run(&again, dir.path(), &mut printed).unwrap();
+        run(&again, dir.path(), unasked, &mut printed).unwrap();
         assert!(String::from_utf8(printed).unwrap().contains("== baseline =="));
     }
 
@@ -193,10 +201,10 @@ mod tests {
             peers: false,
         };
         let mut printed = Vec::new();
-        let error = format!("{:#}", run(&asked, &file, &mut printed).unwrap_err());
+        let error = format!("{:#}", run(&asked, &file, unasked, &mut printed).unwrap_err());
         assert!(error.contains("--out") && printed.is_empty(), "{error}");
         let cuda = Bench { device: Device::Cuda, ..asked };
-        let error = run(&cuda, dir.path(), &mut printed).unwrap_err().to_string();
+        let error = run(&cuda, dir.path(), unasked, &mut printed).unwrap_err().to_string();
         assert!(error.contains("--device cuda"), "{error}");
     }
 }

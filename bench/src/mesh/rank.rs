@@ -19,7 +19,7 @@ use super::{Run, trained};
 use crate::args::train;
 use crate::corpus::Place;
 use crate::gpt::{Batch, Weights, loss_and_grads, with_values};
-use crate::progress::Progress;
+use crate::ranks::progress::Progress;
 use crate::ranks::{Portable, bits};
 use crate::train::checkpoints::Journal;
 use crate::train::trainer::{self, Course, Taken, Trainer};

@@ -4,6 +4,7 @@ pub(crate) mod bits;
 mod gather;
 mod launch;
 mod portable;
+pub(crate) mod progress;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod threads;
@@ -20,7 +21,7 @@ use anyhow::{Context as _, Result, ensure};
 use meshstep_comm::{Communicator, loopback};
 
 use crate::memory::{Process, Seen};
-use crate::progress::Progress;
+use progress::Progress;
 
 /// Longest wait of processes that have no part in a run for the end of the run.
 const LONGEST_RUN: Duration = Duration::from_secs(30 * 24 * 3600);

@@ -15,7 +15,7 @@ use super::replica::{Replica, initial, layout};
 use super::trainer::{Course, Network as _, Taken, Trainer};
 use super::{Run, rules};
 use crate::gpt::{Gpt, Param};
-use crate::progress::Progress;
+use crate::ranks::progress::Progress;
 use crate::ranks::{Portable, bits};
 use crate::report::Peak;
 

@@ -8,7 +8,7 @@ use meshstep_local::LocalStep;
 use meshstep_optim::schedule::Schedule;
 use meshstep_shard::{MicroBatch, Optimizer, Outcome, Pending, Step, StepArgs};
 
-use crate::progress::Progress;
+use crate::ranks::progress::Progress;
 
 /// Norm to which gradients are clipped.
 const MAX_NORM: f64 = 1.0;

@@ -4,9 +4,9 @@ use std::fmt;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+use super::fleet::Fleet;
+use super::worker::{Answer, Command};
 use crate::local::timed::{Case, Timed};
-use crate::measure::network::Fleet;
-use crate::measure::network::worker::{Answer, Command};
 
 /// Rate of a link in megabits per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

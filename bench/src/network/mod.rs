@@ -1,11 +1,14 @@
-//! Training over slow networks: wall time to the same held-out loss by every method, bytes that cross the links, and the rate
+//! `bench network`: training over slow networks. Wall time to the same held-out loss by every method, bytes that cross the links, and the rate
 //! below which rare exchanges win.
 
 mod contestants;
 mod crossover;
+mod fleet;
 mod hosts;
 mod measured;
+mod namespaces;
 mod report;
+pub(crate) mod worker;
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -14,12 +17,12 @@ use anyhow::{Context as _, Result};
 use tempfile::NamedTempFile;
 
 use contestants::{Contestant, Sizes, contestants};
+use fleet::{Fleet, Places};
 use measured::{Curve, Measured, Rate};
 
 use crate::args::FOLDER;
 use crate::corpus::Text;
 use crate::measure::effort::Effort;
-use crate::measure::network::{Fleet, Places, probe};
 use crate::measure::record::Section;
 use crate::train::CORPUS_CAP;
 
@@ -43,7 +46,7 @@ struct Trained {
 }
 
 pub(crate) fn run(effort: Effort) -> Result<Section> {
-    probe()?;
+    namespaces::probe()?;
     let mut section = Section::new("network", ABOUT);
     let text = text()?;
     for workers in effort.pick(&[2][..], &[4, 2]) {

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
 
+use super::fleet::{Fleet, Places};
+use super::worker::{Answer, Command};
 use crate::measure::effort::Effort;
-use crate::measure::network::worker::{Answer, Command};
-use crate::measure::network::{Fleet, Places};
 use crate::measure::record::{Cell, Section, Table, Wanted};
 
 const HOSTS: Places = Places { namespaces: 2, each: 2 };

@@ -115,8 +115,8 @@ fn crossovers(sizes: &Sizes, all: &[Trained], target: f64) -> Result<Table> {
         let line = Line::fit(&times);
         let mut cells = Vec::new();
         for other in [&plain, &best] {
-            cells.push(Cell::Text(between_measured(&times, other).map_or("unknown".to_owned(), describe)));
-            cells.push(Cell::Text(describe(line.against(Line::fit(other)))));
+            let found = [between_measured(&times, other), Some(line.against(Line::fit(other)))];
+            cells.extend(found.map(|found| Cell::Text(describe(found, &sizes.rates))));
         }
         cells.extend([
             Cell::Seconds(line.seconds),
@@ -166,11 +166,17 @@ fn of(all: &[Trained], kind: Kind) -> Result<&Trained> {
     found.with_context(|| format!("{kind:?} was not trained"))
 }
 
-fn describe(crossover: Crossover) -> String {
+/// Describes a crossover; the model is not trusted beyond the measured rates, of which the fastest is the first.
+fn describe(crossover: Option<Crossover>, rates: &[Rate]) -> String {
+    let [fastest, slowest] =
+        [rates.first(), rates.last()].map(|rate| rate.map_or(0.0, |rate| rate.bits() as f64));
     match crossover {
-        Crossover::At(bits) => format!("{:.0} Mbit/s", bits / 1e6),
-        Crossover::Faster => "always".to_owned(),
-        Crossover::Slower => "never".to_owned(),
+        Some(Crossover::At(bits)) if bits > fastest => format!("above {:.0} Mbit/s", fastest / 1e6),
+        Some(Crossover::At(bits)) if bits < slowest => format!("below {:.0} Mbit/s", slowest / 1e6),
+        Some(Crossover::At(bits)) => format!("{:.0} Mbit/s", bits / 1e6),
+        Some(Crossover::Faster) => "always".to_owned(),
+        Some(Crossover::Slower) => "never".to_owned(),
+        None => "unknown".to_owned(),
     }
 }
 
@@ -178,12 +184,12 @@ fn describe(crossover: Crossover) -> String {
 mod tests {
     use super::*;
     use crate::local::timed::Timed;
-    use crate::measure::suites::network::contestants::contestants;
-    use crate::measure::suites::network::measured::{Curve, Measured};
+    use crate::network::contestants::{Contestant, contestants};
+    use crate::network::measured::{Curve, Measured};
 
     /// Results in which every method reaches `losses` at the end, and takes `seconds` for each step at 100 Mbit/s.
     fn all(sizes: &Sizes, of: impl Fn(Kind) -> (f64, f64, u64)) -> Vec<Trained> {
-        let trained = |contestant: super::super::Contestant| {
+        let trained = |contestant: Contestant| {
             let ((loss, seconds, crossed), steps) = (of(contestant.kind), contestant.case.steps);
             let timed = |share: f64| Timed {
                 seconds: (1..=steps).map(|step| step as f64 * seconds * share).collect(),
@@ -208,6 +214,17 @@ mod tests {
         add(&mut section, &sizes, &all(&sizes, of), effort).unwrap();
         assert_eq!((section.tables.len(), section.plots.len(), section.bars.len()), (3, 1, 4));
         section.bars.iter().filter(|bar| !bar.holds()).map(|bar| bar.what.clone()).collect()
+    }
+
+    #[test]
+    fn a_crossover_beyond_the_measured_rates_is_only_said_to_be_there() {
+        let rates = [Rate(1000), Rate(10)];
+        let describe = |crossover| describe(crossover, &rates);
+        assert_eq!(describe(Some(Crossover::At(9e8))), "900 Mbit/s");
+        assert_eq!(describe(Some(Crossover::At(2e9))), "above 1000 Mbit/s");
+        assert_eq!(describe(Some(Crossover::At(2e6))), "below 10 Mbit/s");
+        let rest = [Some(Crossover::Faster), Some(Crossover::Slower), None].map(describe);
+        assert_eq!(rest, ["always", "never", "unknown"]);
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(crate) struct Fleet {
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) answers: Vec<Answer>,
-    /// Bytes sent over the link of each namespace, all protocols included.
+    /// Bytes that each namespace has sent over its link, with the headers of all protocols.
     pub(crate) crossed: Vec<u64>,
 }
 
@@ -98,7 +98,7 @@ impl Places {
     }
 }
 
-/// Settings of every worker.
+/// Variables with equal values for all workers.
 struct Job {
     places: Places,
     token: String,
