@@ -370,7 +370,10 @@ impl Engine {
         if running.group.clock.now() < running.deadline.saturating_add(grace) || !pace.is_over() {
             return Ok(());
         }
-        let needs = |rank| self.needs_from(small, rank) || self.transfer.needs_to(&self.links, rank);
+        let needs = |rank| {
+            let from = self.needs_from(small, rank) || !small && self.transfer.misses(rank);
+            from || self.transfer.needs_to(&self.links, rank)
+        };
         let stuck = |rank: &usize| *rank != self.links.rank && needs(*rank);
         let (missing, arrived) = party.ranks(self.links.world_size()).partition(stuck);
         let Running { called, after, .. } = running;

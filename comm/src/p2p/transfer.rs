@@ -60,8 +60,8 @@ struct Inflow {
     range: Range<usize>,
     /// True if the rank that it comes from gets the former contents, which go first.
     swaps: bool,
-    /// True if the rank that it comes from passes it on.
-    relayed: bool,
+    /// Rank that owns the bytes; another one may pass them on.
+    origin: usize,
 }
 
 impl Transfer {
@@ -84,7 +84,7 @@ impl Transfer {
                         from: Source::Rank(peer),
                         range: chunk(peer),
                         swaps: true,
-                        relayed: false,
+                        origin: peer,
                     });
                 }
             }
@@ -92,12 +92,7 @@ impl Transfer {
             Action::Broadcast { root } => self.read(links, root, whole),
             Action::Send { to } => self.write(Target::Rank(to), FrameKind::Final, whole),
             Action::Recv { from } => {
-                self.ins.push(Inflow {
-                    from: Source::Rank(from),
-                    range: whole,
-                    swaps: false,
-                    relayed: false,
-                });
+                self.ins.push(Inflow { from: Source::Rank(from), range: whole, swaps: false, origin: from });
             }
             Action::Barrier | Action::Split { .. } => {}
         }
@@ -154,7 +149,7 @@ impl Transfer {
         let sender = links.hosts.sender(peer, links.rank);
         let common = links.peers[sender].in_audience;
         let from = if common { Source::Common(sender) } else { Source::Rank(sender) };
-        self.ins.push(Inflow { from, range: range.clone(), swaps: false, relayed: sender != peer });
+        self.ins.push(Inflow { from, range: range.clone(), swaps: false, origin: peer });
         if links.hosts.passes_on(peer, links.rank) {
             self.write_near(links, range, Ready::Arrived(peer));
         }
@@ -218,7 +213,7 @@ impl Transfer {
             let (before, after) = self.ins.split_at_mut(i);
             let inflow = &mut after[0];
             let waits = before.iter().any(|before| before.from == inflow.from && !before.range.is_empty());
-            let (Source::Rank(peer) | Source::Common(peer)) = inflow.from;
+            let peer = sender(inflow);
             let end = if inflow.swaps {
                 written(&self.outs, links, peer, inflow.range.end)
             } else {
@@ -291,19 +286,18 @@ impl Transfer {
 
     /// Returns true if rank `peer` has to send more.
     pub(super) fn needs_from(&self, peer: usize) -> bool {
-        let reads = |inflow: &Inflow| {
-            let (Source::Rank(from) | Source::Common(from)) = inflow.from;
-            from == peer
-        };
-        self.ins.iter().any(reads) || self.fold.is_some()
+        self.ins.iter().any(|inflow| sender(inflow) == peer) || self.fold.is_some()
     }
 
     /// Returns true if only relayed bytes are missing: the relay finds the late rank.
     pub(super) fn waits_for_relays(&self) -> bool {
-        let relayed = |inflow: &Inflow| inflow.relayed;
-        self.fold.is_none()
-            && self.outs.iter().all(|out| matches!(out.ready, Ready::Arrived(_)))
-            && self.ins.iter().all(relayed)
+        let idle = self.fold.is_none() && self.outs.is_empty() && !self.ins.is_empty();
+        idle && self.ins.iter().all(|inflow| sender(inflow) != inflow.origin)
+    }
+
+    /// Returns true if bytes of rank `origin` are missing, which another rank may have to pass on.
+    pub(super) fn misses(&self, origin: usize) -> bool {
+        self.ins.iter().any(|inflow| inflow.origin == origin)
     }
 
     /// Returns true if rank `peer` has to read more.
@@ -317,6 +311,12 @@ impl Transfer {
             || in_audience && !links.common.is_idle()
             || !links.outboxes[peer].is_idle()
     }
+}
+
+/// Returns the rank that sends an inflow's bytes.
+fn sender(inflow: &Inflow) -> usize {
+    let (Source::Rank(peer) | Source::Common(peer)) = inflow.from;
+    peer
 }
 
 fn arrived_none(links: &Links, peer: usize, size: usize) -> bool {

@@ -56,7 +56,7 @@ pub(super) fn hosts(
     let first = near.and_then(|near| near.members.iter().min()).copied().unwrap_or(rank);
     let firsts = generation.all_gather("hosts", &(first as u64).to_le_bytes(), within)?;
     let number = |first: &Vec<u8>| first.as_slice().try_into().map_or(u64::MAX, u64::from_le_bytes);
-    Ok(Hosts::new(firsts.iter().map(|first| number(first) as usize).collect()))
+    Ok(Hosts::new(&firsts.iter().map(|first| number(first) as usize).collect::<Vec<_>>()))
 }
 
 /// Error of a meeting. If a rank did not come because it has left or was lost, the store's reason is the clearer one.

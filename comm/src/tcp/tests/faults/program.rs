@@ -1,6 +1,6 @@
 //! Random programs of collectives: each step's result as a hash, and the time it took.
 
-use super::schedule::Dice;
+use super::schedule::{Dice, PATIENT};
 use crate::{Action, Communicator, Error, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, Element, Meter, Queue, bf16, f16};
 use std::sync::Arc;
@@ -20,6 +20,8 @@ pub(super) struct Step {
     pub(super) in_group: bool,
     /// True if the operation runs while its caller could compute.
     started: bool,
+    /// Deadline, if it is not the schedule's.
+    within: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,7 +39,7 @@ pub(super) enum Call {
 impl Step {
     /// Step of all ranks, of f32.
     fn plain(call: Call, len: usize) -> Self {
-        Step { call, dtype: 0, len, in_group: false, started: false }
+        Step { call, dtype: 0, len, in_group: false, started: false, within: None }
     }
 
     fn draw(dice: &mut Dice) -> Self {
@@ -59,7 +61,8 @@ impl Step {
             _ => Call::Split(1 + dice.below(2) as u32),
         };
         let (dtype, len) = (dice.next(), LENS[dice.below(LENS.len())]);
-        Step { call, dtype, len, in_group: dice.below(3) == 0, started: dice.below(3) == 0 }
+        let (in_group, started) = (dice.below(3) == 0, dice.below(3) == 0);
+        Step { call, dtype, len, in_group, started, within: None }
     }
 
     /// True if every rank of the world calls it, and none returns before.
@@ -96,10 +99,11 @@ pub(super) fn draw(dice: &mut Dice) -> Vec<Step> {
     steps
 }
 
-/// Program that shows that a new generation works: every rank reads bytes of every other one.
+/// Program of a new generation, in which every rank reads bytes of all others. Ranks may begin it long after each other.
 pub(super) fn check() -> Vec<Step> {
     let steps = [(Call::AllReduce(Reduction::Sum), 33), (Call::AllGather, 50_000), (Call::Barrier, 0)];
-    steps.map(|(call, len)| Step::plain(call, len)).to_vec()
+    let step = |(call, len)| Step { within: Some(PATIENT), ..Step::plain(call, len) };
+    steps.map(step).to_vec()
 }
 
 /// Order to a rank before a step.
@@ -177,6 +181,7 @@ fn typed<T: Element + Copy>(
 ) -> Result<u64, Error> {
     let (me, n) = (comm.rank(), comm.world_size());
     let Some(op) = step.op(me, n, T::DTYPE.is_float()) else { return Ok(0) };
+    let op = step.within.map_or(op, |within| op.within(within));
     let chunks = matches!(op.action(), Action::ReduceScatter(_) | Action::AllGather | Action::AllToAll);
     let len = if chunks { step.len / n * n } else { step.len };
     let mut dice = Dice::new(seed << 8 | me as u64);

@@ -4,8 +4,8 @@ use super::program::{self, Call, Step};
 use meshstep_cases::hash;
 use std::time::Duration;
 
-/// Deadline of ranks that must not notice a fault.
-const PATIENT: Duration = Duration::from_secs(20);
+/// Deadline of ranks that no fault may end.
+pub(super) const PATIENT: Duration = Duration::from_secs(20);
 
 /// Random numbers of a seed.
 #[derive(Clone, Debug)]
