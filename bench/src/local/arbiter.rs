@@ -33,15 +33,15 @@ pub(crate) fn run(asked: &Arbiter, manifest: &Path, out: &mut impl Write) -> Res
         asked.log.display(),
         Term(service.term())
     )?;
+    out.flush()?;
     let mut has_standby = false;
     loop {
-        out.flush()?;
         if let Some(error) = service.failed() {
             return Err(error).context("the arbiter has stopped");
         }
-        if std::mem::replace(&mut has_standby, service.has_standby()) != service.has_standby() {
-            let what = if service.has_standby() { "a standby has the log" } else { "no standby has the log" };
-            writeln!(out, "{what}")?;
+        let has = service.has_standby();
+        if std::mem::replace(&mut has_standby, has) != has {
+            tell(out, if has { "a standby has the log" } else { "no standby has the log" });
         }
         thread::sleep(LOOK);
     }
@@ -53,20 +53,28 @@ fn follow(asked: &Arbiter, out: &mut impl Write) -> Result<()> {
     let standby = Standby::start(&asked.follow, token.as_ref(), run, &asked.log)?;
     let addrs: Vec<String> = asked.follow.iter().map(ToString::to_string).collect();
     writeln!(out, "standby of run {run:?} at {}; log {}", addrs.join(", "), asked.log.display())?;
+    out.flush()?;
     let mut told = Kept::default();
     loop {
-        out.flush()?;
         if let Some(error) = standby.failed() {
             return Err(error).context("the standby has stopped");
         }
         let kept = standby.kept();
         if (kept.follows, kept.term) != (told.follows, told.term) {
             let how = if kept.follows { "has the log" } else { "cannot reach the arbiter" };
-            writeln!(out, "the standby {how}, term {}, after {} records", Term(kept.term), kept.records)?;
+            tell(
+                out,
+                &format!("the standby {how}, term {}, after {} records", Term(kept.term), kept.records),
+            );
         }
         told = kept;
         thread::sleep(LOOK);
     }
+}
+
+/// Prints a line. A closed stdout ends neither an arbiter nor a standby.
+fn tell(out: &mut impl Write, line: &str) {
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 /// A term as the number of promotions and of starts.

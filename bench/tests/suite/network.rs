@@ -51,8 +51,12 @@ fn every_method_is_timed_at_every_rate_and_its_bytes_are_counted() {
         .map(|row| row["cells"].as_array().unwrap()[3..].iter().map(seconds).collect())
         .collect();
     assert!(times.iter().all(|times| times.len() == 2 && times.iter().all(|time| *time > 0.0)), "{times:?}");
-    // Plain AdamW at a hundred Mbit/s, then at ten: it waits for the link.
-    assert!(2.0 * times[0][0] < times[0][1], "{times:?}");
+    // Plain AdamW of 2 workers at ten Mbit/s waits for the link, however busy the machine is; a burst is faster.
+    let planned = rows(1)[0]["cells"][0]["bytes"].as_f64().unwrap();
+    let [steps, to_target] = [&rows(0)[0]["cells"][1]["count"], &rows(0)[0]["cells"][2]["text"]]
+        .map(|cell| cell.as_f64().unwrap_or_else(|| cell.as_str().unwrap().parse().unwrap()));
+    let least = planned / 2.0 / steps * to_target / (10e6 / 8.0);
+    assert!(times[0][1] > 0.7 * least && least > 0.5, "{times:?} {least}");
     let missed = section["bars"].as_array().unwrap().iter().filter(|bar| {
         let planned = bar["what"].as_str().unwrap().contains("/ planned");
         planned && bar["found"].as_f64().unwrap() > bar["wanted"]["at_most"].as_f64().unwrap()
