@@ -13,7 +13,7 @@ enum Found {
 }
 
 /// Longest chain of re-exports that is followed; a cycle ends there.
-const CHAIN: usize = 16;
+const CHAIN: usize = 8;
 
 impl<'a> Modules<'a> {
     /// Importing module, line and defining module of every import.
