@@ -18,8 +18,8 @@ use std::time::Duration;
 pub(crate) struct GroupRank<S: RankSeat> {
     place: Arc<RankWorker<S>>,
     life: Arc<Life<S>>,
-    /// End of the communication thread, if the drop waits for it.
-    thread: Option<Arc<ThreadEnd>>,
+    /// End of the communication thread.
+    thread: Arc<ThreadEnd>,
 }
 
 /// All groups of a rank: the world and the groups split from it.
@@ -58,7 +58,6 @@ impl<S: RankSeat> GroupRank<S> {
             return Err(error);
         }
         life.places.lock().push(Arc::clone(&place));
-        let thread = place.seat.ends_with_handle().then_some(thread);
         Ok(GroupRank { place, life, thread })
     }
 
@@ -116,9 +115,7 @@ impl<S: RankSeat> Drop for GroupRank<S> {
             self.place.end(End::Panicked("its communicator was dropped while its thread unwound".to_owned()));
         }
         self.life.forget(&self.place);
-        if let Some(thread) = &self.thread {
-            thread.wait();
-        }
+        self.thread.wait(self.place.seat.drop_wait());
     }
 }
 

@@ -67,10 +67,10 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
     /// Records that this rank has left, before its operation `op_number`.
     fn depart(&self, op_number: u64);
 
-    /// True if the backend ends with the last handle: then the drop of a handle waits for the rank's communication thread, which has
-    /// the seat too.
-    fn ends_with_handle(&self) -> bool {
-        false
+    /// Longest wait of a handle's drop for the rank's communication thread, which has the seat too: none, if the backend needs nothing
+    /// of the process after the last handle.
+    fn drop_wait(&self) -> Duration {
+        Duration::ZERO
     }
 
     /// Waits a bounded time for [`depart`](RankSeat::depart), where the end of the process would cut it off.

@@ -2,6 +2,7 @@
 
 use crate::sync::real::{Condvar, Mutex};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// End of one thread.
 #[derive(Debug, Default)]
@@ -21,11 +22,16 @@ impl ThreadEnd {
         (Arc::clone(&end), ThreadGuard(end))
     }
 
-    /// Waits until the thread has ended.
-    pub(crate) fn wait(&self) {
+    /// Waits until the thread has ended, at most `at_most`.
+    pub(crate) fn wait(&self, at_most: Duration) {
+        let until = Instant::now().checked_add(at_most);
         let mut is_over = self.is_over.lock();
         while !*is_over {
-            is_over = self.over.wait(is_over, None);
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return;
+            }
+            is_over = self.over.wait(is_over, left);
         }
     }
 }
@@ -41,7 +47,6 @@ impl Drop for ThreadGuard {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
 
     #[test]
     fn the_wait_lasts_until_the_guard_is_dropped() {
@@ -53,10 +58,12 @@ mod tests {
                 dropped.store(true, Ordering::SeqCst);
                 drop(guard);
             });
-            end.wait();
+            end.wait(Duration::from_millis(1));
+            assert!(!dropped.load(Ordering::SeqCst), "the wait has a bound");
+            end.wait(Duration::MAX);
             assert!(dropped.load(Ordering::SeqCst));
         });
         // Later waits return at once.
-        end.wait();
+        end.wait(Duration::MAX);
     }
 }

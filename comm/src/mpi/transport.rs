@@ -169,8 +169,8 @@ impl Transport for MpiTransport {
         Some(library)
     }
 
-    fn ends_with_handle(&self) -> bool {
-        true
+    fn drop_wait(&self) -> Duration {
+        Duration::MAX
     }
 
     /// A failure of the world is the job's. After the failure of a smaller group the world may go on.

@@ -17,7 +17,7 @@ pub(super) struct P2pGroup {
     pub(super) world_size: usize,
     pub(super) clock: Clock,
     pub(super) timeout: Duration,
-    pub(super) ends_with_handle: bool,
+    pub(super) drop_wait: Duration,
     /// Parent group of the split. An abort comes from there too, so a rank that waits here looks at it.
     above: Option<Arc<P2pGroup>>,
     /// Groups split from this one that are still alive.
@@ -42,7 +42,7 @@ impl P2pGroup {
             world_size: transport.world_size(),
             clock,
             timeout,
-            ends_with_handle: transport.ends_with_handle(),
+            drop_wait: transport.drop_wait(),
             above,
             below: Mutex::default(),
             waker: transport.waker(),

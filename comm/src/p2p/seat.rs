@@ -176,8 +176,8 @@ impl RankSeat for P2pSeat {
         self.group.depart(op_number);
     }
 
-    fn ends_with_handle(&self) -> bool {
-        self.group.ends_with_handle
+    fn drop_wait(&self) -> Duration {
+        self.group.drop_wait
     }
 
     fn await_departure(&self) {

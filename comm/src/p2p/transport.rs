@@ -67,10 +67,10 @@ pub(crate) trait Transport: Send + Debug {
     /// Every member calls it with the same list and `channel`, a number that this group has not used before.
     fn split(&mut self, members: &[usize], channel: u64) -> Result<Box<dyn Transport>, Lost>;
 
-    /// True if the transport's drop must end before the process does: the drop of a handle waits for the communication thread, so
-    /// that the last handle's thread drops the transport.
-    fn ends_with_handle(&self) -> bool {
-        false
+    /// Longest wait of a handle's drop for the communication thread, so that the last handle's thread drops the transport before the
+    /// process ends: none, if nothing is lost with the process.
+    fn drop_wait(&self) -> Duration {
+        Duration::ZERO
     }
 
     /// Returns the system's own reductions if they run `called`, which all ranks of the group answer alike.

@@ -240,6 +240,10 @@ fn judge(
                 message: format!("the store is of restart {store}, this rank is of a later one"),
             })
         }
+        // The job has ended in order and begins again.
+        CallFailed::Refused(Refusal::RankLeft) => {
+            Ok(Why::System { message: "this rank has left it, and it has not ended".to_owned() })
+        }
         CallFailed::Refused(Refusal::OtherEndpoint { listener }) => {
             Err(Error::OtherEndpoint { addr, endpoint: environment.endpoint(), listener })
         }
@@ -275,7 +279,7 @@ fn explain(refusal: Refusal, claim: &Claim, addr: SocketAddr) -> Error {
         Refusal::OtherRestart { store } => Error::OtherRestart { restart, store },
         Refusal::OtherWorldSize { store } => Error::WorldSize { rank, world_size, store },
         Refusal::RankTaken => Error::SameRank { rank },
-        Refusal::RankGone => Error::RankGone { rank },
+        Refusal::RankGone | Refusal::RankLeft => Error::RankGone { rank },
         Refusal::OtherPurpose { .. } => Error::NotAStore { addr, why: Why::OtherPurpose },
         Refusal::OtherEndpoint { .. } => Error::NotAStore { addr, why: Why::OtherEndpoint },
     }

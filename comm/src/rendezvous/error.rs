@@ -173,8 +173,8 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
-    /// A process of this rank has left the store before.
-    #[error("rank {rank} has left the store before and cannot rejoin; start all ranks again")]
+    /// A process of this rank was lost before.
+    #[error("rank {rank} was lost before and cannot rejoin; start all ranks again")]
     RankGone {
         /// The rank.
         rank: usize,
@@ -342,13 +342,26 @@ impl std::fmt::Display for Turned<'_> {
 /// Reason why the store refuses a rank that knows the token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    OtherRun { store: String },
-    OtherRestart { store: u64 },
-    OtherWorldSize { store: usize },
+    OtherRun {
+        store: String,
+    },
+    OtherRestart {
+        store: u64,
+    },
+    OtherWorldSize {
+        store: usize,
+    },
     RankTaken,
+    /// A process of this rank was lost.
     RankGone,
-    OtherPurpose { listener: String },
-    OtherEndpoint { listener: String },
+    /// A process of this rank has left in order; the store is about to end.
+    RankLeft,
+    OtherPurpose {
+        listener: String,
+    },
+    OtherEndpoint {
+        listener: String,
+    },
 }
 
 /// Reason why the ranks of a store cannot go on, sent to all of them.

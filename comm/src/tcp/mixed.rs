@@ -174,6 +174,10 @@ impl Transport for Mixed {
         Ok(Box::new(Mixed::new(self.renamed(Side::Near, near)?, far, places)))
     }
 
+    fn drop_wait(&self) -> Duration {
+        self.far.drop_wait()
+    }
+
     fn close(&mut self) {
         self.near.close();
         self.far.close();

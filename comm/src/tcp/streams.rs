@@ -15,6 +15,8 @@ use std::time::Duration;
 
 /// Token of the waker; others are ranks.
 const WAKER: Token = Token(usize::MAX);
+/// Longest wait of a handle's drop for its last operations.
+const GOODBYE: Duration = Duration::from_secs(1);
 
 /// Streams of one group.
 pub(super) struct SocketStreams {
@@ -235,6 +237,11 @@ impl Transport for SocketStreams {
         let world = members.iter().map(|member| self.members[*member]).collect();
         let streams = SocketStreams::new(&self.hub, self.group.child(members, channel), me, world);
         Ok(Box::new(streams.map_err(|error| lost("polling streams", error.to_string()))?))
+    }
+
+    /// The store and the sockets end with the last handle: the others take a process that ends before for a lost one.
+    fn drop_wait(&self) -> Duration {
+        GOODBYE
     }
 
     fn close(&mut self) {

@@ -18,6 +18,9 @@ const CHILD: &str = "MESHSTEP_TEST_JOINS";
 
 type Outcome = Result<(), Error>;
 
+/// Numbers of times that ranks join one after the other.
+const ROUNDS: usize = 6;
+
 fn options(deadline: Duration) -> Options {
     let rendezvous = rendezvous::Options { deadline, ..rendezvous::Options::default() };
     Options { rendezvous, timeout: LONG, ..Options::default() }
@@ -44,6 +47,26 @@ fn rendezvous(outcome: &Outcome) -> &rendezvous::Error {
     match outcome {
         Err(Error::Rendezvous(error)) => error,
         other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn ranks_that_have_left_in_order_join_again_at_once_and_are_no_loss() {
+    for shared_memory in [false, true] {
+        let (_, ranks) = world(3);
+        thread::scope(|scope| {
+            for environment in &ranks {
+                scope.spawn(move || {
+                    let options = Options { shared_memory, ..options(LONG) };
+                    for round in 0..ROUNDS {
+                        let world = tcp::join(environment, &options).unwrap();
+                        world.communicator().barrier().unwrap();
+                        let failure = world.generation().failure();
+                        assert!(failure.is_none(), "round {round}: {failure:?}");
+                    }
+                });
+            }
+        });
     }
 }
 

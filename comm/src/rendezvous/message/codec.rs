@@ -42,6 +42,7 @@ impl Writer {
             Refusal::OtherWorldSize { store } => self.bytes(&[3]).number(*store as u64),
             Refusal::RankTaken => self.bytes(&[4]),
             Refusal::RankGone => self.bytes(&[5]),
+            Refusal::RankLeft => self.bytes(&[8]),
             Refusal::OtherPurpose { listener } => self.bytes(&[6]).text(listener),
             Refusal::OtherEndpoint { listener } => self.bytes(&[7]).text(listener),
         }
@@ -132,6 +133,7 @@ impl<'a> Reader<'a> {
             3 => Refusal::OtherWorldSize { store: self.size()? },
             4 => Refusal::RankTaken,
             5 => Refusal::RankGone,
+            8 => Refusal::RankLeft,
             6 => Refusal::OtherPurpose { listener: self.text()? },
             7 => Refusal::OtherEndpoint { listener: self.text()? },
             _ => return None,

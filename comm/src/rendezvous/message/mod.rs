@@ -207,6 +207,7 @@ mod tests {
             Refusal::OtherWorldSize { store: 8 },
             Refusal::RankTaken,
             Refusal::RankGone,
+            Refusal::RankLeft,
             Refusal::OtherPurpose { listener: "store".to_owned() },
             Refusal::OtherEndpoint { listener: "host:1".to_owned() },
         ];

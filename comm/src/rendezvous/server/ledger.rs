@@ -81,7 +81,8 @@ impl Ledger {
                 self.contradiction(Broken::SameRank { rank });
                 Err(Refusal::RankTaken)
             }
-            Some(LedgerSeat::Left | LedgerSeat::Lost) => Err(Refusal::RankGone),
+            Some(LedgerSeat::Left) => Err(Refusal::RankLeft),
+            Some(LedgerSeat::Lost) => Err(Refusal::RankGone),
             Some(LedgerSeat::Free) => {
                 self.seats[rank] = LedgerSeat::Taken;
                 self.complete = self.seats.iter().all(|seat| *seat == LedgerSeat::Taken);
@@ -287,9 +288,11 @@ mod tests {
     #[test]
     fn a_departed_rank_cannot_rejoin() {
         let mut ledger = ledger();
-        ledger.seat(&claim(1, 3)).unwrap();
+        (1..3).for_each(|rank| ledger.seat(&claim(rank, 3)).unwrap());
         ledger.depart(1, Some(Why::Closed));
+        ledger.depart(2, None);
         assert_eq!(ledger.seat(&claim(1, 3)), Err(Refusal::RankGone));
+        assert_eq!(ledger.seat(&claim(2, 3)), Err(Refusal::RankLeft));
     }
 
     #[test]
