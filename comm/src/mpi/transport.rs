@@ -38,11 +38,14 @@ impl Waker for Flag {
 
 impl MpiTransport {
     /// Transport of `streams`, in which this process is `rank`.
-    pub(super) fn new(job: Arc<MpiJob>, streams: GroupStreams, rank: usize) -> Self {
+    pub(super) fn new(job: Arc<MpiJob>, mut streams: GroupStreams, rank: usize) -> Self {
+        if rank == 0 {
+            streams.choose_creation_tag(job.announcements.new_creation_tag());
+        }
         let world_size = streams.len();
         let members = (0..world_size).map(|rank| streams.in_job(rank));
-        let library = (job.announcements.reductions == Reductions::Library)
-            .then(|| LibraryReductions::new(streams.group(), members));
+        let library =
+            (job.announcements.reductions == Reductions::Library).then(|| LibraryReductions::new(members));
         MpiTransport {
             streams: Some(streams),
             library,
@@ -72,6 +75,14 @@ impl MpiTransport {
             unreachable!("a transport has streams until it is dropped")
         };
         (streams, &self.job)
+    }
+
+    /// Moves the library's reductions; returns true if a block has ended.
+    fn poll_library(&mut self) -> bool {
+        let tag = self.streams().creation_tag();
+        let MpiJob { calls, announcements, .. } = &*self.job;
+        let tag = tag.map(|tag| announcements.creation_tag(tag)).transpose();
+        self.library.as_mut().is_some_and(|library| library.poll(calls, tag))
     }
 
     /// Marks the job as failed if the library itself refused a call.
@@ -119,8 +130,7 @@ impl Transport for MpiTransport {
         if !moved {
             job.sweep();
         }
-        let calls = &self.job.calls;
-        let moved = self.library.as_mut().is_some_and(|library| library.poll(calls)) || moved;
+        let moved = self.poll_library() || moved;
         let (streams, _) = self.parts();
         match streams.next_lost() {
             Some(lost) => Err(self.told(lost)),
