@@ -93,11 +93,11 @@ impl MpiTransport {
         lost
     }
 
-    /// A failure that is no single stream's is reported for the first peer.
+    /// A failure that is no single stream's is this rank's own.
     fn all_lost(&mut self, fault: CallFault) -> Lost {
-        let peer = usize::from(self.rank == 0).min(self.world_size - 1);
+        let rank = self.rank;
         let (streams, _) = self.parts();
-        let lost = streams.lose(peer, fault.into());
+        let lost = streams.lose(rank, fault.into());
         self.told(lost)
     }
 }
