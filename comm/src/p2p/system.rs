@@ -206,7 +206,7 @@ pub(super) mod tests {
     fn an_abort_ends_a_reduction_between_two_blocks() {
         for (result, took) in reduce(slow(2), Duration::from_secs(60), Some(2 * TAKES)) {
             assert_eq!(result, Err(Error::Aborted { rank: 0 }));
-            assert!(took < TAKES * BLOCKS as u32 / 2, "{took:?}");
+            assert!(took < TAKES * BLOCKS as u32, "{took:?}");
         }
     }
 

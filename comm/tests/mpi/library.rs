@@ -124,7 +124,7 @@ fn maxima_are_ours(comm: &Comm) {
             let value = |bits: u64| match bits % 4 {
                 0 => 0.0,
                 1 => -0.0,
-                2 => f32::from_bits(0x7fc0_0000 | me as u32 + 1),
+                2 => f32::from_bits(0x7fc0_0001 + me as u32),
                 _ => (bits >> 40) as f32 - 8e6,
             };
             let values: Vec<f32> = (0..LENS[0] * n).map(|_| value(random(&mut seed))).collect();
