@@ -1,8 +1,7 @@
 //! Reductions of one group by the MPI library, block by block, in memory of this backend.
 
 use super::calls::{CallFault, Calls, Requests, check};
-use super::identity::GroupId;
-use crate::p2p::transport::{Lost, SystemReduction};
+use crate::p2p::transport::{LostWhy, SystemReduction};
 use crate::{Action, Called, Reduction};
 use ::mpi::ffi;
 use meshstep_tensor::DType;
@@ -15,8 +14,6 @@ use std::thread;
 pub(super) struct LibraryReductions {
     /// Ranks in the job of the group's ranks.
     members: Vec<c_int>,
-    /// Tag of the creation of the group's communicator.
-    tag: c_int,
     comm: GroupComm,
     /// One slot, for the block.
     request: Requests,
@@ -42,6 +39,9 @@ struct Block {
     is_posted: bool,
 }
 
+/// Tag of the creation of a group's communicator, once the group's rank 0 has announced it.
+type CreationTag = Result<Option<c_int>, CallFault>;
+
 /// The group's communicator, which a thread makes, as that waits for the other ranks.
 #[derive(Debug)]
 enum GroupComm {
@@ -62,14 +62,11 @@ struct Words(Vec<u64>);
 
 impl LibraryReductions {
     /// Reductions of a group of `members`, ranks of the job.
-    pub(super) fn new(group: GroupId, members: impl Iterator<Item = usize>) -> Self {
+    pub(super) fn new(members: impl Iterator<Item = usize>) -> Self {
         let mut request = Requests::default();
         request.grow(1);
-        // Communicators of overlapping groups that are made at the same time need different tags.
-        let tag = (group.words()[0] & 0x7fff) as c_int;
         LibraryReductions {
             members: members.map(|rank| rank as c_int).collect(),
-            tag,
             comm: GroupComm::Unmade,
             request,
             input: Words::default(),
@@ -85,10 +82,7 @@ impl LibraryReductions {
         let (Action::AllReduce(reduction) | Action::ReduceScatter(reduction)) = called.action else {
             return false;
         };
-        // MPICH 4.0.2 compares unsigned integers as signed ones.
-        let compares = matches!(reduction, Reduction::Max | Reduction::Min);
-        let is_wrong = compares && !called.dtype.is_float();
-        !is_wrong && operation(reduction).is_some() && datatype(called.dtype).is_some()
+        operation(reduction).is_some() && datatype(called.dtype).is_some()
     }
 
     /// Returns true if a block has begun and not ended, or MPI still has its memory after an error.
@@ -96,10 +90,10 @@ impl LibraryReductions {
         self.block.is_some() || !self.request.are_free()
     }
 
-    /// Moves the block; returns true if it has ended.
-    pub(super) fn poll(&mut self, calls: &Calls) -> bool {
+    /// Moves the block; returns true if it has ended. `tag` is that of the creation of the group's communicator, once it is known.
+    pub(super) fn poll(&mut self, calls: &Calls, tag: CreationTag) -> bool {
         let Some(block) = self.block else { return false };
-        let ended = self.advance(calls, block).transpose();
+        let ended = self.advance(calls, tag, block).transpose();
         if let Some(result) = ended {
             self.block = None;
             self.result = Some(result.map(|()| self.finish(block)));
@@ -108,9 +102,9 @@ impl LibraryReductions {
         false
     }
 
-    fn advance(&mut self, calls: &Calls, block: Block) -> Result<Option<()>, CallFault> {
+    fn advance(&mut self, calls: &Calls, tag: CreationTag, block: Block) -> Result<Option<()>, CallFault> {
         if !block.is_posted {
-            let Some(comm) = self.comm.made(&self.members, self.tag)? else { return Ok(None) };
+            let Some(comm) = self.comm.made(&self.members, tag)? else { return Ok(None) };
             self.post(comm, block)?;
             self.block = Some(Block { is_posted: true, ..block });
         }
@@ -177,11 +171,11 @@ impl SystemReduction for LibraryReductions {
         self.block = Some(Block { len, reduction, dtype: called.dtype, scatters, is_posted: false });
     }
 
-    fn output(&self) -> Result<Option<&[u8]>, Lost> {
+    fn output(&self) -> Result<Option<&[u8]>, LostWhy> {
         match &self.result {
             None => Ok(None),
             Some(Ok(len)) => Ok(Some(self.output.bytes(*len))),
-            Some(Err(fault)) => Err(Lost { peer: 0, why: fault.clone().into() }),
+            Some(Err(fault)) => Err(fault.clone().into()),
         }
     }
 }
@@ -196,11 +190,13 @@ impl Drop for LibraryReductions {
 
 impl GroupComm {
     /// Returns the communicator once it is made.
-    fn made(&mut self, members: &[c_int], tag: c_int) -> Result<Option<ffi::MPI_Comm>, CallFault> {
+    fn made(&mut self, members: &[c_int], tag: CreationTag) -> Result<Option<ffi::MPI_Comm>, CallFault> {
         let made = match self {
             GroupComm::Made(comm) => *comm,
             GroupComm::Unmade => {
-                *self = GroupComm::Making(make(members.to_vec(), tag)?);
+                if let Some(tag) = tag? {
+                    *self = GroupComm::Making(make(members.to_vec(), tag)?);
+                }
                 return Ok(None);
             }
             GroupComm::Making(made) => match made.try_recv() {
@@ -258,9 +254,9 @@ fn operation(reduction: Reduction) -> Option<ffi::MPI_Op> {
     unsafe {
         match reduction {
             Reduction::Sum | Reduction::Mean => Some(ffi::RSMPI_SUM),
-            Reduction::Max => Some(ffi::RSMPI_MAX),
-            Reduction::Min => Some(ffi::RSMPI_MIN),
-            Reduction::PreMulSum { .. } => None,
+            // Maxima and minima of NaNs or of zeros depend on the order of the ranks in MPI libraries, so ranks could differ. MPICH
+            // 4.0.2 also compares unsigned integers as signed ones.
+            Reduction::Max | Reduction::Min | Reduction::PreMulSum { .. } => None,
         }
     }
 }

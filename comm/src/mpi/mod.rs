@@ -53,11 +53,19 @@
 //! Groups are split without a message and without a communicator of MPI: its creation would wait for late members. The writer of
 //! a stream chooses its tag and announces it to the reader with the identity of the group.
 //!
+//! [`Reductions::Library`] does need a communicator of MPI for a group, and creates it from MPI_COMM_WORLD at the group's first
+//! reduction. Rank 0 of the group chooses the tag of the creation and announces it with its streams. No two groups of a job have
+//! the same tag, so overlapping groups can be created at the same time.
+//!
 //! # Limits
 //!
 //! - A program that initialises MPI itself at MPI_THREAD_SERIALIZED must not call it while this backend runs: its calls do not
 //!   take this backend's lock.
 //! - Each stream in use has half a MiB at each end. A message has at most 128 KiB, so no count comes near MPI's limit of 2^31.
+//! - With [`Reductions::Library`] a process can be rank 0 of (MPI_TAG_UB + 1) / ranks groups in its life. MPI promises 32,767 for
+//!   MPI_TAG_UB; Open MPI has 2,147,483,647. The first reduction of a further group is an error.
+//! - With [`Reductions::Library`] the program must not receive from MPI_COMM_WORLD under MPI_ANY_TAG, or call MPI_Comm_create_group
+//!   on it.
 //! - The ranks of a job run on machines with one byte order.
 
 mod announcements;

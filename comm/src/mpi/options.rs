@@ -37,11 +37,13 @@ pub enum Reductions {
     #[default]
     Ours,
     /// The library's MPI_Iallreduce and MPI_Ireduce_scatter_block, for its tuned algorithms and the network's reductions. The bits are
-    /// the library's: they may depend on the number of ranks, their places, the length and the library's settings.
+    /// the library's: they may depend on the number of ranks, their places, the length and the library's settings. The
+    /// sign and the payload of a NaN in a sum are the library's too, and may differ between ranks.
     ///
-    /// It takes sums, means, maxima and minima of f32 and f64 and sums of u64, on buffers above 32 KiB (less with more than four
-    /// ranks). Other operations stay this crate's: smaller buffers, as their bytes travel with the calls; f16 and bf16, which MPI does not
-    /// know; maxima and minima of u64, which MPICH 4.0.2 compares as signed integers; [`PreMulSum`](crate::Reduction::PreMulSum).
+    /// It takes sums and means of f32 and f64 and sums of u64, on buffers above 32 KiB (less with more than four ranks). Other
+    /// operations stay this crate's: smaller buffers, as their bytes travel with the calls; f16 and bf16, which MPI does not know;
+    /// maxima and minima, as the order of the ranks decides between NaNs and between zeros in MPI libraries, so ranks could differ;
+    /// [`PreMulSum`](crate::Reduction::PreMulSum).
     ///
     /// Buffers are copied in blocks of 4 MiB, so no count comes near 2^31. A block that the library has not reduced by the deadline
     /// is given up, and the error counts all other ranks as missing, as the library does not tell which is late. The block cannot be

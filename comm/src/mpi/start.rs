@@ -58,7 +58,7 @@ fn world(options: &Options, level: ThreadLevel) -> Result<(Calls, Announcements,
     launcher::check(|name| std::env::var(name).ok(), place, &library)?;
     let last_tag = serial.run(|| attribute(world, ffi::MPI_TAG_UB as c_int)).unwrap_or(LEAST_TAGS);
     let calls = Calls::new(duplicate(world, serial, options.deadline)?, serial);
-    let announcements = Announcements::new(&calls, last_tag, options.reductions)?;
+    let announcements = Announcements::new(&calls, place, last_tag, options.reductions)?;
     Ok((calls, announcements, place))
 }
 

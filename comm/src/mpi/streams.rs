@@ -1,6 +1,6 @@
 //! GroupStreams of one group, in both directions, and the requests under way.
 
-use super::announcements::{self, Announcements};
+use super::announcements::{self, Announcements, StreamTags};
 use super::calls::{CallFault, Calls, Ended, Requests};
 use super::identity::GroupId;
 use super::incoming::IncomingTiles;
@@ -21,6 +21,8 @@ pub(super) struct GroupStreams {
     owners: Vec<Owner>,
     /// Peers, other than this rank, that have not announced their stream.
     unannounced: usize,
+    /// Tag of the creation of the group's communicator, once rank 0 has chosen or announced it.
+    creation_tag: Option<u64>,
 }
 
 /// Both streams of one rank.
@@ -47,7 +49,18 @@ impl GroupStreams {
         let peer = |rank| PeerStreams { rank, outgoing: None, incoming: None, lost: None, told: false };
         let peers: Vec<PeerStreams> = members.into_iter().map(peer).collect();
         let unannounced = peers.len().saturating_sub(1);
-        GroupStreams { group, requests: Requests::default(), peers, owners: Vec::new(), unannounced }
+        let (requests, owners) = (Requests::default(), Vec::new());
+        GroupStreams { group, requests, peers, owners, unannounced, creation_tag: None }
+    }
+
+    /// Chooses the tag of the creation of the group's communicator, on the group's rank 0.
+    pub(super) fn choose_creation_tag(&mut self, tag: u64) {
+        self.creation_tag = Some(tag);
+    }
+
+    /// Tag of the creation of the group's communicator, once it is known: at the latest with the first bytes from rank 0.
+    pub(super) fn creation_tag(&self) -> Option<u64> {
+        self.creation_tag
     }
 
     pub(super) fn group(&self) -> GroupId {
@@ -148,14 +161,15 @@ impl GroupStreams {
         announcements: &Announcements,
         to: usize,
     ) -> Result<(&mut Outgoing, &mut Requests), CallFault> {
-        let GroupStreams { group, requests, peers, owners, .. } = self;
+        let GroupStreams { group, requests, peers, owners, creation_tag, .. } = self;
         let peer = &mut peers[to];
         let stream = match peer.outgoing.take() {
             Some(stream) => stream,
             None => {
                 let tag = announcements.new_tag()?;
                 owners.push(Owner::Outgoing(to));
-                let first = announcements.announcement(*group, tag);
+                let tags = StreamTags { stream: tag, creation: creation_tag.unwrap_or_default() };
+                let first = announcements.announcement(*group, tags);
                 Outgoing::open(calls, requests, (peer.rank, tag), (&first, announcements::TAG))?
             }
         };
@@ -167,9 +181,13 @@ impl GroupStreams {
         let before = self.unannounced;
         for (idx, peer) in self.peers.iter_mut().enumerate().filter(|(_, peer)| peer.incoming.is_none()) {
             match announcements.take(self.group, peer.rank) {
-                Ok(Some(tag)) => {
+                Ok(Some(tags)) => {
                     self.owners.push(Owner::IncomingTiles(idx));
-                    peer.incoming = Some(IncomingTiles::open(calls, &mut self.requests, (peer.rank, tag))?);
+                    let address = (peer.rank, tags.stream);
+                    peer.incoming = Some(IncomingTiles::open(calls, &mut self.requests, address)?);
+                    if idx == 0 {
+                        self.creation_tag = Some(tags.creation);
+                    }
                     self.unannounced -= 1;
                 }
                 Ok(None) => {}

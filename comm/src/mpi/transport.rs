@@ -38,11 +38,14 @@ impl Waker for Flag {
 
 impl MpiTransport {
     /// Transport of `streams`, in which this process is `rank`.
-    pub(super) fn new(job: Arc<MpiJob>, streams: GroupStreams, rank: usize) -> Self {
+    pub(super) fn new(job: Arc<MpiJob>, mut streams: GroupStreams, rank: usize) -> Self {
+        if rank == 0 {
+            streams.choose_creation_tag(job.announcements.new_creation_tag());
+        }
         let world_size = streams.len();
         let members = (0..world_size).map(|rank| streams.in_job(rank));
-        let library = (job.announcements.reductions == Reductions::Library)
-            .then(|| LibraryReductions::new(streams.group(), members));
+        let library =
+            (job.announcements.reductions == Reductions::Library).then(|| LibraryReductions::new(members));
         MpiTransport {
             streams: Some(streams),
             library,
@@ -74,6 +77,14 @@ impl MpiTransport {
         (streams, &self.job)
     }
 
+    /// Moves the library's reductions; returns true if a block has ended.
+    fn poll_library(&mut self) -> bool {
+        let tag = self.streams().creation_tag();
+        let MpiJob { calls, announcements, .. } = &*self.job;
+        let tag = tag.map(|tag| announcements.creation_tag(tag)).transpose();
+        self.library.as_mut().is_some_and(|library| library.poll(calls, tag))
+    }
+
     /// Marks the job as failed if the library itself refused a call.
     fn told(&self, lost: Lost) -> Lost {
         if let LostWhy::System { .. } = lost.why {
@@ -82,11 +93,11 @@ impl MpiTransport {
         lost
     }
 
-    /// A failure that is no single stream's is reported for the first peer.
+    /// A failure that is no single stream's is this rank's own.
     fn all_lost(&mut self, fault: CallFault) -> Lost {
-        let peer = usize::from(self.rank == 0).min(self.world_size - 1);
+        let rank = self.rank;
         let (streams, _) = self.parts();
-        let lost = streams.lose(peer, fault.into());
+        let lost = streams.lose(rank, fault.into());
         self.told(lost)
     }
 }
@@ -119,8 +130,7 @@ impl Transport for MpiTransport {
         if !moved {
             job.sweep();
         }
-        let calls = &self.job.calls;
-        let moved = self.library.as_mut().is_some_and(|library| library.poll(calls)) || moved;
+        let moved = self.poll_library() || moved;
         let (streams, _) = self.parts();
         match streams.next_lost() {
             Some(lost) => Err(self.told(lost)),

@@ -3,8 +3,9 @@
 use super::hosts::Hosts;
 use super::in_process::streams;
 use super::seat::communicator;
-use super::transport::{Lost, LostWhy, Source, Target, Transport, Waker};
-use crate::{Clock, Communicator, Error, Faults, Op, Reduction};
+use super::system::tests::SlowSystem;
+use super::transport::{Lost, LostWhy, Source, SystemReduction, Target, Transport, Waker};
+use crate::{Called, Clock, Communicator, Error, Faults, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType, Meter};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -17,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(2);
 const SICK: usize = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Illness {
+pub(super) enum Illness {
     /// The process ends.
     Ends,
     /// The process stops: it neither reads nor writes.
@@ -30,12 +31,14 @@ enum Illness {
 
 /// Transport of a rank that falls ill after it has written `healthy` bytes.
 #[derive(Debug)]
-struct Sick {
-    inner: Box<dyn Transport>,
-    healthy: usize,
-    illness: Illness,
+pub(super) struct Sick {
+    pub(super) inner: Box<dyn Transport>,
+    pub(super) healthy: usize,
+    pub(super) illness: Illness,
     /// Bytes written to each rank alone.
-    sent: Arc<Vec<AtomicUsize>>,
+    pub(super) sent: Arc<Vec<AtomicUsize>>,
+    /// Reductions of its system, if it has any.
+    pub(super) system: Option<SlowSystem>,
 }
 
 impl Sick {
@@ -105,6 +108,10 @@ impl Transport for Sick {
         self.inner.split(members, channel)
     }
 
+    fn system_reduction(&mut self, _: &Called) -> Option<&mut dyn SystemReduction> {
+        self.system.as_mut().map(|system| system as _)
+    }
+
     fn close(&mut self) {
         self.inner.close();
     }
@@ -144,7 +151,7 @@ fn run_with(n: usize, len: usize, host_size: usize, illness: Illness, healthy: u
     let hosts = Hosts::blocks(n, host_size);
     let mut transports = streams::world(n, 4096, hosts.clone());
     let inner = transports.remove(SICK);
-    transports.insert(SICK, Box::new(Sick { inner, healthy, illness, sent: counters(n) }));
+    transports.insert(SICK, Box::new(Sick { inner, healthy, illness, sent: counters(n), system: None }));
     let ends = run(transports, &hosts, len);
     let context =
         format!("{n} ranks, {len} elements, {illness:?} after {healthy} bytes, {host_size} on a host");
@@ -157,7 +164,7 @@ fn run_with(n: usize, len: usize, host_size: usize, illness: Illness, healthy: u
     failed.into_iter().next()
 }
 
-fn counters(n: usize) -> Arc<Vec<AtomicUsize>> {
+pub(super) fn counters(n: usize) -> Arc<Vec<AtomicUsize>> {
     Arc::new((0..n).map(|_| AtomicUsize::new(0)).collect())
 }
 
@@ -167,7 +174,7 @@ fn crossing(op: Op, len: usize) -> usize {
     let sent: Vec<_> = (0..4).map(|_| counters(4)).collect();
     let count = |(rank, inner): (usize, Box<dyn Transport>)| {
         let (illness, sent) = (Illness::Ends, Arc::clone(&sent[rank]));
-        Box::new(Sick { inner, healthy: usize::MAX, illness, sent }) as Box<dyn Transport>
+        Box::new(Sick { inner, healthy: usize::MAX, illness, sent, system: None }) as Box<dyn Transport>
     };
     let transports = streams::world(4, 4096, hosts.clone()).into_iter().enumerate().map(count);
     let ranks = transports.map(|transport| {

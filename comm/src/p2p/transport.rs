@@ -94,8 +94,8 @@ pub(crate) trait SystemReduction {
     /// Begins to reduce the block in the input. All ranks of the group begin the same blocks in the same order.
     fn begin(&mut self, called: &Called);
 
-    /// Returns the result of the block once it is there: of a reduce-scatter this rank's piece.
-    fn output(&self) -> Result<Option<&[u8]>, Lost>;
+    /// Returns the result of the block once it is there: of a reduce-scatter this rank's piece. An error is this rank's own.
+    fn output(&self) -> Result<Option<&[u8]>, LostWhy>;
 }
 
 /// Destination of a write.
