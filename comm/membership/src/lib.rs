@@ -44,9 +44,11 @@
 //!
 //! # While the arbiter is away
 //!
-//! A worker tries the arbiter's addresses in turn ([`Caller::addrs`]) until one answers. When none has for a second, a boundary
-//! returns [`Error::Alone`] at once, and the worker steps on without an exchange, for [`Caller::alone`] steps after the last granted
-//! one. There it waits for its deadline, and ends with [`Error::Away`]. A vote waits for its deadline, because its exchange may be
+//! A worker tries the arbiter's addresses in turn ([`Caller::addrs`]) until one answers. When it has had no connection for a second, a
+//! boundary returns [`Error::Alone`] at once, and the worker steps on without an exchange, for [`Caller::alone`] steps after the last
+//! granted one. A connection is given up after half of [`Config::silence`] without a message, and not before two seconds: so long it
+//! takes to notice an arbiter on a machine that has stopped. A boundary that was given up may still be granted: the next one then
+//! returns a round of the earlier step, which the worker ends with [`Ballot::Failed`]. At the bound it waits for its deadline, and ends with [`Error::Away`]. A vote waits for its deadline, because its exchange may be
 //! committed. When an arbiter is back, workers that are behind go on to the step of the others ([`Refusal::Behind`]), and all exchange
 //! there.
 //!
@@ -70,6 +72,8 @@
 //!   on until a worker meets both: promote a standby only after the arbiter has ended.
 //! - A worker whose exchange was committed, and that did not hear of it within its deadline, joins again. If no worker heard of it, the
 //!   run's state is lost with them: let the deadline be longer than the arbiter's restart.
+//! - Only a worker that asks for a boundary or votes shows that an arbiter's log is an incomplete copy. If such a copy, of a standby
+//!   that was given up, is promoted while the worker that knows a later commit only sends beats, another worker may abort that round.
 //! - At most 256 workers.
 //! - The arbiter believes workers that give a wrong id, or vote ready without being ready.
 
@@ -101,7 +105,7 @@ pub use round::{Ballot, Decision, Departure, Gone, Round, Seat};
 pub use state::{Former, Place, State};
 #[cfg(unix)]
 pub use tcp::Contact;
-pub use tcp::{Caller, Kept, Remote, Service, Standby};
+pub use tcp::{Caller, Remote, Service, Standby, StandbyCopy};
 
 use std::fmt::Debug;
 use std::time::Duration;

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 /// Interval between the attempts of a worker that has had no answer yet.
 const FIRST_BEAT: Duration = Duration::from_millis(100);
+/// Shortest time after which a connection without messages is useless. The arbiter may wait a second for its standby.
+const SHORTEST_LOSS: Duration = Duration::from_secs(2);
 
 /// A request that a worker waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,10 +192,10 @@ impl Member {
         self.ended.as_ref()
     }
 
-    /// Returns the time without a message from the arbiter after which the connection is useless: several beats were not
-    /// acknowledged.
+    /// Returns the time without a message from the arbiter after which the connection is useless: the arbiter has not acknowledged a
+    /// beat for two more.
     pub fn lost_after(&self) -> Duration {
-        self.beat.saturating_mul(12).max(Duration::from_secs(1))
+        self.beat.saturating_mul(3).max(SHORTEST_LOSS)
     }
 
     /// Returns the time at which [`tick`](Member::tick) has messages, or [`take`](Member::take) gives up.

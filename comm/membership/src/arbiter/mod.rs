@@ -177,8 +177,11 @@ impl Arbiter {
             let late =
                 arbiter.since.is_some_and(|since| now >= since.saturating_add(arbiter.config.patience));
             if late {
-                let awaited = arbiter.awaited();
-                awaited.into_iter().for_each(|worker| arbiter.depart(worker, Departure::Late));
+                // A worker between two connections has its grace.
+                let between = arbiter.peers.iter().filter(|peer| peer.lost_at.is_some());
+                let between: Vec<Worker> = between.map(|peer| peer.worker).collect();
+                let awaited = arbiter.awaited().into_iter().filter(|worker| !between.contains(worker));
+                awaited.for_each(|worker| arbiter.depart(worker, Departure::Late));
             }
             arbiter.decide(send);
             arbiter.grant(late, send);
@@ -194,10 +197,11 @@ impl Arbiter {
         })
     }
 
-    /// Records that a worker's last connection has closed: it stops being a member at `lost_at`, unless a message comes before.
+    /// Records that a worker's last connection has closed: it stops being a member at `lost_at`, unless a message comes before. At a
+    /// boundary it waits again once it asks again, since it may have gone on without an arbiter.
     pub fn close(&mut self, worker: Worker, lost_at: Duration) {
         let peer = self.peers.iter_mut().find(|peer| peer.worker == worker);
-        peer.into_iter().for_each(|peer| peer.lost_at = Some(lost_at));
+        peer.into_iter().for_each(|peer| (peer.lost_at, peer.arrived) = (Some(lost_at), None));
     }
 
     fn event(&mut self, event: impl FnOnce(&mut Self, &mut Vec<FromArbiter>)) -> Output {

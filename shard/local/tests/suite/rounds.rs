@@ -143,6 +143,68 @@ fn what_is_sent_again_waits_for_a_step_that_has_its_side_free() {
     assert!(merged.iter().flatten().all(|merged| *merged == expected), "{merged:?}");
 }
 
+/// A membership that gives up its boundary of step 4, and is granted that round when it asks for step 8.
+#[derive(Debug)]
+struct GivingUp {
+    member: Arc<InProcessWorker>,
+    gave_up: AtomicBool,
+}
+
+impl Membership for GivingUp {
+    fn boundary(&self, step: u64) -> Result<Round, Error> {
+        if step == 4 {
+            self.gave_up.store(true, Relaxed);
+            return Err(Error::Alone { step, left: 8 });
+        }
+        self.member.boundary(if self.gave_up.swap(false, Relaxed) { 4 } else { step })
+    }
+
+    fn vote(&self, round: &Round, ballot: Ballot) -> Result<Decision, Error> {
+        self.member.vote(round, ballot)
+    }
+
+    fn decided(&self, round: &Round) -> Option<Decision> {
+        self.member.decided(round)
+    }
+
+    fn leave(&self) -> Result<(), Error> {
+        self.member.leave()
+    }
+}
+
+#[test]
+fn a_round_that_was_given_up_is_ended_and_not_exchanged_at_a_later_step() {
+    for ranks in [1, 2] {
+        let (run, plan) = (run(), LocalPlan::local_sgd(4));
+        let told = follow_all(
+            &run,
+            &plan,
+            [2, ranks],
+            |id, member| match id {
+                0 => member,
+                _ => Arc::new(GivingUp { member, gave_up: AtomicBool::new(false) }),
+            },
+            |id, mut local, connect| {
+                let mut all = Vec::new();
+                for _ in 0..8 {
+                    let epoch = local.follow(connect).unwrap().map(|round| round.epoch);
+                    let told = step(&run, &mut local, id).unwrap().exchanged;
+                    all.push((epoch, told.merged.len(), told.failed.len()));
+                }
+                (all, parts(&run, &local))
+            },
+        );
+        for (id, (all, parts)) in
+            told.iter().enumerate().flat_map(|(id, all)| all.iter().map(move |all| (id, all)))
+        {
+            // Worker 1 takes step 4 alone, so the exchange fails there; that of step 8 has new communicators.
+            let epoch = if id == 0 { Some(1) } else { None };
+            assert_eq!((all[3], all[7]), ((epoch, 0, 1), (Some(2), 1, 0)), "worker {id}: {all:?}");
+            assert!(!parts.is_empty());
+        }
+    }
+}
+
 /// A membership with exchanges that fail from step 8 on until a worker has joined.
 #[derive(Debug)]
 struct Failing {

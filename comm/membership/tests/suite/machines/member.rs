@@ -92,6 +92,16 @@ fn a_member_asks_until_it_is_answered_or_gives_up() {
 }
 
 #[test]
+fn a_connection_is_lost_after_half_a_lease_and_not_before_two_seconds() {
+    let mut told = Told::new();
+    assert_eq!(told.member.lost_after(), secs(2));
+    for (lease, after) in [(secs(60), secs(30)), (secs(3), secs(2))] {
+        told.hear(Word::Heard { sent: secs(1), lease });
+        assert_eq!(told.member.lost_after(), after);
+    }
+}
+
+#[test]
 fn an_answer_is_believed_only_while_the_lease_lasts() {
     let mut told = Told::asking();
     told.hear(Word::Granted { round: round(1) });
