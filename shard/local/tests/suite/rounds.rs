@@ -2,7 +2,7 @@
 
 use crate::common::{self, Run};
 use crate::follow::{LONG, Vetoing, build, run};
-use crate::replicas::{connect, parts, step};
+use crate::replicas::{Part, connect, parts, step};
 use meshstep_comm::{Clock, loopback};
 use meshstep_local::{
     Fragment, LocalOptimizer, LocalPlan, OnFailure, Placement, Select, Slots, Timing, What, Workers,
@@ -194,13 +194,14 @@ fn a_round_that_was_given_up_is_ended_and_not_exchanged_at_a_later_step() {
                 (all, parts(&run, &local))
             },
         );
-        for (id, (all, parts)) in
-            told.iter().enumerate().flat_map(|(id, all)| all.iter().map(move |all| (id, all)))
-        {
-            // Worker 1 takes step 4 alone, so the exchange fails there; that of step 8 has new communicators.
-            let epoch = if id == 0 { Some(1) } else { None };
-            assert_eq!((all[3], all[7]), ((epoch, 0, 1), (Some(2), 1, 0)), "worker {id}: {all:?}");
-            assert!(!parts.is_empty());
+        for (id, ranks) in told.iter().enumerate() {
+            for (all, parts) in ranks {
+                // Worker 1 takes step 4 alone, so that the exchange fails; step 8 has new communicators.
+                let fourth = (if id == 0 { Some(1) } else { None }, 0, 1);
+                assert_eq!((all[3], all[7]), (fourth, (Some(2), 1, 0)), "worker {id}: {all:?}");
+                let params = |parts: &[Part]| parts.iter().map(|part| part.0.clone()).collect::<Vec<_>>();
+                assert_eq!(params(parts), params(&told[0][0].1), "worker {id}");
+            }
         }
     }
 }
