@@ -62,7 +62,7 @@
 //!
 //! The arbiter has one record, [`State`]. It logs the whole state at every change and sends messages after that. Workers repeat a
 //! request until it is answered; a repeated request has no further effect. Every message of a worker carries the highest term
-//! (start of the arbiter) and epoch that the worker knows of, every message of an arbiter carries its term; messages from an older
+//! (start of the arbiter) and epoch that the worker knows of, and the last round with a known end; every message of an arbiter carries its term; messages from an older
 //! term are ignored.
 //!
 //! # Limits
@@ -72,8 +72,8 @@
 //!   on until a worker meets both: promote a standby only after the arbiter has ended.
 //! - A worker whose exchange was committed, and that did not hear of it within its deadline, joins again. If no worker heard of it, the
 //!   run's state is lost with them: let the deadline be longer than the arbiter's restart.
-//! - Only a worker that asks for a boundary or votes shows that an arbiter's log is an incomplete copy. If such a copy, of a standby
-//!   that was given up, is promoted while the worker that knows a later commit only sends beats, another worker may abort that round.
+//! - The copy of a standby that was given up is incomplete. An arbiter on such a copy stops at the first message of a worker that knows
+//!   more; another worker that sends first may abort a round that the other knows as committed.
 //! - At most 256 workers.
 //! - The arbiter believes workers that give a wrong id, or vote ready without being ready.
 

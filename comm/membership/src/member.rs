@@ -218,8 +218,10 @@ impl Member {
         let join = (self.epoch == 0).then_some(Ask::Join { digest, contact });
         let asked = self.pending.and_then(|pending| self.ask(pending));
         let asks = join.into_iter().chain([Ask::Beat { sent: now }]).chain(asked);
+        // A round is granted after the end of the round before it.
+        let after = self.round - u64::from(self.is_open());
         let (worker, term, epoch) = (self.worker, self.term, self.epoch);
-        asks.map(|ask| ToArbiter { worker, term, epoch, ask }).collect()
+        asks.map(|ask| ToArbiter { worker, term, epoch, after, ask }).collect()
     }
 
     fn ask(&self, pending: Pending) -> Option<Ask> {
@@ -228,7 +230,7 @@ impl Member {
             // The grant has arrived, and waits for an acknowledged beat; or the last round is open. Another request would be for
             // the round after it.
             Request::Boundary(_) if self.grant.is_some() || self.is_open() => None,
-            Request::Boundary(step) => Some(Ask::Arrive { request: pending.number, after: self.round, step }),
+            Request::Boundary(step) => Some(Ask::Arrive { request: pending.number, step }),
             // A vote on any other round is an error of the caller, of which the arbiter does not hear.
             Request::Vote { round, .. } if round != self.round => None,
             Request::Vote { round, ballot } => Some(Ask::Vote { round, ballot }),

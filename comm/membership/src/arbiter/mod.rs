@@ -158,9 +158,9 @@ impl Arbiter {
             let (later_term, later_epoch) = (message.term, message.epoch);
             return Some(Error::Superseded { term, epoch, later_term, later_epoch });
         }
+        let after = message.after;
         let later = match message.ask {
-            // The worker knows the end of this round.
-            Ask::Arrive { after, .. } if after > round || after == round && self.state.is_open() => after,
+            _ if after > round || after == round && self.state.is_open() => after,
             Ask::Vote { round: granted, .. } if granted > round => granted,
             _ => return None,
         };
@@ -230,12 +230,19 @@ impl Arbiter {
                 Err(refusal) => Word::Refused { request: 0, refusal },
             }
         } else {
-            return self.answer_peer(from, message.ask, now, send);
+            return self.answer_peer(from, message.after, message.ask, now, send);
         };
         send.push(self.say(from, word));
     }
 
-    fn answer_peer(&mut self, from: Worker, ask: Ask, now: Duration, send: &mut Vec<FromArbiter>) {
+    fn answer_peer(
+        &mut self,
+        from: Worker,
+        after: u64,
+        ask: Ask,
+        now: Duration,
+        send: &mut Vec<FromArbiter>,
+    ) {
         let Some(peer) = self.peers.iter_mut().find(|peer| peer.worker == from) else {
             // The worker wanted to join a predecessor, and will repeat the request.
             return;
@@ -246,9 +253,7 @@ impl Arbiter {
                 let lease = self.config.silence;
                 send.push(self.say(from, Word::Heard { sent, lease }));
             }
-            Ask::Arrive { request, after, step } => {
-                self.arrive(from, Arrival { request, step }, after, now, send)
-            }
+            Ask::Arrive { request, step } => self.arrive(from, Arrival { request, step }, after, now, send),
             Ask::Vote { round, ballot } => self.vote(from, round, ballot, now, send),
             Ask::Join { .. } | Ask::Leave => {}
         }

@@ -36,6 +36,7 @@ fn who_does_not_fit_is_told_why() {
         worker,
         term: 0,
         epoch: 0,
+        after: 0,
         ask: Ask::Join { digest, contact: contact.to_owned() },
     };
     let mine = Digest { plan: 4, ..DIGEST };
