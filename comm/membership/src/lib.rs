@@ -120,6 +120,9 @@ pub trait Membership: Send + Sync + Debug {
     /// have joined since the last round are members from this round on; workers that have gone are not. A joining worker may name
     /// any step, since the round has the run's step; only the workers of the first epoch have to name the same one.
     ///
+    /// After a boundary that was given up, the round may be of that earlier step: the worker votes [`Ballot::Failed`] on it, and
+    /// calls again.
+    ///
     /// # Errors
     /// [`Error::Refused`]: after a final refusal ([`Refusal::is_final`]) the worker is out of the run; after another one it may
     /// call again.
