@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use meshstep_membership::{Config, Kept, Log, Service, Standby};
+use meshstep_membership::{Config, Log, Service, Standby, StandbyCopy};
 
 use super::{Run, elastic};
 use crate::args::arbiter::Arbiter;
@@ -54,7 +54,7 @@ fn follow(asked: &Arbiter, out: &mut impl Write) -> Result<()> {
     let addrs: Vec<String> = asked.follow.iter().map(ToString::to_string).collect();
     writeln!(out, "standby of run {run:?} at {}; log {}", addrs.join(", "), asked.log.display())?;
     out.flush()?;
-    let mut told = Kept::default();
+    let mut told = StandbyCopy::default();
     loop {
         if let Some(error) = standby.failed() {
             return Err(error).context("the standby has stopped");

@@ -111,6 +111,25 @@ pub enum Error {
         /// Round that the worker knows of.
         later: u64,
     },
+    /// The arbiter's log has less than the standby's copy, which stays as it is.
+    #[error(
+        "the arbiter's log, in round {round} (term {term}, epoch {epoch}), has less than this copy of it, in round {copy_round} (term \
+         {copy_term}, epoch {copy_epoch}); end that arbiter and promote this copy, or name a new file for the copy"
+    )]
+    OldRecord {
+        /// The arbiter's term.
+        term: u64,
+        /// The arbiter's epoch.
+        epoch: u64,
+        /// Last round in the arbiter's log.
+        round: u64,
+        /// Term of the copy.
+        copy_term: u64,
+        /// Epoch of the copy.
+        copy_epoch: u64,
+        /// Last round in the copy.
+        copy_round: u64,
+    },
     /// Another standby follows the arbiter in place of this one.
     #[error("another standby follows this arbiter now, and an arbiter has one; end this one or the other")]
     Replaced,

@@ -44,9 +44,11 @@
 //!
 //! # While the arbiter is away
 //!
-//! A worker tries the arbiter's addresses in turn ([`Caller::addrs`]) until one answers. When none has for a second, a boundary
-//! returns [`Error::Alone`] at once, and the worker steps on without an exchange, for [`Caller::alone`] steps after the last granted
-//! one. There it waits for its deadline, and ends with [`Error::Away`]. A vote waits for its deadline, because its exchange may be
+//! A worker tries the arbiter's addresses in turn ([`Caller::addrs`]) until one answers. When it has had no connection for a second, a
+//! boundary returns [`Error::Alone`] at once, and the worker steps on without an exchange, for [`Caller::alone`] steps after the last
+//! granted one. A connection is given up after half of [`Config::silence`] without a message, and not before two seconds: so long it
+//! takes to notice an arbiter on a machine that has stopped. A boundary that was given up may still be granted: the next one then
+//! returns a round of the earlier step, which the worker ends with [`Ballot::Failed`]. At the bound it waits for its deadline, and ends with [`Error::Away`]. A vote waits for its deadline, because its exchange may be
 //! committed. When an arbiter is back, workers that are behind go on to the step of the others ([`Refusal::Behind`]), and all exchange
 //! there.
 //!
@@ -60,7 +62,7 @@
 //!
 //! The arbiter has one record, [`State`]. It logs the whole state at every change and sends messages after that. Workers repeat a
 //! request until it is answered; a repeated request has no further effect. Every message of a worker carries the highest term
-//! (start of the arbiter) and epoch that the worker knows of, every message of an arbiter carries its term; messages from an older
+//! (start of the arbiter) and epoch that the worker knows of, and the last round with a known end; every message of an arbiter carries its term; messages from an older
 //! term are ignored.
 //!
 //! # Limits
@@ -70,6 +72,8 @@
 //!   on until a worker meets both: promote a standby only after the arbiter has ended.
 //! - A worker whose exchange was committed, and that did not hear of it within its deadline, joins again. If no worker heard of it, the
 //!   run's state is lost with them: let the deadline be longer than the arbiter's restart.
+//! - The copy of a standby that was given up is incomplete. An arbiter on such a copy stops at the first message of a worker that knows
+//!   more; another worker that sends first may abort a round that the other knows as committed.
 //! - At most 256 workers.
 //! - The arbiter believes workers that give a wrong id, or vote ready without being ready.
 
@@ -101,7 +105,7 @@ pub use round::{Ballot, Decision, Departure, Gone, Round, Seat};
 pub use state::{Former, Place, State};
 #[cfg(unix)]
 pub use tcp::Contact;
-pub use tcp::{Caller, Kept, Remote, Service, Standby};
+pub use tcp::{Caller, Remote, Service, Standby, StandbyCopy};
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -115,6 +119,9 @@ pub trait Membership: Send + Sync + Debug {
     /// Waits until all members are at the exchange of logical step `step`, and returns the round with its members. Workers that
     /// have joined since the last round are members from this round on; workers that have gone are not. A joining worker may name
     /// any step, since the round has the run's step; only the workers of the first epoch have to name the same one.
+    ///
+    /// After a boundary that was given up, the round may be of that earlier step: the worker votes [`Ballot::Failed`] on it, and
+    /// calls again.
     ///
     /// # Errors
     /// [`Error::Refused`]: after a final refusal ([`Refusal::is_final`]) the worker is out of the run; after another one it may

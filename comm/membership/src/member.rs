@@ -7,6 +7,8 @@ use std::time::Duration;
 
 /// Interval between the attempts of a worker that has had no answer yet.
 const FIRST_BEAT: Duration = Duration::from_millis(100);
+/// Shortest time after which a connection without messages is useless. The arbiter may wait a second for its standby.
+const SHORTEST_LOSS: Duration = Duration::from_secs(2);
 
 /// A request that a worker waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,10 +192,10 @@ impl Member {
         self.ended.as_ref()
     }
 
-    /// Returns the time without a message from the arbiter after which the connection is useless: several beats were not
-    /// acknowledged.
+    /// Returns the time without a message from the arbiter after which the connection is useless: the arbiter has not acknowledged a
+    /// beat for two more.
     pub fn lost_after(&self) -> Duration {
-        self.beat.saturating_mul(12).max(Duration::from_secs(1))
+        self.beat.saturating_mul(3).max(SHORTEST_LOSS)
     }
 
     /// Returns the time at which [`tick`](Member::tick) has messages, or [`take`](Member::take) gives up.
@@ -216,8 +218,10 @@ impl Member {
         let join = (self.epoch == 0).then_some(Ask::Join { digest, contact });
         let asked = self.pending.and_then(|pending| self.ask(pending));
         let asks = join.into_iter().chain([Ask::Beat { sent: now }]).chain(asked);
+        // A round is granted after the end of the round before it.
+        let after = self.round - u64::from(self.is_open());
         let (worker, term, epoch) = (self.worker, self.term, self.epoch);
-        asks.map(|ask| ToArbiter { worker, term, epoch, ask }).collect()
+        asks.map(|ask| ToArbiter { worker, term, epoch, after, ask }).collect()
     }
 
     fn ask(&self, pending: Pending) -> Option<Ask> {
@@ -226,7 +230,7 @@ impl Member {
             // The grant has arrived, and waits for an acknowledged beat; or the last round is open. Another request would be for
             // the round after it.
             Request::Boundary(_) if self.grant.is_some() || self.is_open() => None,
-            Request::Boundary(step) => Some(Ask::Arrive { request: pending.number, after: self.round, step }),
+            Request::Boundary(step) => Some(Ask::Arrive { request: pending.number, step }),
             // A vote on any other round is an error of the caller, of which the arbiter does not hear.
             Request::Vote { round, .. } if round != self.round => None,
             Request::Vote { round, ballot } => Some(Ask::Vote { round, ballot }),

@@ -23,7 +23,8 @@ pub struct Digest {
     pub rule: u64,
 }
 
-/// Message from a worker. `term` and `epoch` are the highest that the worker knows of: an arbiter with a lower one is superseded.
+/// Message from a worker. `term` and `epoch` are the highest that the worker knows of: an arbiter with a lower one is superseded. An
+/// arbiter that does not know the end of round `after` has an incomplete log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToArbiter {
     /// Sender.
@@ -32,6 +33,8 @@ pub struct ToArbiter {
     pub term: u64,
     /// Last epoch of which the worker was a member; 0 for none.
     pub epoch: u64,
+    /// Last round with an end that the worker knows; 0 for none.
+    pub after: u64,
     /// Request.
     pub ask: Ask,
 }
@@ -55,8 +58,6 @@ pub enum Ask {
     Arrive {
         /// Number of this request.
         request: u64,
-        /// Last round with an end that the worker knows.
-        after: u64,
         /// Logical step.
         step: u64,
     },
@@ -143,12 +144,12 @@ impl FromArbiter {
 
 wire!(struct Worker { id, life });
 wire!(struct Digest { plan, rule });
-wire!(struct ToArbiter { worker, term, epoch, ask });
+wire!(struct ToArbiter { worker, term, epoch, after, ask });
 wire!(struct FromArbiter { to, term, word });
 wire!(enum Ask {
     1 => Join { digest, contact },
     2 => Beat { sent },
-    3 => Arrive { request, after, step },
+    3 => Arrive { request, step },
     4 => Vote { round, ballot },
     5 => Leave {},
 });

@@ -72,6 +72,12 @@ impl State {
         self.term = ((self.term >> STARTS) + 1) << STARTS;
     }
 
+    /// Returns true if `other`, a state of the same run, is older or lacks what this one has.
+    pub(super) fn knows_more_than(&self, other: &State) -> bool {
+        let ended = |state: &State| (state.round, !state.is_open());
+        self.term > other.term || self.epoch > other.epoch || ended(self) > ended(other)
+    }
+
     /// Returns true while members vote on an exchange.
     pub(super) fn is_open(&self) -> bool {
         self.round > 0 && self.decision.is_none()

@@ -158,9 +158,9 @@ impl Arbiter {
             let (later_term, later_epoch) = (message.term, message.epoch);
             return Some(Error::Superseded { term, epoch, later_term, later_epoch });
         }
+        let after = message.after;
         let later = match message.ask {
-            // The worker knows the end of this round.
-            Ask::Arrive { after, .. } if after > round || after == round && self.state.is_open() => after,
+            _ if after > round || after == round && self.state.is_open() => after,
             Ask::Vote { round: granted, .. } if granted > round => granted,
             _ => return None,
         };
@@ -177,8 +177,11 @@ impl Arbiter {
             let late =
                 arbiter.since.is_some_and(|since| now >= since.saturating_add(arbiter.config.patience));
             if late {
-                let awaited = arbiter.awaited();
-                awaited.into_iter().for_each(|worker| arbiter.depart(worker, Departure::Late));
+                // A worker between two connections has its grace.
+                let between = arbiter.peers.iter().filter(|peer| peer.lost_at.is_some());
+                let between: Vec<Worker> = between.map(|peer| peer.worker).collect();
+                let awaited = arbiter.awaited().into_iter().filter(|worker| !between.contains(worker));
+                awaited.for_each(|worker| arbiter.depart(worker, Departure::Late));
             }
             arbiter.decide(send);
             arbiter.grant(late, send);
@@ -194,10 +197,11 @@ impl Arbiter {
         })
     }
 
-    /// Records that a worker's last connection has closed: it stops being a member at `lost_at`, unless a message comes before.
+    /// Records that a worker's last connection has closed: it stops being a member at `lost_at`, unless a message comes before. At a
+    /// boundary it waits again once it asks again, since it may have gone on without an arbiter.
     pub fn close(&mut self, worker: Worker, lost_at: Duration) {
         let peer = self.peers.iter_mut().find(|peer| peer.worker == worker);
-        peer.into_iter().for_each(|peer| peer.lost_at = Some(lost_at));
+        peer.into_iter().for_each(|peer| (peer.lost_at, peer.arrived) = (Some(lost_at), None));
     }
 
     fn event(&mut self, event: impl FnOnce(&mut Self, &mut Vec<FromArbiter>)) -> Output {
@@ -226,12 +230,19 @@ impl Arbiter {
                 Err(refusal) => Word::Refused { request: 0, refusal },
             }
         } else {
-            return self.answer_peer(from, message.ask, now, send);
+            return self.answer_peer(from, message.after, message.ask, now, send);
         };
         send.push(self.say(from, word));
     }
 
-    fn answer_peer(&mut self, from: Worker, ask: Ask, now: Duration, send: &mut Vec<FromArbiter>) {
+    fn answer_peer(
+        &mut self,
+        from: Worker,
+        after: u64,
+        ask: Ask,
+        now: Duration,
+        send: &mut Vec<FromArbiter>,
+    ) {
         let Some(peer) = self.peers.iter_mut().find(|peer| peer.worker == from) else {
             // The worker wanted to join a predecessor, and will repeat the request.
             return;
@@ -242,9 +253,7 @@ impl Arbiter {
                 let lease = self.config.silence;
                 send.push(self.say(from, Word::Heard { sent, lease }));
             }
-            Ask::Arrive { request, after, step } => {
-                self.arrive(from, Arrival { request, step }, after, now, send)
-            }
+            Ask::Arrive { request, step } => self.arrive(from, Arrival { request, step }, after, now, send),
             Ask::Vote { round, ballot } => self.vote(from, round, ballot, now, send),
             Ask::Join { .. } | Ask::Leave => {}
         }

@@ -12,7 +12,7 @@ const DIAL: Duration = Duration::from_secs(1);
 
 /// Connection to an arbiter.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Dialled {
     pub(super) addr: SocketAddr,
     pub(super) term: u64,
     pub(super) incoming: Incoming,
@@ -23,13 +23,13 @@ pub(super) struct Line {
 /// lower terms are told of it, and stop.
 ///
 /// # Errors
-/// The first error that another attempt would not change, if all addresses have one; else the last one.
+/// The first error that another attempt may change, if an address has one: its arbiter may be starting. Else the first one.
 pub(super) fn dial(
     addrs: &[SocketAddr],
     token: Option<&Token>,
     run: &str,
     known: u64,
-) -> Result<Line, ConnectionError> {
+) -> Result<Dialled, ConnectionError> {
     let (mut lines, mut errors) = (Vec::new(), Vec::new());
     for &addr in addrs {
         match open(addr, token, run) {
@@ -41,7 +41,7 @@ pub(super) fn dial(
     // Old ones first; the run's own is the last.
     lines.sort_by_key(|line| line.term);
     let current = lines.pop_if(|line| line.term == highest);
-    for Line { addr, term, mut outgoing, .. } in lines {
+    for Dialled { addr, term, mut outgoing, .. } in lines {
         if term < highest {
             // It learns of the later arbiter from another worker if this message is lost.
             let _ = outgoing.send(&ToService::Known { term: highest }.encode());
@@ -49,16 +49,14 @@ pub(super) fn dial(
         }
         outgoing.cut();
     }
-    let permanent = errors.iter().all(|error| !error.may_change());
-    current.ok_or_else(|| if permanent { errors.swap_remove(0) } else { last(errors) })
-}
-
-fn last(mut errors: Vec<ConnectionError>) -> ConnectionError {
-    errors.pop().unwrap_or(ConnectionError::NoAddress)
+    current.ok_or_else(|| {
+        let changes = errors.iter().position(ConnectionError::may_change).unwrap_or(0);
+        errors.into_iter().nth(changes).unwrap_or(ConnectionError::NoAddress)
+    })
 }
 
 /// Calls one address, and hears the term of its arbiter.
-fn open(addr: SocketAddr, token: Option<&Token>, run: &str) -> Result<Line, ConnectionError> {
+fn open(addr: SocketAddr, token: Option<&Token>, run: &str) -> Result<Dialled, ConnectionError> {
     let (mut incoming, outgoing) = call(addr, token, &purpose(run), DIAL)?;
     let unreachable = |why: Why| rendezvous::Error::Unreachable {
         host: addr.ip().to_string(),
@@ -68,7 +66,37 @@ fn open(addr: SocketAddr, token: Option<&Token>, run: &str) -> Result<Line, Conn
     };
     let first = incoming.next(Instant::now() + DIAL).map_err(unreachable)?;
     match FromService::decode(&first) {
-        Some(FromService::Term { term }) => Ok(Line { addr, term, incoming, outgoing }),
+        Some(FromService::Term { term }) => Ok(Dialled { addr, term, incoming, outgoing }),
         _ => Err(ConnectionError::NotAnArbiter { addr, why: Why::NotUnderstood }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use meshstep_cases::process::free_addr;
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    #[test]
+    fn another_program_at_one_address_does_not_end_the_calls_to_an_arbiter_that_is_away() {
+        let listener = TcpListener::bind(free_addr()).unwrap();
+        let (other, nobody) = (listener.local_addr().unwrap(), free_addr());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let _ = stream.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+            }
+        });
+        let error = |addrs: &[SocketAddr]| dial(addrs, None, "run", 0).map(drop).unwrap_err();
+        let of_other = error(&[other]);
+        assert!(
+            matches!(of_other, ConnectionError::NotAnArbiter { addr, .. } if addr == other),
+            "{of_other}"
+        );
+        for addrs in [[nobody, other], [other, nobody]] {
+            let error = error(&addrs);
+            assert!(error.may_change(), "{addrs:?}: {error}");
+        }
+        assert_eq!(error(&[]), ConnectionError::NoAddress);
     }
 }

@@ -12,5 +12,5 @@ mod worker;
 pub use arbiter::Service;
 #[cfg(unix)]
 pub use contact::Contact;
-pub use standby::{Kept, Standby};
+pub use standby::{Standby, StandbyCopy};
 pub use worker::{Caller, Remote};

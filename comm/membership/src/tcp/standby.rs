@@ -1,6 +1,6 @@
 //! Standby of an arbiter: a process that keeps a copy of the arbiter's log.
 
-use super::dial::{Line, dial};
+use super::dial::{Dialled, dial};
 use super::protocol::{FromService, ToService};
 use crate::log::Log;
 use crate::wire::Wire;
@@ -23,13 +23,13 @@ const BEAT: Duration = Duration::from_secs(1);
 /// [`Log::promote`](crate::Log::promote) and start a [`Service`](crate::Service) on its log.
 #[derive(Debug)]
 pub struct Standby {
-    shared: Arc<Shared>,
+    shared: Arc<StandbyShared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a standby has.
+/// State of a standby's copy of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct StandbyCopy {
     /// True while it is connected to the arbiter.
     pub follows: bool,
     /// Number of records that it has written.
@@ -39,17 +39,17 @@ pub struct Kept {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct StandbyShared {
     addrs: Vec<SocketAddr>,
     token: Option<Token>,
     run: String,
-    inside: Mutex<Inside>,
+    inside: Mutex<StandbyState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Inside {
-    kept: Kept,
+struct StandbyState {
+    kept: StandbyCopy,
     failed: Option<Error>,
     outgoing: Option<Outgoing>,
     closing: bool,
@@ -59,13 +59,17 @@ impl Standby {
     /// Follows the arbiter of `run` at one of `addrs`, and keeps its log in the file `log`.
     ///
     /// # Errors
-    /// [`Error::Log`], [`Error::NoThread`].
+    /// [`Error::Connection`] without an address, [`Error::Log`], [`Error::NoThread`].
     pub fn start(addrs: &[SocketAddr], token: Option<&Token>, run: &str, log: &Path) -> Result<Self, Error> {
+        if addrs.is_empty() {
+            return Err(ConnectionError::NoAddress.into());
+        }
         let (log, last) = Log::open(log)?;
-        let kept = Kept { term: last.as_ref().map_or(0, |state| state.term), ..Kept::default() };
-        let inside = Mutex::new(Inside { kept, ..Inside::default() });
+        let kept =
+            StandbyCopy { term: last.as_ref().map_or(0, |state| state.term), ..StandbyCopy::default() };
+        let inside = Mutex::new(StandbyState { kept, ..StandbyState::default() });
         let (addrs, token, run) = (addrs.to_vec(), token.cloned(), run.to_owned());
-        let shared = Arc::new(Shared { addrs, token, run, inside, changed: Condvar::new() });
+        let shared = Arc::new(StandbyShared { addrs, token, run, inside, changed: Condvar::new() });
         let for_thread = Arc::clone(&shared);
         let thread = Builder::new().name("standby".to_owned()).spawn(move || for_thread.keep(log, last));
         let thread = thread.map_err(|error| Error::NoThread { message: error.to_string() })?;
@@ -73,12 +77,13 @@ impl Standby {
     }
 
     /// Returns what the standby has.
-    pub fn kept(&self) -> Kept {
+    pub fn kept(&self) -> StandbyCopy {
         self.shared.lock().kept
     }
 
-    /// Returns why the standby has stopped: it cannot write its log, another standby follows, or the arbiter is of another run or an
-    /// earlier term.
+    /// Returns why the standby has stopped: the copy cannot be written or knows more than the arbiter ([`Error::OldRecord`]), another
+    /// standby follows, or the arbiter is of another run. While no arbiter of the copy's term or a later one answers, the standby
+    /// calls again, and [`kept`](Self::kept) says that it does not follow.
     pub fn failed(&self) -> Option<Error> {
         self.shared.lock().failed.clone()
     }
@@ -96,8 +101,8 @@ impl Drop for Standby {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Inside> {
+impl StandbyShared {
+    fn lock(&self) -> MutexGuard<'_, StandbyState> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -125,8 +130,8 @@ impl Shared {
     }
 
     /// Runs one connection to its end.
-    fn follow(&self, line: Line, log: &mut Log, last: &mut Option<State>) -> Result<(), Error> {
-        let Line { mut incoming, outgoing, .. } = line;
+    fn follow(&self, line: Dialled, log: &mut Log, last: &mut Option<State>) -> Result<(), Error> {
+        let Dialled { mut incoming, outgoing, .. } = line;
         let term = {
             let mut inside = self.lock();
             inside.outgoing = Some(outgoing);
@@ -141,7 +146,7 @@ impl Shared {
                     number = record;
                     let mut inside = self.lock();
                     let records = inside.kept.records + 1;
-                    inside.kept = Kept { follows: true, records, term: state.term };
+                    inside.kept = StandbyCopy { follows: true, records, term: state.term };
                 }
                 Ok(FromService::Replaced {}) => return Err(Error::Replaced),
                 Ok(FromService::Term { .. } | FromService::Say { .. }) | Err(Why::Silent { .. }) => {}
@@ -166,10 +171,15 @@ fn next(incoming: &mut Incoming) -> Result<FromService, Why> {
     FromService::decode(&payload).ok_or(Why::NotUnderstood)
 }
 
-/// Writes a record to the copy, which is of one run.
+/// Writes a record to the copy, which is of one run. A record of an arbiter that has lost its log would end what the copy knows.
 fn write(log: &mut Log, last: &mut Option<State>, state: &State) -> Result<(), Error> {
     if last.as_ref().is_some_and(|last| last.digest != state.digest) {
         return Err(crate::ConfigError::OtherRun.into());
+    }
+    if let Some(last) = last.as_ref().filter(|last| last.knows_more_than(state)) {
+        let State { term, epoch, round, .. } = *state;
+        let (copy_term, copy_epoch, copy_round) = (last.term, last.epoch, last.round);
+        return Err(Error::OldRecord { term, epoch, round, copy_term, copy_epoch, copy_round });
     }
     log.append(state)?;
     *last = Some(state.clone());

@@ -1,6 +1,6 @@
 //! Membership of a worker that is a process of its own and calls its arbiter over TCP.
 
-use super::dial::{Line, dial};
+use super::dial::{Dialled, dial};
 use super::protocol::{FromService, ToService};
 use crate::member::{Answer, Member, Request};
 use crate::message::{Digest, Worker};
@@ -73,9 +73,12 @@ impl Remote {
     /// [`Config::grace`](crate::Config::grace).
     ///
     /// # Errors
-    /// [`Error::Unanswered`] if no arbiter answers; [`Error::Connection`] if it has another token or run; [`Error::Refused`] for
-    /// another plan or rule, an id that stays taken, a contact that is too long; [`Error::NoThread`].
+    /// [`Error::Unanswered`] if no arbiter answers; [`Error::Connection`] if it has another token or run, or without an address;
+    /// [`Error::Refused`] for another plan or rule, an id that stays taken, a contact that is too long; [`Error::NoThread`].
     pub fn join(caller: Caller) -> Result<Self, Error> {
+        if caller.addrs.is_empty() {
+            return Err(ConnectionError::NoAddress.into());
+        }
         let began = Instant::now();
         loop {
             match Self::join_once(caller.clone()) {
@@ -216,7 +219,7 @@ impl ArbiterLink {
     }
 
     /// Runs one connection to its end.
-    fn hold(&self, Line { mut incoming, outgoing, .. }: Line) {
+    fn hold(&self, Dialled { mut incoming, outgoing, .. }: Dialled) {
         let mut inside = self.lock();
         (inside.outgoing, inside.away_since) = (Some(outgoing), None);
         inside.member.repeat(self.now());

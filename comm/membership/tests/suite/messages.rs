@@ -14,14 +14,14 @@ fn asks() -> Vec<Vec<u8>> {
     let asks = [
         Ask::Join { digest: DIGEST, contact: "10.0.0.1:29500 ü".to_owned() },
         Ask::Beat { sent: secs(9) },
-        Ask::Arrive { request: 1, after: 2, step: 3 },
+        Ask::Arrive { request: 1, step: 3 },
         Ask::Vote { round: 4, ballot: Ballot::Ready },
         Ask::Vote { round: 4, ballot: Ballot::Veto },
         Ask::Vote { round: 4, ballot: Ballot::Failed },
         Ask::Vote { round: 4, ballot: Ballot::Idle },
         Ask::Leave,
     ];
-    asks.map(|ask| ToArbiter { worker: WORKER, term: 5, epoch: 6, ask }.encode()).to_vec()
+    asks.map(|ask| ToArbiter { worker: WORKER, term: 5, epoch: 6, after: 2, ask }.encode()).to_vec()
 }
 
 /// Returns one answer of each kind.

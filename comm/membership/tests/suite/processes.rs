@@ -4,7 +4,7 @@ use crate::common::config;
 use crate::remote::{caller, serve};
 use meshstep_cases::long;
 use meshstep_cases::process::{Process, free_addr};
-use meshstep_membership::{Ballot, Caller, Config, Decision, Membership, Remote};
+use meshstep_membership::{Ballot, Caller, Config, Decision, Error, Membership, Remote};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -142,6 +142,28 @@ fn survivors_of_a_killed_worker_go_on_and_its_successor_joins_them() {
     for mut worker in workers {
         assert!(worker.wait().success());
     }
+}
+
+/// A stopped machine closes no connection.
+#[test]
+fn a_stopped_arbiter_is_noticed_before_its_silence_has_passed_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let addr = free_addr();
+    let arbiter = start_arbiter(addr, &dir.path().join("log"));
+    let worker = Remote::join(Caller { alone: 10, ..caller(addr, 0) }).unwrap();
+    let round = worker.boundary(4).unwrap();
+    assert!(worker.vote(&round, Ballot::Ready).unwrap().is_commit());
+    arbiter.stop();
+    let begin = Instant::now();
+    assert_eq!(worker.boundary(8), Err(Error::Alone { step: 8, left: 6 }));
+    assert!(begin.elapsed() < 2 * quick().silence + Duration::from_secs(1), "{:?}", begin.elapsed());
+    arbiter.signal("-CONT");
+    // The worker calls again within a moment.
+    while worker.boundary(12) == Err(Error::Alone { step: 12, left: 2 }) {
+        assert!(begin.elapsed() < BOUND);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    worker.leave().unwrap();
 }
 
 /// The socket closes as the worker dies, so neither the others nor the successor with the same id wait for the minute of silence.

@@ -161,7 +161,7 @@ fn garbage_of_strangers_and_of_those_with_the_token_does_no_harm() {
     assert!(incoming.next(Instant::now() + LONG).is_ok());
     for (id, heard) in [(7, true), (8, false)] {
         let ask = Ask::Join { digest: DIGEST, contact: String::new() };
-        let message = ToArbiter { worker: Worker { id, life: 1 }, term: 0, epoch: 0, ask };
+        let message = ToArbiter { worker: Worker { id, life: 1 }, term: 0, epoch: 0, after: 0, ask };
         outgoing.send(&[&[1], &message.encode()[..]].concat()).unwrap();
         assert_eq!(incoming.next(Instant::now() + LONG).is_ok(), heard);
     }

@@ -4,7 +4,8 @@ use crate::common::{DIGEST, LONG, config};
 use crate::remote::{caller, patient, serve, token};
 use meshstep_cases::process::free_addr;
 use meshstep_membership::{
-    Ballot, Caller, Config, Error, Log, LogError, Membership, Remote, Service, Standby, State,
+    Ballot, Caller, Config, ConnectionError, Decision, Error, Log, LogError, Membership, Remote, Service,
+    Standby, State,
 };
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -171,6 +172,42 @@ fn a_standby_has_every_state_before_a_worker_hears_of_it() {
     assert_eq!(standby.failed(), Some(Error::Replaced));
     until("the other follows", || other.kept().follows);
     exchange(&worker, 100);
+}
+
+/// An arbiter on a new log, and one on an old copy of its log.
+#[test]
+fn a_standby_keeps_its_copy_when_the_arbiter_has_lost_a_part_of_its_log() {
+    for (copied, term, round) in [(false, 1, 0), (true, 2, 1)] {
+        let two = Two::new();
+        let service = two.serve(0);
+        let standby = Standby::start(&two.addrs[..1], Some(&token()), "run", &two.logs[1]).unwrap();
+        until("the standby follows", || service.has_standby());
+        let worker = two.worker(LONG);
+        let granted = worker.boundary(4).unwrap();
+        let open = std::fs::read(&two.logs[0]).unwrap();
+        assert!(worker.vote(&granted, Ballot::Ready).unwrap().is_commit());
+        drop((worker, service));
+        std::fs::write(&two.logs[0], if copied { &open[..] } else { &[] }).unwrap();
+        let _service = two.serve(0);
+        until("the standby stops", || standby.failed().is_some());
+        let (copy_term, copy_epoch, copy_round) = (1, 1, 1);
+        let old = Error::OldRecord { term, epoch: round, round, copy_term, copy_epoch, copy_round };
+        assert_eq!(standby.failed(), Some(old));
+        let kept = last(&two.logs[1]).unwrap();
+        assert_eq!((kept.term, kept.round, kept.decision), (1, 1, Some(Decision::Commit {})));
+    }
+}
+
+#[test]
+fn without_an_address_there_is_an_error_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let none = Error::Connection(ConnectionError::NoAddress);
+    let begin = Instant::now();
+    let caller = Caller { addrs: Vec::new(), ..caller(free_addr(), 0) };
+    assert_eq!(Remote::join(caller).map(drop), Err(none.clone()));
+    let log = dir.path().join("log");
+    assert_eq!(Standby::start(&[], Some(&token()), "run", &log).map(drop), Err(none));
+    assert!(begin.elapsed() < LONG / 2 && !log.exists());
 }
 
 /// Returns the last state of a log that another process has open: of a copy of the file.

@@ -143,7 +143,7 @@ impl LocalOptimizer {
                 let granted = following.granted;
                 self.hear_end()?;
                 if granted != step {
-                    match self.ask(|replica| replica.boundary(step)) {
+                    match self.ask_for_round(step) {
                         Err(LocalError::Membership(error)) if passes(&error) => return Ok(None),
                         round => self.go_on_with(round?, connect)?,
                     }
@@ -154,6 +154,25 @@ impl LocalOptimizer {
             }
         }
         Ok(self.engine.following.as_ref().and_then(|following| following.round.as_ref()))
+    }
+
+    /// Asks for a round of this step. A round of an earlier one was granted after the worker had given up its boundary and taken that
+    /// step alone: the worker ends it for all, and asks again.
+    fn ask_for_round(&mut self, step: u64) -> Result<Round, LocalError> {
+        loop {
+            let round = self.ask(|replica| replica.boundary(step))?;
+            if round.step == step {
+                return Ok(round);
+            }
+            self.engine.following.iter_mut().for_each(|following| following.round = Some(round.clone()));
+            // The others wait for this worker in the exchange.
+            self.engine.workers.world.abort();
+            self.engine.workers.across.abort();
+            match self.engine.end_round(Ballot::Failed) {
+                Ok(ended) => drop(ended?),
+                Err(error) => return Err(self.part(error)),
+            }
+        }
     }
 
     /// Asks for the decision on the last exchange, if it is not known.

@@ -2,7 +2,7 @@
 
 use crate::common::{self, Run};
 use crate::follow::{LONG, Vetoing, build, run};
-use crate::replicas::{connect, parts, step};
+use crate::replicas::{Part, connect, parts, step};
 use meshstep_comm::{Clock, loopback};
 use meshstep_local::{
     Fragment, LocalOptimizer, LocalPlan, OnFailure, Placement, Select, Slots, Timing, What, Workers,
@@ -141,6 +141,69 @@ fn what_is_sent_again_waits_for_a_step_that_has_its_side_free() {
     // The exchange after step 7 was vetoed; step 8 has an exchange before its update.
     expected[7].1 = 1;
     assert!(merged.iter().flatten().all(|merged| *merged == expected), "{merged:?}");
+}
+
+/// A membership that gives up its boundary of step 4, and is granted that round when it asks for step 8.
+#[derive(Debug)]
+struct GivingUp {
+    member: Arc<InProcessWorker>,
+    gave_up: AtomicBool,
+}
+
+impl Membership for GivingUp {
+    fn boundary(&self, step: u64) -> Result<Round, Error> {
+        if step == 4 {
+            self.gave_up.store(true, Relaxed);
+            return Err(Error::Alone { step, left: 8 });
+        }
+        self.member.boundary(if self.gave_up.swap(false, Relaxed) { 4 } else { step })
+    }
+
+    fn vote(&self, round: &Round, ballot: Ballot) -> Result<Decision, Error> {
+        self.member.vote(round, ballot)
+    }
+
+    fn decided(&self, round: &Round) -> Option<Decision> {
+        self.member.decided(round)
+    }
+
+    fn leave(&self) -> Result<(), Error> {
+        self.member.leave()
+    }
+}
+
+#[test]
+fn a_round_that_was_given_up_is_ended_and_not_exchanged_at_a_later_step() {
+    for ranks in [1, 2] {
+        let (run, plan) = (run(), LocalPlan::local_sgd(4));
+        let told = follow_all(
+            &run,
+            &plan,
+            [2, ranks],
+            |id, member| match id {
+                0 => member,
+                _ => Arc::new(GivingUp { member, gave_up: AtomicBool::new(false) }),
+            },
+            |id, mut local, connect| {
+                let mut all = Vec::new();
+                for _ in 0..8 {
+                    let epoch = local.follow(connect).unwrap().map(|round| round.epoch);
+                    let told = step(&run, &mut local, id).unwrap().exchanged;
+                    all.push((epoch, told.merged.len(), told.failed.len()));
+                }
+                (all, parts(&run, &local))
+            },
+        );
+        for (id, ranks) in told.iter().enumerate() {
+            for (all, parts) in ranks {
+                // Worker 1 takes step 4 alone, so that the exchange fails; step 8 has new communicators.
+                let fourth = (if id == 0 { Some(1) } else { None }, 0, 1);
+                assert_eq!((all[3], all[7]), (fourth, (Some(2), 1, 0)), "worker {id}: {all:?}");
+                let params = |parts: &[Part]| parts.iter().map(|part| part.0.clone()).collect::<Vec<_>>();
+                assert_eq!(params(parts), params(&told[0][0].1), "worker {id}");
+            }
+        }
+    }
 }
 
 /// A membership with exchanges that fail from step 8 on until a worker has joined.

@@ -58,7 +58,7 @@ fn a_death_before_the_vote_ends_the_exchange_and_after_it_does_not() {
     assert_eq!(refusals(&desk.join(2)), [(2, fenced)]);
     // The refusal also holds if the worker never received its grant.
     let ask = Ask::Join { digest: DIGEST, contact: String::new() };
-    let said = desk.tell(ToArbiter { worker: worker(2), term: 0, epoch: 0, ask });
+    let said = desk.tell(ToArbiter { worker: worker(2), term: 0, epoch: 0, after: 0, ask });
     let unheard = Refusal::Fenced { epoch: 0, now: 2, why: Some(Departure::Silent) };
     assert_eq!(refusals(&said), [(2, unheard)]);
     assert_eq!(desk.all_vote(&[0, 1], Ready), Decision::Commit {});
@@ -148,7 +148,7 @@ fn who_vetoes_three_in_a_row_is_dropped() {
             // A new start of the worker may join.
             let ask = Ask::Join { digest: DIGEST, contact: String::new() };
             let (worker, term) = (Worker { id: 1, life: 9 }, 0);
-            assert_eq!(desk.tell(ToArbiter { worker, term, epoch: 0, ask }), [(1, Word::Welcome)]);
+            assert_eq!(desk.tell(ToArbiter { worker, term, epoch: 0, after: 0, ask }), [(1, Word::Welcome)]);
         }
     }
 }

@@ -103,7 +103,8 @@ fn a_successor_says_what_was_logged_and_asks_for_the_votes_that_were_not() {
     let said = fourth.pass(secs(1), &[1]);
     assert_eq!(decisions(&said), [(1, aborted(&[], &[], &[0]))]);
     // A member that missed the round while the arbiter was down gets the round and its decision at once.
-    let said = fourth.say(1, Ask::Arrive { request: 1, after: 1, step: 8 });
+    let (term, epoch, ask) = (4, 1, Ask::Arrive { request: 1, step: 8 });
+    let said = fourth.tell(ToArbiter { worker: worker(1), term, epoch, after: 1, ask });
     assert_eq!((rounds(&said).len(), decisions(&said).len()), (1, 1));
 }
 
@@ -112,15 +113,15 @@ fn an_arbiter_on_an_incomplete_copy_of_the_log_says_so_and_no_more() {
     let mut desk = Desk::begun(2, 1);
     let copies = desk.log.clone();
     desk.all_vote(&[0, 1], Ballot::Ready);
-    // The copy ends before the decision, and a worker knows it; or before the grant, and a worker votes.
+    // The copy ends before the decision, and a worker knows it, as its beats say too; or before the grant, and a worker votes.
     let open = copies.iter().rfind(|state| state.round == 1 && state.decision.is_none()).cloned();
     let first = copies.iter().rfind(|state| state.round == 0).cloned();
-    let arrive = Ask::Arrive { request: 1, after: 1, step: 8 };
+    let (arrive, beat) = (Ask::Arrive { request: 1, step: 8 }, Ask::Beat { sent: T0 });
     let vote = Ask::Vote { round: 1, ballot: Ballot::Ready };
-    for (last, ask, round) in [(open, arrive, 1), (first, vote, 0)] {
+    for (last, after, ask, round) in [(open.clone(), 1, arrive, 1), (open, 1, beat, 1), (first, 0, vote, 0)] {
         let mut next = Desk::after(config(2, 1), last);
         let epoch = next.arbiter.state().epoch;
-        assert_eq!(next.tell(ToArbiter { worker: worker(1), term: 1, epoch, ask }), []);
+        assert_eq!(next.tell(ToArbiter { worker: worker(1), term: 1, epoch, after, ask }), []);
         assert_eq!(next.arbiter.superseded(), Some(&Error::Stale { round, later: 1 }));
     }
 }
@@ -130,7 +131,7 @@ fn an_arbiter_that_has_a_successor_says_no_more() {
     for (term, epoch) in [(2, 1), (1, 2)] {
         let mut desk = Desk::begun(2, 1);
         let ask = Ask::Beat { sent: T0 };
-        assert_eq!(desk.tell(ToArbiter { worker: worker(1), term, epoch, ask }), []);
+        assert_eq!(desk.tell(ToArbiter { worker: worker(1), term, epoch, after: 0, ask }), []);
         let expected = Error::Superseded { term: 1, epoch: 1, later_term: term, later_epoch: epoch };
         assert_eq!(desk.arbiter.superseded(), Some(&expected));
         let log = desk.log.len();

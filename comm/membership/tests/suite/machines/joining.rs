@@ -1,6 +1,6 @@
 //! Workers that join: their plans, their connections, and the step from which they count.
 
-use super::{Desk, T0, aborted, decisions, refusals, rounds, worker};
+use super::{Desk, LiveIds, T0, aborted, decisions, refusals, rounds, worker};
 use crate::common::{DIGEST, config, secs};
 use meshstep_membership::{
     Arbiter, Ask, Ballot, Config, ConfigError, Decision, Departure, Digest, Gone, Refusal, ToArbiter, Word,
@@ -36,6 +36,7 @@ fn who_does_not_fit_is_told_why() {
         worker,
         term: 0,
         epoch: 0,
+        after: 0,
         ask: Ask::Join { digest, contact: contact.to_owned() },
     };
     let mine = Digest { plan: 4, ..DIGEST };
@@ -77,6 +78,31 @@ fn a_closed_connection_is_missed_after_its_grace() {
     assert_eq!(gone(&desk)[2], None);
     desk.pass(secs(1), &[0]);
     assert_eq!(gone(&desk)[2], Some(Departure::Silent));
+}
+
+/// A worker that has lost its connection may have gone on alone: it waits at a boundary again only once it asks again. Meanwhile it is
+/// not late.
+#[test]
+fn a_closed_connection_ends_a_wait_at_a_boundary() {
+    let slow = Config { silence: secs(60), ..config(2, 1) };
+    let mut desk = Desk::after(slow, None);
+    (0..2).for_each(|id| drop(desk.join(id)));
+    (0..2).for_each(|id| drop(desk.arrive(id, 4)));
+    desk.all_vote(&[0, 1], Ballot::Ready);
+    desk.arrive(0, 8);
+    desk.arbiter.close(worker(0), desk.now + secs(10));
+    assert_eq!(desk.arrive(1, 12), []);
+    assert_eq!(desk.arbiter.waiting().collect::<Vec<_>>(), [1]);
+    // The others' patience is three seconds.
+    assert_eq!(desk.pass(secs(5), &[1]), []);
+    assert_eq!(desk.arbiter.state().live_ids(), [0, 1]);
+    let granted = rounds(&desk.arrive(0, 12));
+    assert_eq!((granted.len(), granted[0].1.step, granted[0].1.epoch), (2, 12, 1));
+    desk.all_vote(&[0, 1], Ballot::Ready);
+    desk.arbiter.close(worker(0), desk.now + secs(10));
+    desk.arrive(1, 16);
+    let granted = rounds(&desk.pass(secs(10), &[1]));
+    assert_eq!(granted[0].1.gone, [Gone { id: 0, why: Departure::Silent }]);
 }
 
 #[test]

@@ -44,6 +44,11 @@ impl Told {
     fn asks(&mut self, now: Duration) -> Vec<Ask> {
         self.member.tick(now).into_iter().map(|message| message.ask).collect()
     }
+
+    /// Returns the last round with a known end, as each message names it.
+    fn known_ends(&mut self, now: Duration) -> Vec<u64> {
+        self.member.tick(now).into_iter().map(|message| message.after).collect()
+    }
 }
 
 fn round(number: u64) -> Round {
@@ -78,6 +83,7 @@ fn a_member_asks_until_it_is_answered_or_gives_up() {
     told.member.repeat(secs(2));
     assert_eq!(told.asks(secs(2)), [Ask::Beat { sent: secs(2) }]);
     assert_eq!(told.member.wake_at(), secs(2) + secs(10) / 6);
+    assert_eq!(told.known_ends(secs(4)), [0]);
     let vote = Request::Vote { round: 1, ballot: Ballot::Ready };
     told.begin(vote, secs(3));
     let asks = [Ask::Beat { sent: secs(3) }, Ask::Vote { round: 1, ballot: Ballot::Ready }];
@@ -89,6 +95,17 @@ fn a_member_asks_until_it_is_answered_or_gives_up() {
     told.hear(Word::Heard { sent: secs(23), lease: secs(10) });
     told.begin(vote, secs(24));
     assert_eq!(told.take(secs(24)), Some(Ok(Answer::Decided(Decision::Commit {}))));
+    assert_eq!(told.known_ends(secs(30)), [1]);
+}
+
+#[test]
+fn a_connection_is_lost_after_half_a_lease_and_not_before_two_seconds() {
+    let mut told = Told::new();
+    assert_eq!(told.member.lost_after(), secs(2));
+    for (lease, after) in [(secs(60), secs(30)), (secs(3), secs(2))] {
+        told.hear(Word::Heard { sent: secs(1), lease });
+        assert_eq!(told.member.lost_after(), after);
+    }
 }
 
 #[test]
@@ -168,7 +185,7 @@ fn calls_out_of_order_are_errors_that_change_nothing() {
     told.hear(Word::Refused { request: 2, refusal: refusal.clone() });
     assert_eq!(told.take(secs(1)), None);
     let number = told.member.tick(secs(1)).into_iter().find_map(|message| match message.ask {
-        Ask::Arrive { request, after: 1, step: 4 } => Some(request),
+        Ask::Arrive { request, step: 4 } if message.after == 1 => Some(request),
         _ => None,
     });
     told.hear(Word::Refused { request: number.unwrap(), refusal: refusal.clone() });

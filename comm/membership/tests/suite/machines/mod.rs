@@ -62,8 +62,11 @@ impl Desk {
     }
 
     fn say(&mut self, id: u64, ask: Ask) -> Vec<(u64, Word)> {
-        let (term, epoch) = (self.arbiter.state().term, self.epochs[id as usize]);
-        self.tell(ToArbiter { worker: worker(id), term, epoch, ask })
+        let (term, epoch, round) =
+            (self.arbiter.state().term, self.epochs[id as usize], self.rounds[id as usize]);
+        // A worker that arrives knows the end of its last round.
+        let after = if matches!(ask, Ask::Arrive { .. }) { round } else { round.saturating_sub(1) };
+        self.tell(ToArbiter { worker: worker(id), term, epoch, after, ask })
     }
 
     fn join(&mut self, id: u64) -> Vec<(u64, Word)> {
@@ -71,7 +74,7 @@ impl Desk {
     }
 
     fn arrive(&mut self, id: u64, step: u64) -> Vec<(u64, Word)> {
-        self.say(id, Ask::Arrive { request: 10 + id, after: self.rounds[id as usize], step })
+        self.say(id, Ask::Arrive { request: 10 + id, step })
     }
 
     fn vote(&mut self, id: u64, ballot: Ballot) -> Vec<(u64, Word)> {
