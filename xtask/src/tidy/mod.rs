@@ -12,6 +12,7 @@ mod measures;
 mod prose;
 mod rooms;
 mod sources;
+mod step_types;
 
 use crate::cli::TidyArgs;
 use crate::workspace::Workspace;
@@ -60,6 +61,7 @@ fn measures(workspace: &Workspace, files: &[File]) -> Vec<Measure> {
     measures.extend(knots::measure(files, &folders));
     measures.extend(rooms::measure(files));
     measures.extend(functions::measure(files, &folders));
+    measures.extend(step_types::measure(files));
     measures.extend(entries::measure(files, &folders));
     measures.push(entries::test_programs(&workspace.test_programs));
     measures

@@ -287,12 +287,11 @@ mod tests {
 
     #[test]
     fn a_departed_rank_cannot_rejoin() {
-        let mut ledger = ledger();
-        (1..3).for_each(|rank| ledger.seat(&claim(rank, 3)).unwrap());
+        let mut ledger = complete();
         ledger.depart(1, Some(Why::Closed));
         ledger.depart(2, None);
-        assert_eq!(ledger.seat(&claim(1, 3)), Err(Refusal::RankGone));
-        assert_eq!(ledger.seat(&claim(2, 3)), Err(Refusal::RankLeft));
+        let again = [1, 2].map(|rank| ledger.seat(&claim(rank, 3)).unwrap_err());
+        assert_eq!(again, [Refusal::RankGone, Refusal::RankLeft]);
     }
 
     #[test]
@@ -311,7 +310,6 @@ mod tests {
         ledger.receive(1, fail(1)).unwrap();
         ledger.receive(1, Message::Beat).unwrap();
         ledger.receive(1, Message::GiveUp { after: Duration::from_secs(1) }).unwrap();
-        // Another report is none: the store has ended already.
         ledger.receive(1, Message::GiveUp { after: Duration::from_secs(2) }).unwrap();
         let gave_up = Message::Broken(Broken::GaveUp { rank: 1, after: Duration::from_secs(1) });
         assert_eq!(log(&ledger), [fail(1), gave_up]);
