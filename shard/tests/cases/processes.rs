@@ -1,4 +1,4 @@
-//! Ranks that are processes, started by [`launched`](meshstep_cases::process::launched) in the role of one way.
+//! Ranks that are processes, started by [`launched`] in the role of one way.
 #![cfg(unix)]
 #![allow(clippy::print_stdout, reason = "a rank prints its results")]
 
