@@ -115,7 +115,11 @@ impl<S: RankSeat> Drop for GroupRank<S> {
             self.place.end(End::Panicked("its communicator was dropped while its thread unwound".to_owned()));
         }
         self.life.forget(&self.place);
-        self.thread.wait(self.place.seat.drop_wait());
+        // Others may read the report of a panic after this thread has ended: only a backend that has to end first holds it up.
+        let wait = self.place.seat.drop_wait();
+        if !thread::panicking() || wait == Duration::MAX {
+            self.thread.wait(wait);
+        }
     }
 }
 
