@@ -327,7 +327,7 @@ impl<'a> Record<'a> {
     }
 
     /// Counts an error of a worker among processes. Returns true if it says that the arbiter did not answer, or has too few
-    /// workers, and this one may go on without an exchange for now.
+    /// workers, and this one may go on without an exchange.
     fn may_go_on_alone(&mut self, error: &anyhow::Error) -> bool {
         let Some(LocalError::Membership(error)) = error.downcast_ref() else { return false };
         let unanswered = matches!(

@@ -32,7 +32,7 @@ struct GradPlace {
     /// True if the place holds nothing of this step yet.
     fresh: bool,
     empty: bool,
-    /// True if the parameter is frozen for now: its gradient is zeros.
+    /// True while the parameter is frozen: its gradient is zeros.
     frozen: bool,
 }
 
