@@ -3,6 +3,7 @@
 use crate::memory::Slab;
 use crate::slice::beyond;
 use crate::{Category, DType, Element, Error, Meter, Place, Queue, Slice, SliceMut};
+use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -59,6 +60,31 @@ impl Buffer {
         }
         let _ = queue;
         Self::zeroed(len, dtype, meter, category)
+    }
+
+    /// Wraps memory of the CPU that other code has allocated: `len` elements from `base` on.
+    ///
+    /// `keep` lives until the last part of the buffer is dropped. No [`Meter`] counts the memory; to have it counted, put a
+    /// [`claim`](Meter::claim) into `keep`.
+    ///
+    /// # Errors
+    /// [`Error::Misaligned`] if `base` is not a multiple of the element's size, and [`Error::TooLarge`].
+    ///
+    /// # Safety
+    /// - The `len` elements are initialised and live as long as `keep` does.
+    /// - Until the buffer is dropped, other code accesses the memory only through what the buffer lends.
+    pub unsafe fn from_raw(
+        base: NonNull<u8>,
+        len: usize,
+        dtype: DType,
+        keep: impl Any + Send + Sync,
+    ) -> Result<Self, Error> {
+        bytes(len, dtype)?;
+        let address = base.addr().get();
+        if !address.is_multiple_of(dtype.size()) {
+            return Err(Error::Misaligned { address, dtype });
+        }
+        Ok(Buffer { slab: Arc::new(Slab::lent(base, Box::new(keep))), start: 0, len, dtype })
     }
 
     /// Returns the first `len` elements of an allocation.
@@ -207,6 +233,26 @@ mod tests {
         let wrong = Error::WrongDType { asked: DType::F64, holds: DType::F32 };
         assert_eq!(a.typed::<f64>().unwrap_err(), wrong);
         assert_eq!(a.typed::<f32>().unwrap(), [0.0, 1.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn memory_of_other_code_is_used_in_place_and_given_back_once() {
+        let mut values = vec![1.0f32, 2.0, 3.0];
+        let base = NonNull::new(values.as_mut_ptr()).unwrap().cast::<u8>();
+        let keep = Arc::new(values);
+        // SAFETY: three initialised elements, which `keep` owns and nobody else accesses meanwhile.
+        let mut left = unsafe { Buffer::from_raw(base, 3, DType::F32, Arc::clone(&keep)) }.unwrap();
+        let mut right = left.split_off(1).unwrap();
+        right.typed_mut::<f32>().unwrap()[0] = 7.0;
+        drop(left);
+        assert_eq!((Arc::strong_count(&keep), right.typed::<f32>().unwrap()), (2, &[7.0, 3.0][..]));
+        drop(right);
+        assert_eq!((Arc::strong_count(&keep), &keep[..]), (1, &[1.0, 7.0, 3.0][..]));
+        let odd = beyond(base, 1);
+        // SAFETY: refused before the memory is used.
+        let refused = unsafe { Buffer::from_raw(odd, 1, DType::F32, keep) };
+        let address = odd.addr().get();
+        assert_eq!(refused.unwrap_err(), Error::Misaligned { address, dtype: DType::F32 });
     }
 
     #[test]

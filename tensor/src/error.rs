@@ -47,6 +47,14 @@ pub enum Error {
         /// Place needed.
         expected: Place,
     },
+    /// Memory of the CPU begins at an address that its element type does not allow.
+    #[error("address {address:#x} is no multiple of the size of {dtype}")]
+    Misaligned {
+        /// Address of the first element.
+        address: usize,
+        /// Element type.
+        dtype: DType,
+    },
     /// A CUDA call failed, or there is no GPU.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

@@ -9,7 +9,7 @@
 //! | [`Place`], [`Queue`] | location of memory, and the order of work on it: empty on the CPU, a stream on a GPU |
 //! | `cuda` (a feature) | devices, streams, events and memory of NVIDIA GPUs |
 //! | [`simd`], [`narrow`] | loops compiled for every instruction set; conversions that vectorise in them |
-//! | [`fetch`], [`copy_non_temporal`] | software prefetch; copies larger than the caches |
+//! | [`fetch`], [`copy_non_temporal`], [`copy_bytes_non_temporal`] | software prefetch; copies larger than the caches |
 //! | [`prelude`] | types for a glob import |
 //!
 //! ```
@@ -53,7 +53,7 @@ pub use error::Error;
 pub use half::{bf16, f16};
 pub use layout::{ALIGN, Layout, LayoutBuilder, Param};
 pub use meter::{Category, Claim, Meter};
-pub use non_temporal::copy_non_temporal;
+pub use non_temporal::{copy_bytes_non_temporal, copy_non_temporal};
 pub use place::Place;
 pub use queue::Queue;
 pub use slice::{Slice, SliceMut};

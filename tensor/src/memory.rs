@@ -5,6 +5,7 @@ use crate::cuda;
 use crate::{Category, Claim, Error, Meter, Place};
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -37,6 +38,9 @@ enum Origin {
         layout: Layout,
     },
     Map(#[expect(dead_code, reason = "held for its Drop, which unmaps")] MmapMut),
+    Lent(
+        #[expect(dead_code, reason = "held for its Drop, which frees the memory")] Box<dyn Any + Send + Sync>,
+    ),
     #[cfg(feature = "cuda")]
     Device(cuda::Memory),
     #[cfg(feature = "cuda")]
@@ -65,6 +69,11 @@ impl Slab {
         Ok(Slab { base, origin, _claim: Some(meter.claim(category, bytes as u64)) })
     }
 
+    /// Wraps memory of the CPU that other code has allocated and counts.
+    pub(crate) fn lent(base: NonNull<u8>, keep: Box<dyn Any + Send + Sync>) -> Self {
+        Slab { base, origin: Origin::Lent(keep), _claim: None }
+    }
+
     /// Allocates uninitialised memory on a stream's device.
     #[cfg(feature = "cuda")]
     pub(crate) fn on_device(
@@ -89,7 +98,7 @@ impl Slab {
     /// Place of the memory.
     pub(crate) fn place(&self) -> Place {
         match &self.origin {
-            Origin::Heap { .. } | Origin::Map(_) => Place::Cpu,
+            Origin::Heap { .. } | Origin::Map(_) | Origin::Lent(_) => Place::Cpu,
             #[cfg(feature = "cuda")]
             Origin::Device(memory) => Place::Cuda(memory.device().ordinal()),
             #[cfg(feature = "cuda")]

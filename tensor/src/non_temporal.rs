@@ -10,11 +10,14 @@ use crate::Element;
 /// # Panics
 /// If the lengths differ.
 pub fn copy_non_temporal<T: Element>(to: &mut [T], from: &[T]) {
-    copy_bytes(bytemuck::cast_slice_mut(to), bytemuck::cast_slice(from));
+    copy_bytes_non_temporal(bytemuck::cast_slice_mut(to), bytemuck::cast_slice(from));
 }
 
-/// Copies bytes by non-temporal stores.
-pub(crate) fn copy_bytes(to: &mut [u8], from: &[u8]) {
+/// Copies bytes as [`copy_non_temporal`] copies elements.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn copy_bytes_non_temporal(to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len(), "the destination of a copy must be as long as its source");
     #[cfg(target_arch = "x86_64")]
     stream(to, from);

@@ -1,6 +1,6 @@
 //! Borrowed flat memory with its element type.
 
-use crate::non_temporal::copy_bytes;
+use crate::non_temporal::copy_bytes_non_temporal;
 use crate::{DType, Element, Error, Place, cast};
 use half::{bf16, f16};
 use std::marker::PhantomData;
@@ -239,7 +239,7 @@ impl<'a> SliceMut<'a> {
         if src.len() != self.len() {
             return Err(Error::WrongLen { given: src.len(), expected: self.len() });
         }
-        copy_bytes(self.bytes_mut()?, src.bytes()?);
+        copy_bytes_non_temporal(self.bytes_mut()?, src.bytes()?);
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use meshstep_comm::{Communicator, Op, Reduction};
-use meshstep_tensor::{Buffer, Category, Meter};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 
 use crate::ranks::{OURS, Player};
 
@@ -27,7 +27,7 @@ pub fn share_of_copy(ranks: usize, i: usize) -> f64 {
     buffers as f64 / (2 * ranks) as f64
 }
 
-/// Vectors of one rank: one for the collectives, and two for the copy.
+/// Vectors of one rank: a registered one for the collectives, and two for the copy.
 pub struct Rank {
     comm: Arc<dyn Communicator>,
     vector: Buffer,
@@ -39,7 +39,10 @@ impl Rank {
     pub fn new(comm: Arc<dyn Communicator>, len: usize) -> Result<Self> {
         let meter = Meter::new();
         let make = || Buffer::from_slice(&vec![1.0f32; len], &meter, Category::Grads);
-        Ok(Rank { comm, vector: make()?, from: make()?, to: make()? })
+        let mut vector = comm.zeroed_on(&Queue::cpu(), len, DType::F32, (&meter, Category::Grads), &[])?;
+        comm.register(&vector)?;
+        vector.typed_mut::<f32>()?.fill(1.0);
+        Ok(Rank { comm, vector, from: make()?, to: make()? })
     }
 }
 

@@ -6,7 +6,7 @@ pub(crate) mod keeping;
 pub(crate) mod stats;
 
 use crate::{Error, InFlight, Op, Reduction, Stats};
-use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, SliceMut};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -96,21 +96,25 @@ pub trait Communicator: Send + Sync + Debug {
     }
 
     /// Allocates zeros at `queue`'s place, in memory suitable for [`register`](Self::register) if the backend has its own
-    /// allocator.
+    /// allocator. On the CPU the address differs modulo 4096 from those of `apart`, as by [`Buffer::zeroed_apart`].
     fn zeroed_on(
         &self,
         queue: &Queue,
         len: usize,
         dtype: DType,
-        meter: &Meter,
-        category: Category,
+        (meter, category): (&Meter, Category),
+        apart: &[usize],
     ) -> Result<Buffer, meshstep_tensor::Error> {
-        Buffer::zeroed_on(queue, len, dtype, meter, category)
+        match queue.place() {
+            Place::Cpu => Buffer::zeroed_apart(len, dtype, meter, category, apart),
+            Place::Cuda(_) => Buffer::zeroed_on(queue, len, dtype, meter, category),
+        }
     }
 
     /// Registers `buffer` with the backend for later operations on it or on parts of it, which begin at the same element on every
-    /// rank. Returns true if the backend treats registered memory differently. A collective: every rank calls it for a buffer of
-    /// the same length and type, the whole of a buffer from [`zeroed_on`](Self::zeroed_on).
+    /// rank. Returns true if the backend treats registered memory differently: NCCL has windows, and ranks that are processes of one
+    /// host read it in place. A collective: every rank calls it for a buffer of the same length and type, the whole of a buffer from
+    /// [`zeroed_on`](Self::zeroed_on).
     fn register(&self, _buffer: &Buffer) -> Result<bool, Error> {
         Ok(false)
     }

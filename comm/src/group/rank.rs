@@ -8,7 +8,7 @@ use crate::group::faults::Faults;
 use crate::op::Action;
 use crate::sync::{self, Mutex};
 use crate::{Communicator, Error, InFlight, Op, Reduction, Stats};
-use meshstep_tensor::{Buffer, Queue, SliceMut};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, SliceMut};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard as StdGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
@@ -156,6 +156,27 @@ impl<S: RankSeat> Communicator for GroupRank<S> {
         } else {
             keeping::through_a_copy(self, op, values, kept)
         }
+    }
+
+    fn zeroed_on(
+        &self,
+        queue: &Queue,
+        len: usize,
+        dtype: DType,
+        (meter, category): (&Meter, Category),
+        apart: &[usize],
+    ) -> Result<Buffer, meshstep_tensor::Error> {
+        match queue.place() {
+            Place::Cpu => {
+                let own = self.place.seat.zeroed(len, dtype, (meter, category), apart);
+                own.unwrap_or_else(|| Buffer::zeroed_apart(len, dtype, meter, category, apart))
+            }
+            Place::Cuda(_) => Buffer::zeroed_on(queue, len, dtype, meter, category),
+        }
+    }
+
+    fn register(&self, buffer: &Buffer) -> Result<bool, Error> {
+        self.place.seat.register(self, buffer)
     }
 
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Arc<dyn Communicator>>, Error> {

@@ -1,8 +1,8 @@
 //! Place of a rank in a group: the interface between a rank's queue and its backend.
 
 use super::segments::LentValues;
-use crate::{Action, Called, Clock, Error};
-use meshstep_tensor::Buffer;
+use crate::{Action, Called, Clock, Communicator, Error};
+use meshstep_tensor::{Buffer, Category, DType, Meter};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,6 +52,22 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
     /// # Safety
     /// The memory is alive, and no other thread accesses it now.
     unsafe fn flip_a_bit(memory: Self::Memory);
+
+    /// Allocates zeros of the CPU in memory that can be registered; `None` if the backend has none.
+    fn zeroed(
+        &self,
+        _len: usize,
+        _dtype: DType,
+        _counted: (&Meter, Category),
+        _apart: &[usize],
+    ) -> Option<Result<Buffer, meshstep_tensor::Error>> {
+        None
+    }
+
+    /// Registers `buffer`, by operations of `comm`, which is this seat's communicator.
+    fn register(&self, _comm: &dyn Communicator, _buffer: &Buffer) -> Result<bool, Error> {
+        Ok(false)
+    }
 
     /// Fails every operation that has not begun to move bytes, now and later.
     fn fail(&self, error: Error);

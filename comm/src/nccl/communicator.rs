@@ -77,8 +77,8 @@ impl Communicator for Nccl {
         queue: &Queue,
         len: usize,
         dtype: DType,
-        meter: &Meter,
-        category: Category,
+        (meter, category): (&Meter, Category),
+        _apart: &[usize],
     ) -> Result<Buffer, meshstep_tensor::Error> {
         if self.core.options.windows && len > 0 && queue.place() == Place::Cuda(self.device().ordinal()) {
             return self.core.window_memory(queue, (len, dtype), (meter, category));

@@ -1,6 +1,7 @@
 //! Causes of a group's failure, their order, and the other notes between ranks, as frames.
 
 use super::codec::{self, FrameKind, FrameReader, frame, put_called, put_u64};
+use super::in_place::WindowRange;
 use crate::{Called, Error};
 
 /// A failure as one rank found it.
@@ -49,6 +50,8 @@ pub(super) struct WireCall {
     pub(super) collectives: u64,
     /// Bytes of the buffer behind the frame.
     pub(super) payload: usize,
+    /// Place of the buffer in registered memory, if the others may read it there.
+    pub(super) window: Option<WindowRange>,
 }
 
 impl WireCall {
@@ -56,6 +59,11 @@ impl WireCall {
         frame(out, FrameKind::Call, |out| {
             put_u64(out, self.collectives);
             put_u64(out, self.payload as u64);
+            out.push(u8::from(self.window.is_some()));
+            if let Some(WindowRange { id, offset }) = self.window {
+                put_u64(out, id);
+                put_u64(out, offset);
+            }
             put_called(out, &self.called);
         });
     }
@@ -63,7 +71,11 @@ impl WireCall {
     pub(super) fn read(body: &[u8]) -> Option<Self> {
         let mut reader = FrameReader(body);
         let (collectives, payload) = (reader.u64()?, reader.index()?);
-        Some(WireCall { called: reader.called()?, collectives, payload })
+        let window = match reader.u8()? {
+            0 => None,
+            _ => Some(WindowRange { id: reader.u64()?, offset: reader.u64()? }),
+        };
+        Some(WireCall { called: reader.called()?, collectives, payload, window })
     }
 }
 
@@ -153,7 +165,8 @@ mod tests {
         let mut out = Vec::new();
         for (i, called) in calls().into_iter().enumerate() {
             out.clear();
-            let call = WireCall { called, collectives: 9, payload: i };
+            let window = (i % 2 == 0).then_some(WindowRange { id: 3, offset: i as u64 });
+            let call = WireCall { called, collectives: 9, payload: i, window };
             call.put(&mut out);
             assert_eq!(WireCall::read(&out[PREFIX..]), Some(call));
             out.clear();

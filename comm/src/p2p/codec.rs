@@ -27,15 +27,18 @@ pub(super) enum FrameKind {
     Failed,
     /// Call of another rank that waits for the sender of the frame.
     Relay,
+    /// Progress of the rank in an operation in place.
+    Progress,
 }
 
-const KINDS: [FrameKind; 6] = [
+const KINDS: [FrameKind; 7] = [
     FrameKind::Call,
     FrameKind::Contribution,
     FrameKind::Final,
     FrameKind::Left,
     FrameKind::Failed,
     FrameKind::Relay,
+    FrameKind::Progress,
 ];
 const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::BF16, DType::F16, DType::U16, DType::U64];
 

@@ -4,9 +4,11 @@ use super::cause::{Relay, WireCall};
 use super::failure::{Failure, Stop};
 use super::group::P2pGroup;
 use super::hosts::Hosts;
+use super::in_place::{InPlace, WindowRange};
 use super::inbox::Inbox;
 use super::links::Links;
 use super::memory::OpMemory;
+use super::pace::{Pace, STALL};
 use super::small::{self, is_small, payload};
 use super::transfer::Transfer;
 use super::transport::Transport;
@@ -14,23 +16,19 @@ use crate::group::split_groups;
 use crate::group::verdict::{self, Party, Stand, Verdict, verdict};
 use crate::{Action, Called, Error};
 use std::thread::yield_now;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Turns without progress that give the processor away before the rank sleeps.
 const YIELDS: u32 = 6;
 /// Longest sleep: other groups and a manual clock are looked at in between.
 const NAP: Duration = Duration::from_millis(25);
-/// Time without progress after which a transfer that has passed its deadline fails.
-const STALL: Duration = Duration::from_millis(400);
-/// Time after which a transfer that has passed its deadline fails although bytes still trickle in.
-const OVERRUN: Duration = Duration::from_millis(500);
-
 /// State of one rank in a group. One thread at a time uses it.
 #[derive(Debug)]
 pub(super) struct Engine {
     pub(super) links: Links,
     pub(super) failure: Failure,
-    transfer: Transfer,
+    pub(super) transfer: Transfer,
+    pub(super) in_place: InPlace,
     pub(super) stands: Vec<Stand>,
     /// Number of each rank's operation that this rank is in with it.
     pub(super) numbers: Vec<u64>,
@@ -55,36 +53,6 @@ pub(super) struct Running<'a> {
     pub(super) after: Duration,
 }
 
-/// Progress of a transfer.
-#[derive(Debug)]
-pub(super) struct Pace {
-    moved: Instant,
-    /// First look at the clock after the deadline.
-    overdue: Option<Instant>,
-}
-
-impl Pace {
-    pub(super) fn start() -> Self {
-        Pace { moved: Instant::now(), overdue: None }
-    }
-
-    /// Notes a turn.
-    pub(super) fn note(&mut self, moved: bool) {
-        if moved {
-            self.moved = Instant::now();
-        }
-    }
-
-    fn stands_still(&self) -> bool {
-        self.moved.elapsed() >= STALL
-    }
-
-    /// Returns true if the transfer may not go on after its deadline.
-    fn is_over(&mut self) -> bool {
-        self.overdue.get_or_insert_with(Instant::now).elapsed() >= OVERRUN || self.stands_still()
-    }
-}
-
 impl Engine {
     pub(super) fn new(transport: Box<dyn Transport>, hosts: Hosts) -> Self {
         let links = Links::new(transport, hosts);
@@ -93,6 +61,7 @@ impl Engine {
             links,
             failure: Failure::default(),
             transfer: Transfer::default(),
+            in_place: InPlace::default(),
             stands: vec![Stand::Idle; n],
             numbers: vec![0; n],
             relayed: vec![false; n],
@@ -110,12 +79,14 @@ impl Engine {
         let called = &running.called;
         self.at = called.op_number;
         self.relayed.fill(false);
+        self.in_place.clear();
+        let window = self.window_of(called, memory);
         // SAFETY: the caller's promise: nothing writes to the buffer while the call is copied.
-        unsafe { self.post(called, memory) };
+        unsafe { self.post(called, window, memory) };
         let party = self.agree(running)?;
         let formed = self.form(called);
         // SAFETY: the caller's promise.
-        unsafe { self.exchange(running, party, memory) }?;
+        unsafe { self.exchange(running, party, window, memory) }?;
         self.at = called.op_number + 1;
         Ok(formed)
     }
@@ -124,11 +95,11 @@ impl Engine {
     ///
     /// # Safety
     /// The operation of `memory` runs, and nothing writes to the buffer meanwhile.
-    unsafe fn post(&mut self, called: &Called, memory: &OpMemory) {
+    unsafe fn post(&mut self, called: &Called, window: Option<WindowRange>, memory: &OpMemory) {
         let (me, n, collectives) = (self.links.rank, self.links.world_size(), self.collectives);
         let put = |out: &mut Vec<u8>, to: Option<usize>| {
             let range = payload(called, n, me, to);
-            WireCall { called: *called, collectives, payload: range.len() }.put(out);
+            WireCall { called: *called, collectives, payload: range.len(), window }.put(out);
             // SAFETY: the caller's promise.
             out.extend_from_slice(unsafe { memory.slice(range) });
         };
@@ -268,9 +239,21 @@ impl Engine {
     ///
     /// # Safety
     /// As for [`run`](Engine::run).
-    unsafe fn exchange(&mut self, running: Running<'_>, party: Party, memory: &OpMemory) -> Result<(), Stop> {
+    unsafe fn exchange(
+        &mut self,
+        running: Running<'_>,
+        party: Party,
+        window: Option<WindowRange>,
+        memory: &OpMemory,
+    ) -> Result<(), Stop> {
         let small = is_small(&running.called, self.links.world_size());
+        let in_place = !small && self.opens_in_place(window, party);
         self.note_calls(&running.called, party, small);
+        if in_place {
+            self.transfer.clear();
+            // SAFETY: the caller's promise.
+            return unsafe { self.exchange_in_place(running, party, memory) };
+        }
         if !small && self.links.transport.system_reduction(&running.called).is_some() {
             self.transfer.clear();
             // SAFETY: the caller's promise.
@@ -318,7 +301,7 @@ impl Engine {
         }
     }
 
-    fn others_of(&self, party: Party) -> impl Iterator<Item = usize> + use<> {
+    pub(super) fn others_of(&self, party: Party) -> impl Iterator<Item = usize> + use<> {
         let me = self.links.rank;
         party.ranks(self.links.world_size()).filter(move |rank| *rank != me)
     }
@@ -334,7 +317,11 @@ impl Engine {
 
     fn needs_from(&self, small: bool, peer: usize) -> bool {
         let payload = || self.links.peers[peer].inbox_with_call().and_then(Inbox::payload);
-        if small { payload().is_none() } else { self.transfer.needs_from(peer) }
+        if small {
+            payload().is_none()
+        } else {
+            self.transfer.needs_from(peer) || self.in_place.needs_from(&self.links, peer)
+        }
     }
 
     /// Fails if a rank of the operation has failed in it, or is lost.

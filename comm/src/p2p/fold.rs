@@ -3,6 +3,7 @@
 use super::memory::OpMemory;
 use crate::Reduction;
 use crate::reduce::{self, Accumulator, BLOCK, Contributions, WireElement, fold_block};
+use meshstep_tensor::fetch::fetch;
 use meshstep_tensor::simd::{Body, Isa};
 use meshstep_tensor::{DType, bf16, f16};
 use std::marker::PhantomData;
@@ -19,45 +20,78 @@ pub(super) struct Tiles {
 // SAFETY: addresses, which only `fold` dereferences, with its own contract.
 unsafe impl Send for Tiles {}
 
+/// Memory of the tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TileMemory {
+    /// Rings, in the cache.
+    Cached,
+    /// Buffers of the ranks, which are read from main memory.
+    Main,
+}
+
+/// Prefetch distance in bytes for each tile in main memory, as of loopback.
+const AHEAD: usize = 1 << 10;
+
 /// Reduces the tiles into bytes `into` of `memory`.
 ///
 /// # Safety
 /// - Each address is valid for reads of as many bytes as `into` has.
 /// - `into` is whole elements, and this call alone accesses them. A tile may be `into` itself, and overlaps it in no other way.
-pub(super) unsafe fn fold(tiles: &Tiles, memory: &OpMemory, into: Range<usize>, reduction: Reduction) {
+pub(super) unsafe fn fold(
+    (tiles, of): (&Tiles, TileMemory),
+    memory: &OpMemory,
+    into: Range<usize>,
+    reduction: Reduction,
+) {
     assert!(
         into.end <= memory.bytes() && tiles.from.len() == tiles.factors.len(),
         "a tile beyond the buffer"
     );
     match memory.dtype {
-        DType::F32 => typed::<f32>(tiles, memory, into, reduction),
-        DType::F64 => typed::<f64>(tiles, memory, into, reduction),
-        DType::BF16 => typed::<bf16>(tiles, memory, into, reduction),
-        DType::F16 => typed::<f16>(tiles, memory, into, reduction),
-        DType::U64 => typed::<u64>(tiles, memory, into, reduction),
+        DType::F32 => typed::<f32>((tiles, of), memory, into, reduction),
+        DType::F64 => typed::<f64>((tiles, of), memory, into, reduction),
+        DType::BF16 => typed::<bf16>((tiles, of), memory, into, reduction),
+        DType::F16 => typed::<f16>((tiles, of), memory, into, reduction),
+        DType::U64 => typed::<u64>((tiles, of), memory, into, reduction),
         other => debug_assert!(false, "{other} is refused by `Op::check`"),
     }
 }
 
-fn typed<T: WireElement>(tiles: &Tiles, memory: &OpMemory, into: Range<usize>, reduction: Reduction) {
+fn typed<T: WireElement>(
+    (tiles, of): (&Tiles, TileMemory),
+    memory: &OpMemory,
+    into: Range<usize>,
+    reduction: Reduction,
+) {
     let (len, into) = (into.len() / size_of::<T>(), memory.address(into.start));
     let times = matches!(reduction, Reduction::PreMulSum { .. }) && T::DTYPE.is_float();
-    if times {
-        Isa::detect().run(FoldTiles::<T, true> { tiles, into, len, reduction, _element: PhantomData });
-    } else {
-        Isa::detect().run(FoldTiles::<T, false> { tiles, into, len, reduction, _element: PhantomData });
+    let isa = Isa::detect();
+    let element = PhantomData;
+    match (times, of) {
+        (false, TileMemory::Cached) => {
+            isa.run(FoldTiles::<T, false, false> { tiles, into, len, reduction, element });
+        }
+        (false, TileMemory::Main) => {
+            isa.run(FoldTiles::<T, false, true> { tiles, into, len, reduction, element });
+        }
+        (true, TileMemory::Cached) => {
+            isa.run(FoldTiles::<T, true, false> { tiles, into, len, reduction, element });
+        }
+        (true, TileMemory::Main) => {
+            isa.run(FoldTiles::<T, true, true> { tiles, into, len, reduction, element });
+        }
     }
 }
 
-struct FoldTiles<'a, T, const TIMES: bool> {
+struct FoldTiles<'a, T, const TIMES: bool, const FETCHES: bool> {
     tiles: &'a Tiles,
     into: NonNull<u8>,
     len: usize,
     reduction: Reduction,
-    _element: PhantomData<T>,
+    element: PhantomData<T>,
 }
 
-impl<T: WireElement, const TIMES: bool> Body for FoldTiles<'_, T, TIMES> {
+impl<T: WireElement, const TIMES: bool, const FETCHES: bool> Body for FoldTiles<'_, T, TIMES, FETCHES> {
     type Output = ();
 
     #[inline(always)]
@@ -68,6 +102,11 @@ impl<T: WireElement, const TIMES: bool> Body for FoldTiles<'_, T, TIMES> {
         while at < self.len {
             let count = reduce::block::<T>().min(self.len - at);
             let (sum, rounded) = (&mut sum[..count], &mut rounded[..count]);
+            if FETCHES {
+                let ahead = at * size_of::<T>() + AHEAD;
+                let tiles = self.tiles.from.iter().map(|tile| tile.as_ptr().cast_const().cast::<T>());
+                tiles.for_each(|tile| fetch(tile.wrapping_byte_add(ahead), reduce::block::<T>()));
+            }
             let mut block = TileBlock { tiles: self.tiles, at, count };
             fold_block::<T, TIMES>(&mut block, (sum, &mut *rounded), (self.reduction, n));
             // SAFETY: `fold`'s contract: the elements from `at` on are within `into`, and this block's tiles have been read.

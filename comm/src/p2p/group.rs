@@ -18,6 +18,10 @@ pub(super) struct P2pGroup {
     pub(super) clock: Clock,
     pub(super) timeout: Duration,
     pub(super) drop_wait: Duration,
+    /// True if the ranks can read each other's memory in place.
+    pub(super) windows: bool,
+    /// Buffers that this rank has registered.
+    pub(super) registered: Mutex<u64>,
     /// Parent group of the split. An abort comes from there too, so a rank that waits here looks at it.
     above: Option<Arc<P2pGroup>>,
     /// Groups split from this one that are still alive.
@@ -32,7 +36,7 @@ pub(super) struct P2pGroup {
 
 impl P2pGroup {
     pub(super) fn new(
-        (transport, hosts): (Box<dyn Transport>, Hosts),
+        (mut transport, hosts): (Box<dyn Transport>, Hosts),
         clock: Clock,
         timeout: Duration,
         above: Option<Arc<P2pGroup>>,
@@ -43,6 +47,8 @@ impl P2pGroup {
             clock,
             timeout,
             drop_wait: transport.drop_wait(),
+            windows: transport.windows().is_some(),
+            registered: Mutex::default(),
             above,
             below: Mutex::default(),
             waker: transport.waker(),

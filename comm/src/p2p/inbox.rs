@@ -2,6 +2,7 @@
 
 use super::cause::{Cause, Departure, Relay, WireCall};
 use super::codec::{FrameKind, FrameReader, LONGEST_BODY, PREFIX, read_prefix};
+use super::in_place::Progress;
 use super::small;
 use super::transport::{Lost, LostWhy, Source, Transport};
 
@@ -36,6 +37,8 @@ pub(super) struct Notes {
     /// Failure of the group, and the number of the operation in which the rank failed.
     pub(super) failed: Option<(u64, Cause)>,
     pub(super) relays: Vec<Relay>,
+    /// Progress in the operation whose call was taken last.
+    pub(super) progress: Progress,
 }
 
 impl Inbox {
@@ -98,7 +101,10 @@ impl Inbox {
     fn waits(&self, kind: FrameKind) -> bool {
         self.call.is_some()
             && !self.drains
-            && matches!(kind, FrameKind::Call | FrameKind::Contribution | FrameKind::Final)
+            && matches!(
+                kind,
+                FrameKind::Call | FrameKind::Contribution | FrameKind::Final | FrameKind::Progress
+            )
     }
 
     fn read_head(&mut self, transport: &mut dyn Transport, len: usize) -> Result<bool, Lost> {
@@ -163,6 +169,7 @@ impl Inbox {
                 notes.failed.get_or_insert((at, Cause::read(reader.0)?));
             }
             FrameKind::Relay => notes.relays.push(Relay::read(&self.head)?),
+            FrameKind::Progress => notes.progress = Progress::read(&self.head)?,
             FrameKind::Contribution | FrameKind::Final => {}
         }
         Some(())

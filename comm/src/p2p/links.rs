@@ -3,6 +3,7 @@
 use super::cause::Cause;
 use super::codec::{self, FrameKind};
 use super::hosts::Hosts;
+use super::in_place::Progress;
 use super::inbox::{Inbox, Notes};
 use super::outbox::Outbox;
 use super::transport::{Lost, LostWhy, Source, Target, Transport};
@@ -47,6 +48,7 @@ impl PeerLinks {
 
     /// Takes the rank's earliest call.
     pub(super) fn take_call(&mut self) {
+        self.notes.progress = Progress::default();
         let of_own = matches!(self.inbox_with_call(), Some(Inbox { source: Source::Rank(_), .. }));
         if of_own {
             self.own.take_call();

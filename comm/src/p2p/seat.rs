@@ -6,12 +6,13 @@ use super::group::P2pGroup;
 use super::hosts::Hosts;
 use super::memory::OpMemory;
 use super::transport::Transport;
+use super::windows;
 use crate::group::rank::{GroupRank, Life};
 use crate::group::seat::{Ended, RankSeat};
 use crate::group::segments::LentValues;
 use crate::group::verdict::{self, Stand};
-use crate::{Action, Called, Clock, Error, Faults};
-use meshstep_tensor::Buffer;
+use crate::{Action, Called, Clock, Communicator, Error, Faults};
+use meshstep_tensor::{Buffer, Category, DType, Meter};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -155,6 +156,20 @@ impl RankSeat for P2pSeat {
             let byte = unsafe { memory.slice_mut(middle..middle + 1) };
             byte[0] ^= 1 << 6;
         }
+    }
+
+    fn zeroed(
+        &self,
+        len: usize,
+        dtype: DType,
+        counted: (&Meter, Category),
+        apart: &[usize],
+    ) -> Option<Result<Buffer, meshstep_tensor::Error>> {
+        windows::zeroed(&self.group, len, dtype, counted, apart)
+    }
+
+    fn register(&self, comm: &dyn Communicator, buffer: &Buffer) -> Result<bool, Error> {
+        windows::register(&self.group, comm, buffer)
     }
 
     fn fail(&self, error: Error) {

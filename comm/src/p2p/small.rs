@@ -1,6 +1,6 @@
 //! Operations on small buffers: each rank's bytes travel with its call, and every rank computes its result from all of them.
 
-use super::fold::{Tiles, fold};
+use super::fold::{TileMemory, Tiles, fold};
 use super::links::Links;
 use super::memory::OpMemory;
 use crate::communicator::stats::chunk;
@@ -114,5 +114,5 @@ unsafe fn reduce(
     }
     // SAFETY: each payload has been sliced to the range's length, this rank's tile is the range itself, and the caller promises that
     // nothing else accesses the buffer.
-    unsafe { fold(tiles, memory, range, reduction) }
+    unsafe { fold((tiles, TileMemory::Cached), memory, range, reduction) }
 }

@@ -1,8 +1,9 @@
 //! Reductions by the transport's system: blocks of the buffer go to the system and come back reduced.
 
-use super::engine::{Engine, Pace, Running};
+use super::engine::{Engine, Running};
 use super::failure::Stop;
 use super::memory::OpMemory;
+use super::pace::Pace;
 use super::transport::{LostWhy, SystemReduction};
 use crate::group::verdict::Party;
 use crate::{Action, Error};

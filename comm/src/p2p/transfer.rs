@@ -1,7 +1,7 @@
 //! Bytes of a large operation on their way: parts of the buffer to write, parts to read, and the chunk that this rank reduces.
 
 use super::codec::FrameKind;
-use super::fold::{Tiles, fold};
+use super::fold::{TileMemory, Tiles, fold};
 use super::links::Links;
 use super::memory::OpMemory;
 use super::outbox::Outbox;
@@ -264,7 +264,7 @@ impl Transfer {
             }
             // SAFETY: every contribution has at least `len` bytes, in memory that the transport keeps until they are consumed, and this
             // rank's own tile is the range, which is not offered before it is reduced.
-            unsafe { fold(&self.tiles, memory, now, reduction) };
+            unsafe { fold((&self.tiles, TileMemory::Cached), memory, now, reduction) };
             for peer in links.others() {
                 links.peers[peer].own.consume_contribution(&mut *links.transport, len);
             }

@@ -1,7 +1,9 @@
 //! Byte streams between the ranks of one group: the interface of backends of messages.
 
 use crate::Called;
+use std::any::Any;
 use std::fmt::Debug;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,6 +80,11 @@ pub(crate) trait Transport: Send + Debug {
         None
     }
 
+    /// Returns the memory that the ranks of the group read in place, if all of them share a host.
+    fn windows(&mut self) -> Option<&mut dyn Windows> {
+        None
+    }
+
     /// Tells the transport that its group has failed.
     fn note_failure(&mut self, _error: &crate::Error) {}
 
@@ -96,6 +103,45 @@ pub(crate) trait SystemReduction {
 
     /// Returns the result of the block once it is there: of a reduce-scatter this rank's piece. An error is this rank's own.
     fn output(&self) -> Result<Option<&[u8]>, LostWhy>;
+}
+
+/// Memory that the ranks of one host read in place. A rank allocates it and offers it to the others, and maps theirs.
+pub(crate) trait Windows {
+    /// Allocates `bytes` zeroed bytes of which the address modulo 4096 differs from those of `apart`; `None` if the system refuses,
+    /// or too much memory waits to be offered.
+    fn allocate(&mut self, bytes: usize, apart: &[usize]) -> Option<WindowMemory>;
+
+    /// Sends the memory that begins at `start` to the other ranks as window `id`; `None` if it was not allocated here, was offered
+    /// before, or the system refuses.
+    fn offer(&mut self, start: NonNull<u8>, id: u64) -> Option<WindowPlace>;
+
+    /// Maps window `id` of all other ranks, which have offered it as `places`, by rank. Returns false, and forgets the window, if one
+    /// cannot be mapped.
+    fn accept(&mut self, id: u64, places: &[WindowPlace]) -> bool;
+
+    /// Ends window `id`: its memory stays this rank's own.
+    fn forget(&mut self, id: u64);
+
+    /// Returns the window in which `address` lies, and the offset of the address from the window's first byte.
+    fn find(&self, address: NonNull<u8>) -> Option<(u64, usize)>;
+
+    /// Returns the address of byte `offset` of rank `rank`'s window `id`.
+    fn address(&self, rank: usize, id: u64, offset: usize) -> Option<NonNull<u8>>;
+}
+
+/// Allocated memory of a window.
+#[derive(Debug)]
+pub(crate) struct WindowMemory {
+    pub(crate) start: NonNull<u8>,
+    /// Owner of the memory, which frees it on drop.
+    pub(crate) owner: Box<dyn Any + Send + Sync>,
+}
+
+/// Size of a rank's window, and its place in the memory that the rank sent. All zero: the rank offers none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WindowPlace {
+    pub(crate) bytes: u64,
+    pub(crate) first: u64,
 }
 
 /// Destination of a write.

@@ -1,6 +1,6 @@
 //! Transport of groups that span machines: ranks of this machine by one transport, the others by another.
 
-use crate::p2p::transport::{Lost, Source, Target, Transport, Waker};
+use crate::p2p::transport::{Lost, Source, Target, Transport, Waker, Windows};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -172,6 +172,11 @@ impl Transport for Mixed {
         let places = (0..members.len()).filter(|place| self.map[members[*place]].is_some()).collect();
         let near = self.near.split(&near, channel);
         Ok(Box::new(Mixed::new(self.renamed(Side::Near, near)?, far, places)))
+    }
+
+    fn windows(&mut self) -> Option<&mut dyn Windows> {
+        let all_near = self.members.iter().copied().eq(0..self.far.world_size());
+        if all_near { self.near.windows() } else { None }
     }
 
     fn drop_wait(&self) -> Duration {

@@ -3,7 +3,7 @@
 use crate::backends::{BACKENDS, Backend};
 use crate::naive::{Naive, own, random};
 use meshstep_comm::{Action, Communicator, Op, Reduction, loopback};
-use meshstep_tensor::{Buffer, Category, Meter, bf16, f16};
+use meshstep_tensor::{Buffer, Category, Meter, Queue, bf16, f16};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +19,8 @@ pub(crate) struct Step {
     dtype: usize,
     len: usize,
     in_group: bool,
+    /// True if the buffer is the end of a registered one.
+    registered: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,8 +57,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (1u32..4).prop_map(StepOp::Split),
     ];
     let len = prop_oneof![2 => 0usize..100, 3 => prop::sample::select(LENS.to_vec())];
-    let step = (op, 0..5usize, len, any::<bool>());
-    let step = step.prop_map(|(op, dtype, len, in_group)| Step { op, dtype, len, in_group });
+    let step = (op, 0..5usize, len, any::<bool>(), any::<bool>());
+    let step =
+        step.prop_map(|(op, dtype, len, in_group, registered)| Step { op, dtype, len, in_group, registered });
     prop::collection::vec(step, 1..10)
 }
 
@@ -93,7 +96,12 @@ fn run_typed<T: Naive>(comm: &Arc<dyn Communicator>, step: &Step, seed: u64) -> 
     let len = if even { step.len / n * n } else { step.len };
     let mut seed = seed ^ (me as u64 + 1) << 40;
     let values: Vec<T> = (0..len).map(|_| T::from_random(random(&mut seed))).collect();
-    let mut buffer = Buffer::from_slice(&values, &Meter::new(), Category::Grads).unwrap();
+    // Registration is of all ranks.
+    let mut buffer = if step.registered && !matches!(step.op, StepOp::Pair(..)) {
+        registered(comm, &values)
+    } else {
+        Buffer::from_slice(&values, &Meter::new(), Category::Grads).unwrap()
+    };
     comm.run(op, &mut buffer).unwrap();
     let result = buffer.typed::<T>().unwrap();
     let specified = if matches!(op.action(), Action::ReduceScatter(_)) {
@@ -102,6 +110,16 @@ fn run_typed<T: Naive>(comm: &Arc<dyn Communicator>, step: &Step, seed: u64) -> 
         0..len
     };
     bytemuck::cast_slice(&result[specified]).to_vec()
+}
+
+/// Returns the values in the end of a registered buffer.
+fn registered<T: Naive>(comm: &Arc<dyn Communicator>, values: &[T]) -> Buffer {
+    let (queue, counted, before) = (Queue::cpu(), (&Meter::new(), Category::Grads), 7);
+    let mut whole = comm.zeroed_on(&queue, before + values.len(), T::DTYPE, counted, &[]).unwrap();
+    comm.register(&whole).unwrap();
+    let mut buffer = whole.split_off(before).unwrap();
+    buffer.typed_mut::<T>().unwrap().copy_from_slice(values);
+    buffer
 }
 
 /// Returns every operation and reduction with every type for `n` ranks, each with one of the lengths; in a long run with all of them.
@@ -118,7 +136,13 @@ pub(crate) fn table(n: usize) -> Vec<Step> {
             let some = meshstep_cases::cases(1, LENS.len() as u32) as usize;
             // 4 and 15 have no common divisor.
             let lens = (0..some).map(|i| LENS[(key + 4 * i) % LENS.len()]);
-            steps.extend(lens.map(|len| Step { op, dtype, len, in_group: (o + dtype) % 3 == 0 }));
+            steps.extend(lens.map(|len| Step {
+                op,
+                dtype,
+                len,
+                in_group: (o + dtype) % 3 == 0,
+                registered: false,
+            }));
         }
     }
     steps
@@ -144,6 +168,27 @@ fn run_program(backend: Backend, n: usize, steps: &[Step], seed: u64) -> Vec<Vec
     // A hang is an error soon.
     let config = loopback::Config { timeout: Duration::from_secs(20), ..loopback::Config::new(n) };
     backend.spawn_with(config, |comm| run_steps(&comm, steps, seed)).unwrap()
+}
+
+/// Returns every operation with every type on registered buffers that are large enough to be read in place.
+#[cfg(unix)]
+fn registered_table(n: usize) -> Vec<Step> {
+    const LONG: [usize; 4] = [16_385, 65_537, 100_003, 300_007];
+    let long = |(i, step): (usize, Step)| Step { len: LONG[(i + n) % LONG.len()], registered: true, ..step };
+    table(n).into_iter().enumerate().map(long).collect()
+}
+
+#[cfg(unix)]
+#[test]
+fn registered_buffers_have_the_bits_of_loopback() {
+    use crate::backends::Way;
+    for n in 1..=8 {
+        let steps = registered_table(n);
+        let expected = run_program(Backend::Loopback, n, &steps, 11);
+        for way in [Way::SharedMemory, Way::Halves, Way::Sockets] {
+            assert!(run_program(Backend::Tcp(way), n, &steps, 11) == expected, "{way:?}, {n} ranks");
+        }
+    }
 }
 
 #[test]

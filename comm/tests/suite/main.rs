@@ -21,6 +21,8 @@ mod nccl;
 mod overlap;
 #[cfg(unix)]
 mod processes;
+#[cfg(target_os = "linux")]
+mod registered;
 mod rendezvous;
 mod split;
 mod stats;

@@ -303,8 +303,5 @@ pub(crate) fn zeroed_to_travel(
     category: Category,
     apart: &[usize],
 ) -> Result<Buffer, meshstep_tensor::Error> {
-    match options.queue.place() {
-        Place::Cpu => zeroed(len, dtype, options, category, apart),
-        _ => comm.zeroed_on(&options.queue, len, dtype, &options.meter, category),
-    }
+    comm.zeroed_on(&options.queue, len, dtype, (&options.meter, category), apart)
 }

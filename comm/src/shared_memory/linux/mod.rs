@@ -14,5 +14,6 @@ mod sleeper;
 mod split;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 pub(crate) use meeting::MemoryListener;

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Introductions of a split need no proof: they travel between ranks that have met.
-const NO_PROOF: [u8; 32] = [0; 32];
+pub(super) const NO_PROOF: [u8; 32] = [0; 32];
 
 /// Returns the transport of a group of `members`. It waits for nobody: each member sends its introduction now and takes the others'
 /// when it looks for news. The lower rank of each pair makes the socket of the pair.

@@ -24,7 +24,7 @@ fn has_windows() -> bool {
 }
 
 fn room(rank: &Rank, len: usize) -> Buffer {
-    rank.comm.zeroed_on(&rank.queue, len, DType::F32, &rank.meter, Category::Grads).unwrap()
+    rank.comm.zeroed_on(&rank.queue, len, DType::F32, (&rank.meter, Category::Grads), &[]).unwrap()
 }
 
 fn fill(rank: &Rank, buffer: &mut Buffer, value: f32) {

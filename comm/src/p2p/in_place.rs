@@ -1,0 +1,270 @@
+//! Operations on registered memory: ranks of one host read each other's buffers where they lie.
+//!
+//! Every rank reads the chunks that it needs from the others' memory and writes its own memory alone. It announces the part of its
+//! chunk that is reduced, which the others may copy from then on, and then that it reads no more. An operation has ended when all
+//! ranks read no more, so no buffer goes back to its caller while another rank reads it.
+//!
+//! A rank that fails writes that to the others before its buffer goes back. So a rank looks for failures after its last read: a
+//! result is valid only if no other rank had failed by then.
+
+use super::codec::{FrameKind, FrameReader, frame, put_u64};
+use super::engine::{Engine, Running};
+use super::failure::Stop;
+use super::fold::{TileMemory, Tiles, fold};
+use super::links::Links;
+use super::memory::OpMemory;
+use super::pace::Pace;
+use super::small::chunk_bytes;
+use crate::group::verdict::Party;
+use crate::{Action, Called, Reduction};
+use meshstep_tensor::copy_bytes_non_temporal;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{Ordering::SeqCst, fence};
+
+/// Bytes that a rank reduces or copies between looks at its streams.
+const PORTION: usize = 256 << 10;
+/// Bytes that a rank reduces before it has copied as many of the other chunks: these are then in the cache that the cores share.
+const AHEAD: usize = 1 << 20;
+/// Total bytes of the buffers from which copies bypass the cache, which would not keep them.
+const NON_TEMPORAL_FROM: usize = 32 << 20;
+
+/// Place of an operation's buffer in registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WindowRange {
+    /// Number of the registration.
+    pub(super) id: u64,
+    /// First byte.
+    pub(super) offset: u64,
+}
+
+/// Progress of another rank in the operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// Bytes of its chunk that are reduced.
+    pub(super) reduced: usize,
+    /// True if it reads no more.
+    pub(super) done: bool,
+}
+
+impl Progress {
+    pub(super) fn put(self, out: &mut Vec<u8>) {
+        frame(out, FrameKind::Progress, |out| {
+            put_u64(out, self.reduced as u64);
+            out.push(u8::from(self.done));
+        });
+    }
+
+    pub(super) fn read(body: &[u8]) -> Option<Self> {
+        let mut reader = FrameReader(body);
+        Some(Progress { reduced: reader.index()?, done: reader.u8()? == 1 })
+    }
+}
+
+/// Work that is left of an operation in place.
+#[derive(Debug, Default)]
+pub(super) struct InPlace {
+    running: bool,
+    /// Range of this rank's chunk that is to be reduced.
+    fold: Option<(Range<usize>, Reduction)>,
+    /// Ranges to copy, each from the rank's memory.
+    copies: Vec<ChunkCopy>,
+    /// This rank's announcements.
+    own: Progress,
+    /// Addresses of the operation's first byte, by rank.
+    from: Vec<NonNull<u8>>,
+    non_temporal: bool,
+}
+
+// SAFETY: addresses, which only `step` dereferences, with its own contract.
+unsafe impl Send for InPlace {}
+
+/// Range to copy from a rank's memory.
+#[derive(Debug)]
+struct ChunkCopy {
+    from: usize,
+    range: Range<usize>,
+    /// First byte of a chunk that its rank reduces first; `None` if the bytes are there.
+    reduced_from: Option<usize>,
+}
+
+impl InPlace {
+    pub(super) fn clear(&mut self) {
+        self.running = false;
+    }
+
+    /// Returns true if rank `peer` has to announce more in the running operation.
+    pub(super) fn needs_from(&self, links: &Links, peer: usize) -> bool {
+        self.running && !links.peers[peer].notes.progress.done
+    }
+
+    /// Plans an operation whose memory is at `from`, by rank.
+    fn plan(&mut self, links: &Links, called: &Called) {
+        let (me, n) = (links.rank, links.world_size());
+        let (chunk, whole) = (|of| chunk_bytes(called, n, of), 0..called.len * called.dtype.size());
+        self.running = true;
+        self.own = Progress::default();
+        self.non_temporal = whole.len().saturating_mul(n) >= NON_TEMPORAL_FROM;
+        self.fold = called.action.reduction().map(|reduction| (chunk(me), reduction));
+        self.copies.clear();
+        // Each rank begins with the next one, so that not all read one rank's memory.
+        let others = (1..n).map(|step| (me + step) % n);
+        match called.action {
+            Action::AllReduce(_) => self.copies.extend(others.map(|from| {
+                let range = chunk(from);
+                ChunkCopy { from, reduced_from: Some(range.start), range }
+            })),
+            Action::AllGather => {
+                let copy = |from| ChunkCopy { from, range: chunk(from), reduced_from: None };
+                self.copies.extend(others.map(copy));
+            }
+            Action::Broadcast { root } if root != me => {
+                self.copies.push(ChunkCopy { from: root, range: whole, reduced_from: None });
+            }
+            _ => {}
+        }
+        self.fold = self.fold.take().filter(|(range, _)| !range.is_empty());
+        self.copies.retain(|copy| !copy.range.is_empty());
+    }
+
+    /// Reduces or copies a portion of each kind. Returns true if anything was left to do and possible.
+    ///
+    /// # Safety
+    /// - Each of `from` is the first of the operation's bytes of that rank, which is in the same operation.
+    /// - Nothing else in this process accesses the buffer of `memory`.
+    unsafe fn step(&mut self, links: &mut Links, memory: &OpMemory, tiles: &mut Tiles) -> bool {
+        // SAFETY: the caller's promise.
+        let moved = unsafe { self.reduce(links, memory, tiles) | self.copy(links, memory) };
+        if self.fold.is_none() && self.copies.is_empty() && !self.own.done {
+            self.own.done = true;
+            self.announce(links);
+        }
+        // The next look at the streams comes after these reads.
+        fence(SeqCst);
+        moved
+    }
+
+    /// # Safety
+    /// As for [`step`](InPlace::step).
+    unsafe fn reduce(&mut self, links: &mut Links, memory: &OpMemory, tiles: &mut Tiles) -> bool {
+        if self.own.reduced >= self.copied().saturating_add(AHEAD) {
+            return false;
+        }
+        let Some((range, reduction)) = &mut self.fold else { return false };
+        let now = range.start..range.end.min(range.start + PORTION);
+        tiles.from.clear();
+        // SAFETY: the range lies in the operation's bytes of every rank.
+        tiles.from.extend(self.from.iter().map(|base| unsafe { base.add(now.start) }));
+        // SAFETY: the memory of the others is mapped as long as the transport lives. They write other chunks of their own memory
+        // meanwhile. This rank's tile is the range itself.
+        unsafe { fold((tiles, TileMemory::Main), memory, now.clone(), *reduction) };
+        range.start = now.end;
+        self.own.reduced += now.len();
+        self.fold = self.fold.take().filter(|(range, _)| !range.is_empty());
+        if !self.copies.is_empty() {
+            self.announce(links);
+        }
+        true
+    }
+
+    /// # Safety
+    /// As for [`step`](InPlace::step).
+    unsafe fn copy(&mut self, links: &Links, memory: &OpMemory) -> bool {
+        let mut moved = false;
+        for ChunkCopy { from, range, reduced_from } in &mut self.copies {
+            let reduced = links.peers[*from].notes.progress.reduced;
+            let ready = reduced_from.map_or(range.end, |start| range.end.min(start + reduced));
+            let now = range.start..ready.min(range.start + PORTION);
+            if now.is_empty() {
+                continue;
+            }
+            // SAFETY: these bytes of the other rank are final, and it leaves them alone until this rank reads no more. The owner of the
+            // chunk has read this rank's bytes of it, and nobody else reads them.
+            let (to, from) = unsafe {
+                let from = self.from[*from].add(now.start).as_ptr();
+                (memory.slice_mut(now.clone()), std::slice::from_raw_parts(from, now.len()))
+            };
+            if self.non_temporal {
+                copy_bytes_non_temporal(to, from)
+            } else {
+                to.copy_from_slice(from)
+            }
+            range.start = now.end;
+            moved = true;
+        }
+        self.copies.retain(|copy| !copy.range.is_empty());
+        moved
+    }
+
+    /// Bytes that this rank has copied of each chunk that it copies once it is reduced.
+    fn copied(&self) -> usize {
+        let copied = |copy: &ChunkCopy| copy.reduced_from.map(|start| copy.range.start - start);
+        self.copies.iter().filter_map(copied).min().unwrap_or(usize::MAX)
+    }
+
+    fn announce(&self, links: &mut Links) {
+        if !links.common.has_ended() {
+            self.own.put(links.common.frames());
+        }
+    }
+
+    fn has_ended(&self, links: &Links) -> bool {
+        self.own.done && links.others().all(|peer| links.peers[peer].notes.progress.done)
+    }
+}
+
+impl Engine {
+    /// Returns the place of the operation's buffer in registered memory, if its bytes may be read there.
+    pub(super) fn window_of(&mut self, called: &Called, memory: &OpMemory) -> Option<WindowRange> {
+        let reads = matches!(
+            called.action,
+            Action::AllReduce(_) | Action::ReduceScatter(_) | Action::AllGather | Action::Broadcast { .. }
+        );
+        let windows = self.links.transport.windows().filter(|_| reads)?;
+        let (id, offset) = windows.find(memory.address(0))?;
+        Some(WindowRange { id, offset: offset as u64 })
+    }
+
+    /// Prepares to read the others' memory in place, if the buffers of all ranks are at `window`. All ranks decide alike.
+    pub(super) fn opens_in_place(&mut self, window: Option<WindowRange>, party: Party) -> bool {
+        let Some(window) = window else { return false };
+        let at = |peer: usize| self.links.peers[peer].call().and_then(|call| call.window);
+        if !self.others_of(party).all(|peer| at(peer) == Some(window)) {
+            return false;
+        }
+        let n = self.links.world_size();
+        let Some(windows) = self.links.transport.windows() else { return false };
+        self.in_place.from.clear();
+        let addresses = (0..n).filter_map(|rank| windows.address(rank, window.id, window.offset as usize));
+        self.in_place.from.extend(addresses);
+        self.in_place.from.len() == n
+    }
+
+    /// Moves the bytes of an operation whose buffers are registered memory.
+    ///
+    /// # Safety
+    /// As for [`run`](Engine::run).
+    pub(super) unsafe fn exchange_in_place(
+        &mut self,
+        running: Running<'_>,
+        party: Party,
+        memory: &OpMemory,
+    ) -> Result<(), Stop> {
+        self.in_place.plan(&self.links, &running.called);
+        let (mut idle, mut pace) = (0, Pace::start());
+        loop {
+            let moved = self.links.poll();
+            // A failure comes before the end: what was read after it may be anything.
+            self.look_at_party(running, party, false)?;
+            // SAFETY: the caller's promise, and all ranks have called this operation with buffers at these addresses.
+            let stepped = unsafe { self.in_place.step(&mut self.links, memory, &mut self.transfer.tiles) };
+            if !stepped && self.in_place.has_ended(&self.links) && self.links.is_flushed() {
+                self.in_place.clear();
+                return Ok(());
+            }
+            pace.note(moved || stepped);
+            self.look_at_clock(running, party, false, &mut pace)?;
+            self.rest(running, moved || stepped, &mut idle);
+        }
+    }
+}
