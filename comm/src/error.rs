@@ -66,7 +66,7 @@ pub enum Error {
     },
     /// A rank's process ended, or it cannot be reached any more.
     #[error(
-        "rank {rank} was lost: {why}; see the output of its process, and make a new communicator of the ranks that are left"
+        "rank {rank} was lost: {why}; see the output of its process, and start the ranks again"
     )]
     Lost {
         /// The rank.

@@ -78,7 +78,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! - **One machine**: nothing is to be set. Ranks of one machine exchange bytes through shared memory.
+//! - **One machine**: nothing is to be set. Ranks of one machine exchange bytes through shared memory, if they have the same user and
+//!   network namespace and Linux 5.1; each rank needs two descriptors for each other rank of each group. A buffer from
+//!   [`Communicator::zeroed_on`] that is [registered](Communicator::register) is read in place by the others: the fastest way.
+//! - **Another launcher** sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun does.
 //! - **Several machines**: all ranks need the same token, in MESHSTEP_TOKEN or in a file of mode 0600 named by
 //!   MESHSTEP_TOKEN_FILE. Sockets between machines are then encrypted. MESHSTEP_IFACE names the interface or the address of a
 //!   machine's ranks where it has several.

@@ -119,6 +119,15 @@ impl Engine {
         heard.map(|(_, cause)| &cause.error).find(|error| matches!(error, Error::Aborted { .. })).cloned()
     }
 
+    /// Returns the failure of operation `op_number` that another rank has written, if any.
+    pub(super) fn failure_heard(&self, op_number: u64) -> Option<Error> {
+        let heard = self.links.peers.iter().filter_map(|peer| peer.notes.failed.as_ref());
+        heard
+            .map(|(_, cause)| cause)
+            .find(|cause| cause.op_number == op_number)
+            .map(|cause| cause.error.clone())
+    }
+
     /// Writes to all others that this rank has left, and waits for room at most `within`. Whatever arrives is dropped.
     pub(super) fn leave(&mut self, op_number: u64, within: Duration) {
         self.left = true;

@@ -22,8 +22,8 @@ pub(super) struct P2pGroup {
     pub(super) windows: bool,
     /// Buffers that this rank has registered.
     pub(super) registered: Mutex<u64>,
-    /// Parent group of the split. An abort comes from there too, so a rank that waits here looks at it.
-    above: Option<Arc<P2pGroup>>,
+    /// Parent group. An abort comes from there too, and the failure of a rank to form this group, so a rank that waits here looks at it.
+    above: Option<Parent>,
     /// Groups split from this one that are still alive.
     below: Mutex<Vec<Weak<P2pGroup>>>,
     waker: Arc<dyn Waker>,
@@ -34,12 +34,20 @@ pub(super) struct P2pGroup {
     departure: Condvar,
 }
 
+/// Group from which another one was split.
+#[derive(Debug)]
+pub(super) struct Parent {
+    pub(super) group: Arc<P2pGroup>,
+    /// Number of the split.
+    pub(super) op_number: u64,
+}
+
 impl P2pGroup {
     pub(super) fn new(
         (mut transport, hosts): (Box<dyn Transport>, Hosts),
         clock: Clock,
         timeout: Duration,
-        above: Option<Arc<P2pGroup>>,
+        above: Option<Parent>,
     ) -> Arc<Self> {
         let group = Arc::new(P2pGroup {
             rank: transport.rank(),
@@ -60,7 +68,7 @@ impl P2pGroup {
         let weak: Weak<P2pGroup> = Arc::downgrade(&group);
         group.clock.register(weak);
         if let Some(above) = &group.above {
-            let mut below = above.below.lock();
+            let mut below = above.group.below.lock();
             below.retain(|group| group.strong_count() > 0);
             below.push(Arc::downgrade(&group));
         }
@@ -105,16 +113,21 @@ impl P2pGroup {
         below.iter().for_each(|group| group.abort(error));
     }
 
-    /// Looks for aborts of the groups that this one was split from, directly or not.
+    /// Looks for aborts of the groups that this one was split from, directly or not, and for ranks that could not form this one.
     pub(super) fn look_above(&self) {
-        let Some(above) = &self.above else { return };
+        let Some(Parent { group: above, op_number }) = &self.above else { return };
         above.look_above();
-        let abort = above.engine.try_lock().and_then(|mut engine| {
+        let heard = above.engine.try_lock().map(|mut engine| {
             engine.links.poll();
-            engine.abort_heard()
+            (engine.abort_heard(), engine.failure_heard(*op_number))
         });
-        if let Some(error) = abort {
-            above.abort_below(&error);
+        match heard {
+            Some((Some(abort), _)) => above.abort_below(&abort),
+            // The engine of this group may be in use by the thread that looks.
+            Some((None, Some(error))) => {
+                self.raised.lock().get_or_insert(error);
+            }
+            _ => {}
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::engine::{Formed, Running};
 use super::failure::Stop;
-use super::group::P2pGroup;
+use super::group::{P2pGroup, Parent};
 use super::hosts::Hosts;
 use super::memory::OpMemory;
 use super::transport::Transport;
@@ -68,17 +68,20 @@ impl P2pSeat {
         }
     }
 
-    fn form(&self, formed: Formed) -> Result<Option<Self>, Arc<Error>> {
+    fn form(&self, op_number: u64, formed: Formed) -> Result<Option<Self>, Arc<Error>> {
         let Some((members, channel)) = formed else { return Ok(None) };
         let mut engine = self.group.engine.lock();
         match engine.links.transport.split(&members, channel) {
             Ok(transport) => {
                 let (clock, timeout) = (self.group.clock.clone(), self.group.timeout);
                 let streams = (transport, engine.links.hosts.split(&members));
-                let group = P2pGroup::new(streams, clock, timeout, Some(Arc::clone(&self.group)));
+                let parent = Parent { group: Arc::clone(&self.group), op_number };
+                let group = P2pGroup::new(streams, clock, timeout, Some(parent));
                 Ok(Some(P2pSeat { group }))
             }
             Err(lost) => {
+                // The others may have formed the group: this failure ends it.
+                engine.at = op_number;
                 let error = Error::Lost { rank: lost.peer, why: lost.why.to_string() };
                 Err(engine.settle(Stop::Found(error)))
             }
@@ -119,7 +122,9 @@ impl RankSeat for P2pSeat {
         // SAFETY: the caller's promise.
         let formed = unsafe { self.run_locked(called, memory, after) };
         self.group.fail_aside();
-        let formed = formed.and_then(|formed| self.form(formed)).inspect_err(|error| self.pass_on(error))?;
+        let formed = formed
+            .and_then(|formed| self.form(called.op_number, formed))
+            .inspect_err(|error| self.pass_on(error))?;
         Ok(Ended { formed, non_finite: 0 })
     }
 

@@ -27,6 +27,8 @@ pub(super) enum Illness {
     Trickles,
     /// The next frame is garbage.
     Garbles,
+    /// The system refuses what a split needs.
+    CannotSplit,
 }
 
 /// Transport of a rank that falls ill after it has written `healthy` bytes.
@@ -71,7 +73,7 @@ impl Transport for Sick {
             return Ok(written);
         }
         match self.illness {
-            Illness::Stops => Ok(0),
+            Illness::Stops | Illness::CannotSplit => Ok(0),
             Illness::Trickles => {
                 std::thread::sleep(Duration::from_millis(1));
                 self.inner.write(to, &bytes[..bytes.len().min(64)])
@@ -105,6 +107,10 @@ impl Transport for Sick {
     }
 
     fn split(&mut self, members: &[usize], channel: u64) -> Result<Box<dyn Transport>, Lost> {
+        if self.illness == Illness::CannotSplit {
+            let why = LostWhy::System { what: "creating memory", message: "too many open files".to_owned() };
+            return Err(Lost { peer: self.rank(), why });
+        }
         self.inner.split(members, channel)
     }
 
@@ -264,6 +270,30 @@ fn garbage_is_noticed() {
         let error = run_with(3, 60, host_size, Illness::Garbles, 0);
         let Some(Error::Lost { rank: SICK, why }) = error else { panic!("{error:?}") };
         assert_eq!(why, LostWhy::Altered.to_string());
+    }
+}
+
+#[test]
+fn a_group_that_one_rank_cannot_form_fails_on_the_others_before_their_deadline() {
+    for host_size in [1, 3] {
+        let hosts = Hosts::blocks(3, host_size);
+        let mut transports = streams::world(3, 4096, hosts.clone());
+        let (inner, illness, sent) = (transports.remove(SICK), Illness::CannotSplit, counters(3));
+        transports.insert(SICK, Box::new(Sick { inner, healthy: usize::MAX, illness, sent, system: None }));
+        let ranks = transports.into_iter().map(|transport| {
+            let (clock, faults, within) = (Clock::real(), Faults::none(), Duration::from_secs(60));
+            let comm = communicator((transport, hosts.clone()), clock, within, faults).unwrap();
+            std::thread::spawn(move || {
+                let begun = Instant::now();
+                let group = comm.split(Some(0), 0).and_then(|group| group.unwrap().barrier());
+                (group, begun.elapsed())
+            })
+        });
+        for rank in ranks.collect::<Vec<_>>() {
+            let (result, took) = rank.join().unwrap();
+            assert!(matches!(result, Err(Error::Lost { rank: SICK, .. })), "{result:?}");
+            assert!(took < GRACE, "{took:?}");
+        }
     }
 }
 

@@ -129,7 +129,7 @@ fn exchange(
     let (addr, name, host) = (listener.addr(), listener.name().to_owned(), Host::read(options.host_id));
     let mine = Card { addr, name, host, encrypt: options.encrypt };
     let left = until.saturating_duration_since(Instant::now());
-    let cards = generation.all_gather("cards of streams", &mine.encode(), left)?;
+    let cards = generation.all_gather("addresses of streams", &mine.encode(), left)?;
     let cards: Vec<Card> = cards.iter().enumerate().map(read).collect::<Result<_, _>>()?;
     // Every rank compares with rank 0, so that all ranks name the same one.
     match cards.iter().position(|card| card.encrypt != cards[0].encrypt) {

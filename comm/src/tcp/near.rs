@@ -28,7 +28,7 @@ pub(super) fn connect(
     let until = Instant::now() + within;
     let listener = listen(options)?;
     let card = listener.as_ref().map(MemoryListener::card).unwrap_or_default();
-    let cards = generation.all_gather("cards of shared memory", &card, within)?;
+    let cards = generation.all_gather("addresses of shared memory", &card, within)?;
     let Some(listener) = listener else { return Ok(None) };
     let members: Vec<usize> =
         (0..cards.len()).filter(|rank| hub.is_near(*rank) && !cards[*rank].is_empty()).collect();

@@ -102,7 +102,7 @@ pub struct Options {
     /// Maximum elements of a bucket that holds several parameters. Parameters are never cut, so a larger one gets a bucket of its
     /// own. `None`: max(40e6, 1e6 per rank). At stages 2 and 3, where memory holds the longest two consecutive buckets in flight
     /// ([`Memory::buckets`](crate::Memory::buckets)), `None` is also at most 1/80 of all elements of the type, for small models
-    /// 1/16 up to 4 Mi, and at least 64 Ki; and buckets beside a parameter larger than a bucket are cut short.
+    /// 1/16 up to 4 Mi, and at least 1 Mi; and buckets beside a parameter larger than a bucket are cut short.
     pub bucket_len: Option<usize>,
     /// True: buckets travel while the caller computes. False: the thread that fills a bucket waits for its reduction.
     pub overlap: bool,

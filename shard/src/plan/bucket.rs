@@ -19,7 +19,7 @@ const SHARE: usize = 80;
 /// cost more than they save.
 const SMALL_SHARE: usize = 16;
 const SMALL_BUCKET_LEN: usize = 4 << 20;
-const LEAST_BUCKET_LEN: usize = 1 << 16;
+const LEAST_BUCKET_LEN: usize = 1 << 20;
 
 /// Ratio of a rank's load to the even share above which a warning is logged.
 const UNEVEN: f64 = 1.5;

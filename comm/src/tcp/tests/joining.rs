@@ -107,7 +107,7 @@ fn beside(foreign: impl FnOnce(Store) + Send) -> Vec<Error> {
 fn a_rank_of_another_version_is_named_on_every_rank() {
     for (version, odd) in [(9, Vec::from([9, 1, 2])), (2, card()[..20].to_vec())] {
         let errors = beside(|store| {
-            let cards = store.generation(0).all_gather("cards of streams", &odd, LONG).unwrap();
+            let cards = store.generation(0).all_gather("addresses of streams", &odd, LONG).unwrap();
             // This version names the first rank of another one.
             let unreadable = cards.iter().position(|card| card[0] != 9 && Card::decode(card).is_ok());
             assert_eq!(unreadable, Some(0));
@@ -120,8 +120,8 @@ fn a_rank_of_another_version_is_named_on_every_rank() {
 fn an_unreadable_card_of_shared_memory_is_named_on_every_rank() {
     let errors = beside(|store| {
         let generation = store.generation(0);
-        generation.all_gather("cards of streams", &card(), LONG).unwrap();
-        generation.all_gather("cards of shared memory", &[9; 33], LONG).unwrap();
+        generation.all_gather("addresses of streams", &card(), LONG).unwrap();
+        generation.all_gather("addresses of shared memory", &[9; 33], LONG).unwrap();
     });
     for error in errors {
         let text = error.to_string();
@@ -133,9 +133,9 @@ fn an_unreadable_card_of_shared_memory_is_named_on_every_rank() {
 fn a_rank_that_leaves_before_it_shares_its_memory_ends_the_others_at_once() {
     let errors = beside(|store| {
         let generation = store.generation(0);
-        generation.all_gather("cards of streams", &card(), LONG).unwrap();
+        generation.all_gather("addresses of streams", &card(), LONG).unwrap();
         let listener = MemoryListener::open(RingBytes::default()).unwrap();
-        generation.all_gather("cards of shared memory", &listener.card(), LONG).unwrap();
+        generation.all_gather("addresses of shared memory", &listener.card(), LONG).unwrap();
         // The listener stays alive, so its end cannot be seen.
         thread::sleep(Duration::from_millis(300));
         drop(store);

@@ -1,4 +1,4 @@
-//! Comparisons of ranks as processes: collectives through shared memory and over sockets, and a whole step.
+//! Comparisons of ranks as processes: collectives through shared memory, on registered buffers, and over sockets, and a whole step.
 
 use anyhow::{Context as _, Result};
 use meshstep_bench_cases::collectives::operations;
