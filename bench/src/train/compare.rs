@@ -1,19 +1,19 @@
 //! Compares two sets of parameters bit for bit.
 
-use xxhash_rust::xxh3::Xxh3Default;
+use twox_hash::XxHash3_128;
 
 /// Parameters by name, in registration order.
 pub(crate) type Finals = Vec<(String, Vec<f32>)>;
 
 /// Returns a digest of names, lengths and bits, by which the parameters of two programs are compared.
 pub(crate) fn digest<'a>(all: impl IntoIterator<Item = &'a Finals>) -> String {
-    let mut digest = Xxh3Default::new();
+    let mut digest = XxHash3_128::new();
     for (name, values) in all.into_iter().flatten() {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        digest.update(format!("{name} {}:", values.len()).as_bytes());
-        digest.update(&bytes);
+        digest.write(format!("{name} {}:", values.len()).as_bytes());
+        digest.write(&bytes);
     }
-    format!("{:032x}", digest.digest128())
+    format!("{:032x}", digest.finish_128())
 }
 
 /// Describes the first element in which two sets differ; `None` if all bits are equal.

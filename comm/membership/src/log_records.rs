@@ -6,7 +6,7 @@
 //! record is an error: skipping it would revive the record before it, which contradicts messages already sent.
 
 use crate::LogError;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 /// The beginning of every log, with its version.
 pub(super) const MAGIC: &[u8; 16] = b"meshstep members";
@@ -25,7 +25,7 @@ pub(super) fn put(payload: &[u8], at: usize, out: &mut Vec<u8>) {
 }
 
 fn sum(payload: &[u8], at: usize) -> u64 {
-    xxh3_64_with_seed(payload, VERSION << 48 ^ at as u64)
+    XxHash3_64::oneshot_with_seed(VERSION << 48 ^ at as u64, payload)
 }
 
 /// The last whole record, and the end of the whole records: the bytes after it are to be cut off.

@@ -1,6 +1,6 @@
 //! First message of a connection between ranks: the group and the rank for which it was opened.
 
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 /// Group of ranks: the generation, and a digest of the splits that lead to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,7 +20,7 @@ impl GroupId {
         let members = members.iter().flat_map(|member| (*member as u64).to_le_bytes());
         let path: Vec<u8> =
             self.path.to_le_bytes().into_iter().chain(channel.to_le_bytes()).chain(members).collect();
-        GroupId { generation: self.generation, path: xxh3_128(&path) }
+        GroupId { generation: self.generation, path: XxHash3_128::oneshot(&path) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Header of a record: its length, its number and checksums. Arithmetic only: no socket, no buffer.
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 /// Bytes of a header.
 pub(super) const HEADER: usize = 24;
@@ -27,7 +27,7 @@ impl RecordHeader {
         bytes[..4].copy_from_slice(&(self.len as u32).to_le_bytes());
         bytes[4..8].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.checksum.to_le_bytes());
-        let own = xxh3_64_with_seed(&bytes[..16], SEED);
+        let own = XxHash3_64::oneshot_with_seed(SEED, &bytes[..16]);
         bytes[16..].copy_from_slice(&own.to_le_bytes());
         bytes
     }
@@ -35,7 +35,7 @@ impl RecordHeader {
     /// `None` if the bytes are no header of this version, or its length is above the limit.
     pub(super) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
         let (fields, own) = bytes.split_last_chunk::<8>()?;
-        if xxh3_64_with_seed(fields, SEED) != u64::from_le_bytes(*own) {
+        if XxHash3_64::oneshot_with_seed(SEED, fields) != u64::from_le_bytes(*own) {
             return None;
         }
         let (len, rest) = fields.split_first_chunk::<4>()?;
@@ -49,7 +49,7 @@ impl RecordHeader {
 
 /// Returns the checksum of a plain record's payload; the same payload has another one in another record.
 pub(super) fn checksum(payload: &[u8], sequence: u32) -> u64 {
-    xxh3_64_with_seed(payload, SEED ^ u64::from(sequence))
+    XxHash3_64::oneshot_with_seed(SEED ^ u64::from(sequence), payload)
 }
 
 #[cfg(test)]

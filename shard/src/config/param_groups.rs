@@ -7,7 +7,7 @@ use meshstep_optim::{Rule, Sees};
 use meshstep_tensor::{Layout, Place};
 use std::fmt::Write;
 use std::sync::Arc;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Maximum number of state vectors in an update: more than any rule here names.
 pub(crate) const MAX_STATES: usize = 8;
@@ -217,7 +217,7 @@ impl RuleGroup {
     /// Returns a digest of the lines that [`describe`](Self::describe) writes, recomputed each time because a rule's
     /// hyperparameters may change. Allocates nothing.
     pub(crate) fn digest(&self) -> u64 {
-        let named = |name: &str| xxh3_64(name.as_bytes());
+        let named = |name: &str| XxHash3_64::oneshot(name.as_bytes());
         let names = [self.rule.name()].into_iter().chain(self.rule.state().iter().copied());
         let mut all = of_bits(names.map(named).chain([self.lr_scale.to_bits()]));
         self.rule.each_hyperparameter(&mut |name, value| all = of_bits([all, named(name), value.to_bits()]));

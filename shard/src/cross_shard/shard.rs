@@ -6,7 +6,7 @@ use crate::reduce::together::objection;
 use crate::update::params::Params;
 use crate::{Error, Optimizer};
 use meshstep_tensor::{Buffer, Slice};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// The group of this rank's replica, and calls that all groups make together.
 pub trait GroupShard {
@@ -60,7 +60,7 @@ impl GroupShard for CrossShard {
             vectors.map(Buffer::as_slice).try_for_each(&mut add)?;
         }
         frozen.iter().map(Buffer::as_slice).try_for_each(&mut add)?;
-        Ok(xxh3_64(&digests))
+        Ok(XxHash3_64::oneshot(&digests))
     }
 
     fn check_idle_everywhere(&mut self) -> Result<(), Error> {

@@ -16,7 +16,7 @@ use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category, Layout, Param, Queue, Slice, SliceMut};
 use std::fmt::Write;
 use std::sync::Arc;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 /// Additions of one layout. Indices are the optimizer's and continue those of earlier layouts; bucket indices alone start
 /// at 0, because buckets are ordered among those of other layouts.
@@ -104,7 +104,7 @@ impl LayoutState {
         let seed = options.precision.seed;
         let of = |p: usize| {
             let param = &self.entries[p].param;
-            let key = xxh3_64_with_seed(param.name().as_bytes(), seed);
+            let key = XxHash3_64::oneshot_with_seed(seed, param.name().as_bytes());
             ParamKey { group: group_of[p] + before.groups, key, parts: among.parts_of(param) }
         };
         let comm = &*among.shards;

@@ -4,7 +4,7 @@ use crate::ranks::host_words;
 use crate::{Error, Options};
 use meshstep_comm::{Communicator, Reduction};
 use meshstep_tensor::{Buffer, Meter, Queue};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Checks that every rank has the same text of `key = value` lines. Collective. Equal texts cost three words; otherwise every
 /// rank gets the same error, which names the first line that differs from rank 0's. A rank that fails aborts the communicator.
@@ -25,7 +25,7 @@ pub(crate) fn compare(
     room: Option<&mut Buffer>,
 ) -> Result<(), Error> {
     let (queue, meter) = (&options.queue, &options.meter);
-    let digest = xxh3_64(text.as_bytes());
+    let digest = XxHash3_64::oneshot(text.as_bytes());
     let mut words = [digest, !digest, text.len() as u64];
     match room {
         Some(room) => host_words::all_reduce_in(comm, queue, room, &mut words, Reduction::Max)?,

@@ -2,7 +2,7 @@
 
 use meshstep_comm::{Communicator, Error, InFlight, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, SliceMut};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Runs `op` on a buffer, ordered by `queue` at both ends.
 pub fn run(comm: &dyn Communicator, queue: &Queue, op: Op, buffer: &mut Buffer) -> Result<(), Error> {
@@ -107,7 +107,7 @@ pub(crate) fn all_reduce_both(
 
 /// Returns a digest of the bytes at the queue's place.
 pub fn digest(queue: &Queue, meter: &Meter, memory: Slice<'_>) -> Result<u64, meshstep_tensor::Error> {
-    read(queue, meter, memory, |memory| Ok(xxh3_64(memory.bytes()?)))
+    read(queue, meter, memory, |memory| Ok(XxHash3_64::oneshot(memory.bytes()?)))
 }
 
 /// Calls `look` with memory of the queue's place, through a host copy if that is not the CPU.

@@ -4,7 +4,7 @@ use crate::config::options::{Combine, Missing};
 use crate::reduce::local_clip::LocalClip;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 /// Parameter index that stands for none.
 const NONE: usize = usize::MAX;
@@ -146,5 +146,5 @@ impl GradProgress {
 
 /// Extends a digest of weights by one more.
 pub(crate) fn weighed(so_far: u64, weight: u64) -> u64 {
-    xxh3_64_with_seed(&weight.to_le_bytes(), so_far)
+    XxHash3_64::oneshot_with_seed(so_far, &weight.to_le_bytes())
 }

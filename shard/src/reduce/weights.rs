@@ -7,13 +7,13 @@ use crate::ranks::data_rank::DataRank;
 use crate::reduce::reducer::GradReducer;
 use meshstep_comm::Communicator;
 use std::collections::HashMap;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 impl DataRank {
     /// Returns a word that sums to 0 over the ranks of this place if they all give the same weights. For different weights the
     /// sum is 0 in one of 2^64 cases: unlike the weights themselves, their hashes do not cancel.
     fn balance(self, weights: u64) -> u64 {
-        let hash = xxh3_64_with_seed(&weights.to_le_bytes(), self.index);
+        let hash = XxHash3_64::oneshot_with_seed(self.index, &weights.to_le_bytes());
         if self.first { hash.wrapping_mul(self.ranks - 1) } else { hash.wrapping_neg() }
     }
 }

@@ -8,7 +8,7 @@ use crate::update::params::Params;
 use meshstep_comm::{Communicator, Reduction};
 use std::fmt::Write;
 use std::sync::Arc;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// This rank's findings about each vector of a survey.
 #[derive(Debug, Default)]
@@ -73,7 +73,7 @@ impl Comparison<'_> {
         let world = Arc::clone(&self.reducer.config.comm);
         let first = differs.iter().position(|&differs| differs);
         let word = first.map_or(0, |item| First { item, rank: world.rank() }.encode());
-        let digest = xxh3_64(self.counters.as_bytes());
+        let digest = XxHash3_64::oneshot(self.counters.as_bytes());
         let mut words = [word, digest, !digest];
         let (queue, meter) = (&self.params.options.queue, &self.params.options.meter);
         host_words::all_reduce(&*world, queue, meter, &mut words, Reduction::Max)?;

@@ -1,7 +1,8 @@
 //! Converts NVRTC's output into the committed PTX: compact text that old drivers load, with a fingerprint of its source.
 
 use anyhow::ensure;
-use xxhash_rust::xxh3::Xxh3;
+use std::hash::Hasher as _;
+use twox_hash::XxHash3_64;
 
 /// Returns the committed text of a module: two `//` lines with its name and the fingerprint of its source, then the PTX,
 /// which declares `version`.
@@ -17,12 +18,12 @@ pub(crate) fn committed(
 
 /// Returns a hash of the inputs of a module's text: the source, the compiler and the options.
 pub(crate) fn fingerprint(parts: &[&str]) -> String {
-    let mut hasher = Xxh3::new();
+    let mut hasher = XxHash3_64::new();
     for part in parts {
-        hasher.update(&(part.len() as u64).to_le_bytes());
-        hasher.update(part.as_bytes());
+        hasher.write(&(part.len() as u64).to_le_bytes());
+        hasher.write(part.as_bytes());
     }
-    format!("{:016x}", hasher.digest())
+    format!("{:016x}", hasher.finish())
 }
 
 /// Removes comments, empty lines and superfluous whitespace.

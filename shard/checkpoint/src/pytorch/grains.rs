@@ -8,7 +8,7 @@ use crate::store::disk::Reader;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Number of bytes that share one hash and are read together.
 pub(super) const GRAIN: u64 = 256 << 10;
@@ -112,7 +112,7 @@ impl Grains {
         let new = &mut self.room[kept_len..];
         self.file.read_at(from, new).map_err(io("reading", &self.path))?;
         for (grain, bytes) in (kept.end..).zip(new.chunks(GRAIN as usize)) {
-            let hash = xxh3_64(bytes);
+            let hash = XxHash3_64::oneshot(bytes);
             if *self.hashes.entry(grain).or_insert(hash) != hash {
                 return Err(self.apart(grain));
             }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 impl Saveable for CrossShard {
     fn contents(&mut self) -> Contents<'_> {
@@ -74,7 +74,7 @@ impl AllGroups<'_> {
 
     fn told(&mut self) -> Result<Told, Error> {
         let optimizer = self.cross.optimizer_mut();
-        let counters = xxh3_64(optimizer.describe_counters()?.as_bytes());
+        let counters = XxHash3_64::oneshot(optimizer.describe_counters()?.as_bytes());
         let record = SavedProgress::of(optimizer);
         let t = (0..optimizer.params().count()).map(|param| optimizer.param_shard(param).t).collect();
         Ok(Told { group: self.cross.number(), counters, values: self.cross.digest()?, record, t })

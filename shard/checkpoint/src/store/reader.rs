@@ -7,7 +7,7 @@ use crate::format::manifest::{FileEntry, Manifest, Stored, WINDOW};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Complete step. A file of it is opened when something is read from it.
 #[derive(Debug)]
@@ -188,7 +188,7 @@ impl SavedFile {
     fn check(&self, stored: &Stored, start: u64, bytes: &[u8], what: &str) -> Result<(), CheckpointError> {
         for (start, window) in (start..).step_by(WINDOW as usize).zip(bytes.chunks(WINDOW as usize)) {
             let expected = &stored.xxh3[(start / WINDOW) as usize];
-            let found = format!("{:016x}", xxh3_64(window));
+            let found = format!("{:016x}", XxHash3_64::oneshot(window));
             if *expected != found {
                 let what = format!("bytes {start} to {} of {what}", start + window.len() as u64);
                 let (path, expected) = (self.path.clone(), expected.clone());

@@ -6,9 +6,10 @@ use crate::format::manifest::{FileEntry, Stored, Type, WINDOW};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::Hasher as _;
 use std::path::{Path, PathBuf};
 use std::thread;
-use xxhash_rust::xxh3::Xxh3Default;
+use twox_hash::XxHash3_64;
 
 /// Name and form of a vector in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub struct ShardWriter {
 #[derive(Default)]
 struct Hashes {
     all: blake3::Hasher,
-    window: Xxh3Default,
+    window: XxHash3_64,
     in_window: u64,
     windows: Vec<String>,
 }
@@ -189,7 +190,7 @@ impl Hashes {
         self.all.update(bytes);
         while !bytes.is_empty() {
             let (now, later) = bytes.split_at(bytes.len().min((WINDOW - self.in_window) as usize));
-            self.window.update(now);
+            self.window.write(now);
             self.in_window += now.len() as u64;
             bytes = later;
             if self.in_window == WINDOW {
@@ -200,8 +201,8 @@ impl Hashes {
 
     fn end_window(&mut self) {
         if self.in_window > 0 {
-            self.windows.push(format!("{:016x}", self.window.digest()));
-            self.window.reset();
+            self.windows.push(format!("{:016x}", self.window.finish()));
+            self.window = XxHash3_64::new();
             self.in_window = 0;
         }
     }

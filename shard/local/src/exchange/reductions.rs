@@ -10,7 +10,7 @@ use crate::{Placement, Workers};
 use meshstep_shard::Error;
 use meshstep_shard::extend::Params;
 use std::collections::BTreeSet;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Flights that arrive later, and the results that have arrived.
 type Reduced = (Vec<Flight>, Vec<Landed>);
@@ -123,7 +123,7 @@ impl Engine {
         // Before the first step no worker has seen tokens, and all count equally.
         let none_yet = self.step == 0 && placement == Placement::Before;
         let brought = Brought {
-            digest: xxh3_64(text.as_bytes()),
+            digest: XxHash3_64::oneshot(text.as_bytes()),
             fault,
             worker: self.workers.across.rank(),
             active: self.active,

@@ -2,7 +2,7 @@
 
 use crate::{LocalPlan, Merge, Select, Slots, What};
 use std::fmt::{self, Write};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 impl LocalPlan {
     /// Returns one `key = value` line for each setting that workers must share.
@@ -31,7 +31,7 @@ impl LocalPlan {
 
     /// Returns a digest of [`describe`](Self::describe), equal for equal plans on any machine.
     pub fn hash(&self) -> u64 {
-        xxh3_64(self.describe().as_bytes())
+        XxHash3_64::oneshot(self.describe().as_bytes())
     }
 }
 

@@ -10,7 +10,7 @@ use meshstep_shard::Error;
 use meshstep_shard::extend::{OptimizerExchange, OptimizerShard};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Description of one rank's state.
 #[derive(Debug, Serialize, Deserialize)]
@@ -49,9 +49,9 @@ impl AllWorkers<'_> {
 
     fn told(&mut self) -> Result<Told, Error> {
         let inner = &mut self.local.inner;
-        let counters = xxh3_64(inner.describe_counters()?.as_bytes());
+        let counters = XxHash3_64::oneshot(inner.describe_counters()?.as_bytes());
         let shared = self.local.engine.digest(&self.flights, self.local.inner.options())?;
-        let step = xxh3_64(&serde_json::to_vec(&self.record).unwrap_or_default());
+        let step = XxHash3_64::oneshot(&serde_json::to_vec(&self.record).unwrap_or_default());
         let (inner, engine) = (&self.local.inner, &self.local.engine);
         let (t, sent) = updates(inner, &engine.parts, &self.flights);
         let record = WorkerRecord::of(inner, engine, &self.flights);

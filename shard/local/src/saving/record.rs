@@ -8,7 +8,7 @@ use meshstep_checkpoint::{CheckpointError, Mismatch};
 use meshstep_shard::Optimizer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// Section of workers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -210,7 +210,7 @@ fn hash(plan: &LocalPlan) -> String {
 }
 
 fn hash_of(text: &str) -> String {
-    format!("{:016x}", xxh3_64(text.as_bytes()))
+    format!("{:016x}", XxHash3_64::oneshot(text.as_bytes()))
 }
 
 fn wrong(reason: impl Into<String>) -> CheckpointError {

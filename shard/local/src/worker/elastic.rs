@@ -10,12 +10,12 @@ use meshstep_membership::{Ballot, Decision, Digest, Error as MembershipError, Me
 use meshstep_shard::extend::{OptimizerExchange, OptimizerShard};
 use meshstep_shard::{Error, Optimizer};
 use std::sync::Arc;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 impl LocalPlan {
     /// Returns the digest that a worker with this optimizer joins with: the arbiter refuses another plan, or other rules.
     pub fn digest(&self, inner: &Optimizer) -> Digest {
-        Digest { plan: self.hash(), rule: xxh3_64(rules(inner).as_bytes()) }
+        Digest { plan: self.hash(), rule: XxHash3_64::oneshot(rules(inner).as_bytes()) }
     }
 }
 

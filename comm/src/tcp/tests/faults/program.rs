@@ -198,7 +198,7 @@ fn typed<T: Element + Copy>(
     } else {
         0..len
     };
-    Ok(xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(&result[part])))
+    Ok(twox_hash::XxHash3_64::oneshot(bytemuck::cast_slice(&result[part])))
 }
 
 fn start(comm: &Arc<dyn Communicator>, op: Op, buffer: Buffer) -> (Buffer, Result<(), Error>) {
