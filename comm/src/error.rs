@@ -65,9 +65,7 @@ pub enum Error {
         rank: usize,
     },
     /// A rank's process ended, or it cannot be reached any more.
-    #[error(
-        "rank {rank} was lost: {why}; see the output of its process, and start the ranks again"
-    )]
+    #[error("rank {rank} was lost: {why}; see the output of its process, and start the ranks again")]
     Lost {
         /// The rank.
         rank: usize,

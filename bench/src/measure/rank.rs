@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 use meshstep_bench_cases::collectives::{Only, operations};
-use meshstep_bench_cases::processes::{Sockets, Work, serve};
+use meshstep_bench_cases::processes::{FloorWork, Sockets, Work, serve};
 use meshstep_bench_cases::ranks::{OURS, Player};
 use meshstep_bench_cases::shapes::even;
 use meshstep_bench_cases::step::{Grads, Steps};
@@ -47,6 +47,8 @@ pub(crate) struct Rank {
 pub(crate) enum Way {
     /// A plain program that moves the bytes over sockets
     Floor,
+    /// The same, with checksums of all bytes and sums of the contributions
+    FloorWithSums,
     /// Sockets
     Sockets,
     /// Sockets, with the bytes encrypted
@@ -66,11 +68,13 @@ pub(crate) fn run(asked: &Rank) -> Result<()> {
 
 /// Prepares a case; each case has connections of its own.
 fn work(asked: &Rank, case: &Value, meeting: usize) -> Result<Box<dyn Work>> {
-    if asked.way != Way::Floor {
-        return of_communicator(communicator(asked, meeting)?, case);
-    }
+    let floor = match asked.way {
+        Way::Floor => FloorWork::Moves,
+        Way::FloorWithSums => FloorWork::ChecksAndSums,
+        _ => return of_communicator(communicator(asked, meeting)?, case),
+    };
     let (operation, bytes) = (text(case, "operation")?, number(case, "bytes")?);
-    Ok(Box::new(meet(asked, meeting)?.work(operation, bytes, number(case, "times")?)?))
+    Ok(Box::new(meet(asked, meeting)?.work(operation, bytes, number(case, "times")?, floor)?))
 }
 
 /// Prepares a case of this library.

@@ -8,7 +8,7 @@ mod serve;
 mod sockets;
 
 pub use serve::{Work, serve};
-pub use sockets::Sockets;
+pub use sockets::{FloorWork, Sockets};
 
 use std::process::Command;
 

@@ -1,12 +1,16 @@
-//! Socket floor: a plain program that moves a collective's bytes between ranks, over one socket for each pair, and computes nothing.
+//! Socket floor: a plain program that moves a collective's bytes between ranks, over one socket for each pair. It computes nothing, or
+//! no more than any reduction of checked bytes must.
 
+use std::hint::black_box;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use meshstep_tensor::simd::{Body, Isa};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use twox_hash::XxHash3_64;
 
 use super::Work;
 
@@ -22,6 +26,54 @@ pub struct Sockets {
     rank: usize,
     /// By rank; `None` for this one.
     peers: Vec<Option<TcpStream>>,
+}
+
+/// Work of the floor on each piece of bytes that it moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FloorWork {
+    /// None.
+    Moves,
+    /// A checksum of what is sent and of what is received, and a sum of the contributions in f64, of which nothing is written.
+    ChecksAndSums,
+}
+
+impl FloorWork {
+    fn on_sent(self, bytes: &[u8]) {
+        if self == FloorWork::ChecksAndSums {
+            black_box(XxHash3_64::oneshot(bytes));
+        }
+    }
+
+    fn on_received(self, bytes: &[u8], contribution: bool) {
+        self.on_sent(bytes);
+        if contribution {
+            self.on_contribution(bytes);
+        }
+    }
+
+    fn on_contribution(self, bytes: &[u8]) {
+        if self == FloorWork::ChecksAndSums {
+            black_box(Isa::detect().run(WideSum(bytes)));
+        }
+    }
+}
+
+/// Sum of the f32 in these bytes.
+struct WideSum<'a>(&'a [u8]);
+
+impl Body for WideSum<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let mut lanes = [0f64; 16];
+        for line in self.0.as_chunks::<64>().0 {
+            for (lane, value) in lanes.iter_mut().zip(line.as_chunks::<4>().0) {
+                *lane += f64::from(f32::from_le_bytes(*value));
+            }
+        }
+        lanes.iter().sum()
+    }
 }
 
 /// Bytes left to move between this rank and one other.
@@ -59,32 +111,32 @@ impl Sockets {
     }
 
     /// Returns the work of `times` collectives on `bytes` bytes of each rank: `all_reduce`, `reduce_scatter` or `all_gather`.
-    pub fn work(self, operation: &str, bytes: usize, times: usize) -> Result<Moves> {
+    pub fn work(self, operation: &str, bytes: usize, times: usize, work: FloorWork) -> Result<Moves> {
         let rounds = match operation {
             "reduce_scatter" | "all_gather" => 1,
             "all_reduce" => 2,
             other => bail!("no operation {other}"),
         };
         let scatters = operation != "all_gather";
-        Ok(Moves { sockets: self, memory: vec![1; bytes], rounds, scatters, times })
+        Ok(Moves { sockets: self, memory: vec![1; bytes], rounds, scatters, times, work })
     }
 
     /// Exchanges a byte with each rank.
     fn barrier(&mut self) -> Result<()> {
         let mut bytes = vec![0; self.peers.len()];
         let left = (0..bytes.len()).map(|peer| Left { to_send: 0..1, to_receive: peer..peer + 1 }).collect();
-        self.exchange(left, &mut bytes)
+        self.exchange(left, &mut bytes, (FloorWork::Moves, false))
     }
 
     /// Moves the bytes that are left, in both directions with all ranks at once.
-    fn exchange(&mut self, mut left: Vec<Left>, memory: &mut [u8]) -> Result<()> {
+    fn exchange(&mut self, mut left: Vec<Left>, memory: &mut [u8], work: (FloorWork, bool)) -> Result<()> {
         left[self.rank] = Left::default();
         let mut last = Instant::now();
         while left.iter().any(|left| !left.done()) {
             let mut moved = false;
             for (peer, left) in self.peers.iter().zip(&mut left) {
                 if let Some(stream) = peer {
-                    moved |= left.advance(stream, memory)?;
+                    moved |= left.advance(stream, memory, work)?;
                 }
             }
             if moved {
@@ -120,18 +172,26 @@ impl Left {
         events
     }
 
-    /// Moves what the socket takes and has now; returns true if that was anything.
-    fn advance(&mut self, mut stream: &TcpStream, memory: &mut [u8]) -> Result<bool> {
+    /// Moves what the socket takes and has now; returns true if that was anything. The received bytes are contributions if
+    /// `contributions`.
+    fn advance(
+        &mut self,
+        mut stream: &TcpStream,
+        memory: &mut [u8],
+        (work, contributions): (FloorWork, bool),
+    ) -> Result<bool> {
         let mut moved = false;
         if !self.to_send.is_empty() {
             let end = self.to_send.end.min(self.to_send.start + CALL);
             let sent = ready(stream.write(&memory[self.to_send.start..end]))?;
+            work.on_sent(&memory[self.to_send.start..self.to_send.start + sent]);
             self.to_send.start += sent;
             moved |= sent > 0;
         }
         if !self.to_receive.is_empty() {
             let end = self.to_receive.end.min(self.to_receive.start + CALL);
             let received = ready(stream.read(&mut memory[self.to_receive.start..end]))?;
+            work.on_received(&memory[self.to_receive.start..self.to_receive.start + received], contributions);
             self.to_receive.start += received;
             moved |= received > 0;
         }
@@ -158,6 +218,7 @@ pub struct Moves {
     /// True if the first round sends each rank its chunk; else it sends this rank's chunk to all.
     scatters: bool,
     times: usize,
+    work: FloorWork,
 }
 
 impl Moves {
@@ -183,7 +244,11 @@ impl Work for Moves {
         for round in 0..self.rounds * self.times {
             let scatters = self.scatters && round.is_multiple_of(self.rounds);
             let left = (0..self.sockets.peers.len()).map(|peer| self.left(peer, scatters)).collect();
-            self.sockets.exchange(left, &mut self.memory)?;
+            if scatters {
+                let own: Left = self.left(self.sockets.rank, true);
+                self.work.on_contribution(&self.memory[own.to_receive]);
+            }
+            self.sockets.exchange(left, &mut self.memory, (self.work, scatters))?;
         }
         self.sockets.barrier()?;
         Ok(start.elapsed().as_secs_f64())
@@ -196,7 +261,7 @@ mod tests {
     use std::thread;
 
     /// Runs an operation on three ranks, each a thread whose memory is its rank plus 1; returns their memory.
-    fn run(operation: &str) -> Vec<Vec<u8>> {
+    fn run(operation: &str, work: FloorWork) -> Vec<Vec<u8>> {
         let listeners: Vec<TcpListener> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<SocketAddr> = listeners.iter().map(|l| l.local_addr().unwrap()).collect();
         thread::scope(|scope| {
@@ -204,7 +269,7 @@ mod tests {
                 let addresses = &addresses;
                 scope.spawn(move || {
                     let sockets = Sockets::connect(rank, listener, addresses).unwrap();
-                    let mut work = sockets.work(operation, 3 << 20, 1).unwrap();
+                    let mut work = sockets.work(operation, 3 << 20, 1, work).unwrap();
                     work.memory.fill(rank as u8 + 1);
                     assert!(work.run().unwrap() > 0.0);
                     work.memory
@@ -217,7 +282,7 @@ mod tests {
 
     #[test]
     fn every_byte_of_a_gather_arrives() {
-        for memory in run("all_gather") {
+        for memory in run("all_gather", FloorWork::ChecksAndSums) {
             for (rank, chunk) in memory.chunks(1 << 20).enumerate() {
                 assert!(chunk.iter().all(|byte| usize::from(*byte) == rank + 1), "chunk {rank}");
             }
@@ -226,19 +291,25 @@ mod tests {
 
     #[test]
     fn a_scatter_brings_each_rank_the_others_bytes() {
-        for (rank, memory) in run("reduce_scatter").into_iter().enumerate() {
+        for (rank, memory) in run("reduce_scatter", FloorWork::Moves).into_iter().enumerate() {
             for (chunk, bytes) in memory.chunks(1 << 20).enumerate() {
                 let own = |byte: &u8| usize::from(*byte) == rank + 1;
                 assert_eq!(bytes.iter().all(own), chunk != rank, "rank {rank}, chunk {chunk}");
                 assert!(chunk != rank || !bytes.iter().any(own), "rank {rank} keeps its own bytes");
             }
         }
-        assert_eq!(run("all_reduce").len(), 3);
+        assert_eq!(run("all_reduce", FloorWork::ChecksAndSums).len(), 3);
+    }
+
+    #[test]
+    fn sums_are_of_all_values() {
+        let values: Vec<u8> = (0u16..320).flat_map(|i| f32::from(i).to_le_bytes()).collect();
+        assert_eq!(Isa::detect().run(WideSum(&values)), 319.0 * 160.0);
     }
 
     #[test]
     fn other_operations_are_refused() {
         let sockets = Sockets { rank: 0, peers: vec![None] };
-        assert_eq!(sockets.work("sum", 8, 1).unwrap_err().to_string(), "no operation sum");
+        assert_eq!(sockets.work("sum", 8, 1, FloorWork::Moves).unwrap_err().to_string(), "no operation sum");
     }
 }

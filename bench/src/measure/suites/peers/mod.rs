@@ -17,9 +17,10 @@ use ranks::{RANKS, largest};
 const ABOUT: &str = "Ratio of the other system's time to ours: medians of ratios, round by round, in turns. Updates have as many \
                      threads on both sides. Ranks of PyTorch and of OpenMPI are processes of one thread each; ours are processes \
                      in the tables that say so, and otherwise threads of one process, and this difference is part of the \
-                     comparison. The socket floor is a plain program that moves the same bytes over as many sockets. The reference copy moves the bytes that ours must \
-                     move and does nothing else, in turns with both: theirs / copy is the ratio that a program without \
-                     other work would reach.";
+                     comparison. The socket floor is a plain program that moves the same bytes over as many \
+                     sockets; the floor with sums also checks every byte and adds the contributions, and writes no \
+                     sum. The reference copy moves the bytes that ours must move and does nothing else, in turns with \
+                     both: theirs / copy is the ratio that a program without other work would reach.";
 
 /// Runs the comparisons with the available systems, and lists the reasons for missing ones.
 pub(crate) fn run(effort: Effort, folder: &Path, left_out: &mut Vec<String>) -> Result<Section> {

@@ -60,6 +60,7 @@ struct Ways {
     sockets: Group,
     encrypted: Group,
     floor: Group,
+    floor_with_sums: Group,
 }
 
 impl Ways {
@@ -70,12 +71,15 @@ impl Ways {
             sockets: start(Way::Sockets)?,
             encrypted: start(Way::Encrypted)?,
             floor: start(Way::Floor)?,
+            floor_with_sums: start(Way::FloorWithSums)?,
         })
     }
 
     fn case(&mut self, case: &Value) -> Result<()> {
-        let Ways { shared, sockets, encrypted, floor } = self;
-        [shared, sockets, encrypted, floor].into_iter().try_for_each(|group| group.case(case.clone()))
+        let Ways { shared, sockets, encrypted, floor, floor_with_sums } = self;
+        [shared, sockets, encrypted, floor, floor_with_sums]
+            .into_iter()
+            .try_for_each(|group| group.case(case.clone()))
     }
 }
 
@@ -93,6 +97,7 @@ struct Times {
     sockets: Samples,
     encrypted: Samples,
     floor: Samples,
+    floor_with_sums: Samples,
     gloo: Samples,
     mpi: Option<Samples>,
 }
@@ -102,13 +107,14 @@ impl Contest<'_> {
     fn race(&mut self, case: Value, rounds: usize) -> Result<Times> {
         self.ways.case(&case)?;
         self.torch.case(case).context("gloo")?;
-        let Ways { shared, sockets, encrypted, floor } = &mut self.ways;
+        let Ways { shared, sockets, encrypted, floor, floor_with_sums } = &mut self.ways;
         let torch = &mut *self.torch;
         let mut contestants: Vec<Contestant<'_, ()>> = vec![
             Box::new(|()| shared.run()),
             Box::new(|()| sockets.run()),
             Box::new(|()| encrypted.run()),
             Box::new(|()| floor.run()),
+            Box::new(|()| floor_with_sums.run()),
             Box::new(|()| torch.run()),
         ];
         if let Some(mpi) = &mut self.mpi {
@@ -116,8 +122,8 @@ impl Contest<'_> {
         }
         let mut samples = race(&mut (), rounds, contestants)?.into_iter();
         let mut next = || samples.next().unwrap_or_default();
-        let [shared, sockets, encrypted, floor, gloo] = std::array::from_fn(|_| next());
-        Ok(Times { shared, sockets, encrypted, floor, gloo, mpi: samples.next() })
+        let [shared, sockets, encrypted, floor, floor_with_sums, gloo] = std::array::from_fn(|_| next());
+        Ok(Times { shared, sockets, encrypted, floor, floor_with_sums, gloo, mpi: samples.next() })
     }
 
     fn collectives(&mut self, section: &mut Section, effort: Effort) -> Result<()> {
@@ -201,6 +207,7 @@ impl Contest<'_> {
         }
         bar("gloo / sockets", &times.gloo, &times.sockets, Wanted::AtLeast((bars.sockets)(self.ranks)));
         bar("sockets / floor", &times.sockets, &times.floor, Wanted::AtMost(OVER_FLOOR));
+        bar("sockets / floor with sums", &times.sockets, &times.floor_with_sums, Wanted::AtMost(OVER_FLOOR));
     }
 }
 
@@ -209,12 +216,15 @@ const COLUMNS: &[&str] = &[
     "sockets",
     "encrypted",
     "floor",
+    "floor with sums",
     "gloo",
     "OpenMPI",
     "gloo / shared memory",
     "OpenMPI / shared memory",
     "gloo / sockets",
+    "gloo / floor",
     "sockets / floor",
+    "sockets / floor with sums",
     "encrypted / sockets",
 ];
 
@@ -227,21 +237,24 @@ impl Times {
             sockets: each(self.sockets),
             encrypted: each(self.encrypted),
             floor: each(self.floor),
+            floor_with_sums: each(self.floor_with_sums),
             gloo: each(self.gloo),
             mpi: self.mpi.map(each),
         }
     }
 
     fn cells(&self) -> Vec<Cell> {
-        let Times { shared, sockets, encrypted, floor, gloo, mpi } = self;
+        let Times { shared, sockets, encrypted, floor, floor_with_sums, gloo, mpi } = self;
         let time = |samples: &Samples| Cell::Time(samples.median());
         let ratio = |above: &Samples, below: &Samples| Cell::Ratio(above.over(below).median());
         let missing = || Cell::Text("not measured".to_owned());
-        let mut cells: Vec<Cell> = [shared, sockets, encrypted, floor, gloo].map(time).into();
+        let mut cells: Vec<Cell> =
+            [shared, sockets, encrypted, floor, floor_with_sums, gloo].map(time).into();
         cells.push(mpi.as_ref().map_or_else(missing, time));
         cells.push(ratio(gloo, shared));
         cells.push(mpi.as_ref().map_or_else(missing, |mpi| ratio(mpi, shared)));
-        cells.extend([ratio(gloo, sockets), ratio(sockets, floor), ratio(encrypted, sockets)]);
+        cells.extend([ratio(gloo, sockets), ratio(gloo, floor), ratio(sockets, floor)]);
+        cells.extend([ratio(sockets, floor_with_sums), ratio(encrypted, sockets)]);
         cells
     }
 }
