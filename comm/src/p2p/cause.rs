@@ -1,7 +1,6 @@
 //! Causes of a group's failure, their order, and the other notes between ranks, as frames.
 
 use super::codec::{self, FrameKind, FrameReader, frame, put_called, put_u64};
-use super::in_place::WindowRange;
 use crate::{Called, Error};
 
 /// A failure as one rank found it.
@@ -76,6 +75,38 @@ impl WireCall {
             _ => Some(WindowRange { id: reader.u64()?, offset: reader.u64()? }),
         };
         Some(WireCall { called: reader.called()?, collectives, payload, window })
+    }
+}
+
+/// Place of an operation's buffer in registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WindowRange {
+    /// Number of the registration.
+    pub(super) id: u64,
+    /// First byte.
+    pub(super) offset: u64,
+}
+
+/// Progress of another rank in the operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// Bytes of its chunk that are reduced.
+    pub(super) reduced: usize,
+    /// True if it reads no more.
+    pub(super) done: bool,
+}
+
+impl Progress {
+    pub(super) fn put(self, out: &mut Vec<u8>) {
+        frame(out, FrameKind::Progress, |out| {
+            put_u64(out, self.reduced as u64);
+            out.push(u8::from(self.done));
+        });
+    }
+
+    pub(super) fn read(body: &[u8]) -> Option<Self> {
+        let mut reader = FrameReader(body);
+        Some(Progress { reduced: reader.index()?, done: reader.u8()? == 1 })
     }
 }
 
@@ -180,6 +211,11 @@ mod tests {
         let departure = Departure { op_number: u64::MAX, collectives: 3 };
         departure.put(&mut out);
         assert_eq!(Departure::read(&out[PREFIX..]), Some(departure));
+        out.clear();
+        let progress = Progress { reduced: 1 << 40, done: true };
+        progress.put(&mut out);
+        assert_eq!(Progress::read(&out[PREFIX..]), Some(progress));
+        assert_eq!(Progress::read(&out[PREFIX..out.len() - 1]), None);
     }
 
     fn errors() -> Vec<Error> {

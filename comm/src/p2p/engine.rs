@@ -1,10 +1,10 @@
 //! One rank's operations in a group: calls are compared, then bytes move.
 
-use super::cause::{Relay, WireCall};
+use super::cause::{Relay, WindowRange, WireCall};
 use super::failure::{Failure, Stop};
 use super::group::P2pGroup;
 use super::hosts::Hosts;
-use super::in_place::{InPlace, WindowRange};
+use super::in_place::InPlace;
 use super::inbox::Inbox;
 use super::links::Links;
 use super::memory::OpMemory;

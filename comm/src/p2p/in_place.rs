@@ -7,7 +7,7 @@
 //! A rank that fails writes that to the others before its buffer goes back. So a rank looks for failures after its last read: a
 //! result is valid only if no other rank had failed by then.
 
-use super::codec::{FrameKind, FrameReader, frame, put_u64};
+use super::cause::{Progress, WindowRange};
 use super::engine::{Engine, Running};
 use super::failure::Stop;
 use super::fold::{TileMemory, Tiles, fold};
@@ -28,38 +28,6 @@ const PORTION: usize = 256 << 10;
 const AHEAD: usize = 1 << 20;
 /// Total bytes of the buffers from which copies bypass the cache, which would not keep them.
 const NON_TEMPORAL_FROM: usize = 32 << 20;
-
-/// Place of an operation's buffer in registered memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WindowRange {
-    /// Number of the registration.
-    pub(super) id: u64,
-    /// First byte.
-    pub(super) offset: u64,
-}
-
-/// Progress of another rank in the operation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Progress {
-    /// Bytes of its chunk that are reduced.
-    pub(super) reduced: usize,
-    /// True if it reads no more.
-    pub(super) done: bool,
-}
-
-impl Progress {
-    pub(super) fn put(self, out: &mut Vec<u8>) {
-        frame(out, FrameKind::Progress, |out| {
-            put_u64(out, self.reduced as u64);
-            out.push(u8::from(self.done));
-        });
-    }
-
-    pub(super) fn read(body: &[u8]) -> Option<Self> {
-        let mut reader = FrameReader(body);
-        Some(Progress { reduced: reader.index()?, done: reader.u8()? == 1 })
-    }
-}
 
 /// Work that is left of an operation in place.
 #[derive(Debug, Default)]

@@ -1,8 +1,7 @@
 //! Bytes of one stream from one rank, read as frames. A call, or a part of a buffer, stays at the front until an operation takes it.
 
-use super::cause::{Cause, Departure, Relay, WireCall};
+use super::cause::{Cause, Departure, Progress, Relay, WireCall};
 use super::codec::{FrameKind, FrameReader, LONGEST_BODY, PREFIX, read_prefix};
-use super::in_place::Progress;
 use super::small;
 use super::transport::{Lost, LostWhy, Source, Transport};
 

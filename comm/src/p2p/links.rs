@@ -1,9 +1,8 @@
 //! All streams of a rank, in both directions.
 
-use super::cause::Cause;
+use super::cause::{Cause, Progress};
 use super::codec::{self, FrameKind};
 use super::hosts::Hosts;
-use super::in_place::Progress;
 use super::inbox::{Inbox, Notes};
 use super::outbox::Outbox;
 use super::transport::{Lost, LostWhy, Source, Target, Transport};

@@ -13,6 +13,9 @@
 //! that its bytes are contiguous. Pages that are not used cost no memory. The memory has no name in any file system, and the
 //! kernel frees it with the last process that has it.
 //!
+//! A registered buffer is a memfd of its own, which the peers map and read where it lies. A rank writes its own buffers alone. When the
+//! buffer is dropped, its pages are freed, also where peers still have them mapped.
+//!
 //! # Sleep
 //!
 //! A rank without news says in its region that it sleeps, looks once more, and waits in epoll for its eventfd and for the sockets of
@@ -38,7 +41,8 @@
 //!
 //! - Linux 5.1. On other systems [`MemoryListener::open`] returns [`MeetError::Unsupported`].
 //! - Ranks need the same user and the same network namespace.
-//! - Each pair of ranks of each group has a socket and an eventfd: 64 ranks need 130 descriptors for a group.
+//! - Each pair of ranks of each group has a socket and an eventfd: 64 ranks need 130 descriptors for a group. A buffer that can be
+//!   registered has a descriptor until it is; of 256 such buffers no more are made.
 //! - A split needs the agreement of its members before: one that has not made the group itself is a loss.
 
 mod error;
