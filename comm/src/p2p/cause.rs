@@ -255,6 +255,18 @@ mod tests {
     }
 
     #[test]
+    fn a_long_message_is_cut_between_two_letters() {
+        let message = "é".repeat(1 << 20);
+        let mut out = Vec::new();
+        Cause { op_number: 0, rank: 0, error: Error::Panicked { rank: 0, message: format!("a{message}") } }
+            .put(&mut out);
+        let Some(Cause { error: Error::Panicked { message: cut, .. }, .. }) = Cause::read(&out) else {
+            panic!()
+        };
+        assert_eq!(cut, format!("a{}", &message[..(16 << 10) - 2]));
+    }
+
+    #[test]
     fn all_ranks_adopt_the_same_cause_in_any_order_of_arrival() {
         let cause = |op_number, rank, error| Cause { op_number, rank, error };
         let aborted = cause(9, 2, Error::Aborted { rank: 2 });

@@ -9,6 +9,8 @@ use std::time::Duration;
 pub(super) const PREFIX: usize = 8;
 /// Longest body of a frame, in bytes; a longer one was not written by a rank.
 pub(super) const LONGEST_BODY: usize = 1 << 20;
+/// Longest text of an error, in bytes.
+const MOST_TEXT: usize = 16 << 10;
 /// Begins every prefix, so that bytes that are no frame are noticed.
 const MARK: [u8; 2] = *b"ms";
 
@@ -68,7 +70,9 @@ pub(super) fn put_u64(out: &mut Vec<u8>, value: u64) {
     out.extend_from_slice(&value.to_le_bytes());
 }
 
+/// Appends a text, or its first 16 KiB: a rank that fails must have room for its cause.
 pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
+    let text = &text[..text.floor_char_boundary(MOST_TEXT)];
     put_u64(out, text.len() as u64);
     out.extend_from_slice(text.as_bytes());
 }

@@ -212,7 +212,7 @@ impl Engine {
         }
     }
 
-    fn lost(&self, rank: usize) -> Stop {
+    pub(super) fn lost(&self, rank: usize) -> Stop {
         let why = self.links.peers[rank].lost.as_ref();
         Stop::Found(Error::Lost { rank, why: why.map_or_else(String::new, ToString::to_string) })
     }

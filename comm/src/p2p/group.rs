@@ -3,7 +3,7 @@
 use super::engine::Engine;
 use super::failure::Stop;
 use super::hosts::Hosts;
-use super::transport::{Transport, Waker};
+use super::transport::{Transport, Waker, WindowAllocator};
 use crate::clock::Wake;
 use crate::sync::real::{Condvar, Mutex};
 use crate::{Clock, Error};
@@ -18,8 +18,8 @@ pub(super) struct P2pGroup {
     pub(super) clock: Clock,
     pub(super) timeout: Duration,
     pub(super) drop_wait: Duration,
-    /// True if the ranks can read each other's memory in place.
-    pub(super) windows: bool,
+    /// Allocator of memory that the ranks read in place, if they share a host.
+    pub(super) windows: Option<Arc<dyn WindowAllocator>>,
     /// Buffers that this rank has registered.
     pub(super) registered: Mutex<u64>,
     /// Parent group. An abort comes from there too, and the failure of a rank to form this group, so a rank that waits here looks at it.
@@ -44,7 +44,7 @@ pub(super) struct Parent {
 
 impl P2pGroup {
     pub(super) fn new(
-        (mut transport, hosts): (Box<dyn Transport>, Hosts),
+        (transport, hosts): (Box<dyn Transport>, Hosts),
         clock: Clock,
         timeout: Duration,
         above: Option<Parent>,
@@ -55,7 +55,7 @@ impl P2pGroup {
             clock,
             timeout,
             drop_wait: transport.drop_wait(),
-            windows: transport.windows().is_some(),
+            windows: transport.window_allocator(),
             registered: Mutex::default(),
             above,
             below: Mutex::default(),

@@ -39,6 +39,8 @@ pub(super) struct InPlace {
     copies: Vec<ChunkCopy>,
     /// This rank's announcements.
     own: Progress,
+    /// True if no rank had failed after this one's last read.
+    valid: bool,
     /// Addresses of the operation's first byte, by rank.
     from: Vec<NonNull<u8>>,
     non_temporal: bool,
@@ -71,7 +73,7 @@ impl InPlace {
         let (me, n) = (links.rank, links.world_size());
         let (chunk, whole) = (|of| chunk_bytes(called, n, of), 0..called.len * called.dtype.size());
         self.running = true;
-        self.own = Progress::default();
+        (self.own, self.valid) = (Progress::default(), false);
         self.non_temporal = whole.len().saturating_mul(n) >= NON_TEMPORAL_FROM;
         self.fold = called.action.reduction().map(|reduction| (chunk(me), reduction));
         self.copies.clear();
@@ -146,8 +148,9 @@ impl InPlace {
             if now.is_empty() {
                 continue;
             }
-            // SAFETY: these bytes of the other rank are final, and it leaves them alone until this rank reads no more. The owner of the
-            // chunk has read this rank's bytes of it, and nobody else reads them.
+            // SAFETY: these bytes of the other rank are mapped and final, and it leaves them alone until this rank reads no more, unless it
+            // fails: then this operation fails too, whatever was read. The owner of the chunk has read this rank's bytes of it, and
+            // nobody else reads them.
             let (to, from) = unsafe {
                 let from = self.from[*from].add(now.start).as_ptr();
                 (memory.slice_mut(now.clone()), std::slice::from_raw_parts(from, now.len()))
@@ -177,7 +180,7 @@ impl InPlace {
     }
 
     fn has_ended(&self, links: &Links) -> bool {
-        self.own.done && links.others().all(|peer| links.peers[peer].notes.progress.done)
+        self.valid && links.others().all(|peer| links.peers[peer].notes.progress.done)
     }
 }
 
@@ -208,6 +211,21 @@ impl Engine {
         self.in_place.from.len() == n
     }
 
+    /// Fails if a rank was lost before this one has read all it needs: a rank that ends in order waits for that, and the cause of
+    /// one that failed may be lost too.
+    fn look_at_reads(&mut self, party: Party) -> Result<(), Stop> {
+        if self.in_place.valid {
+            return Ok(());
+        }
+        match self.others_of(party).find(|peer| self.links.peers[*peer].lost.is_some()) {
+            Some(peer) => Err(self.lost(peer)),
+            None => {
+                self.in_place.valid = self.in_place.own.done;
+                Ok(())
+            }
+        }
+    }
+
     /// Moves the bytes of an operation whose buffers are registered memory.
     ///
     /// # Safety
@@ -224,6 +242,7 @@ impl Engine {
             let moved = self.links.poll();
             // A failure comes before the end: what was read after it may be anything.
             self.look_at_party(running, party, false)?;
+            self.look_at_reads(party)?;
             // SAFETY: the caller's promise, and all ranks have called this operation with buffers at these addresses.
             let stepped = unsafe { self.in_place.step(&mut self.links, memory, &mut self.transfer.tiles) };
             if !stepped && self.in_place.has_ended(&self.links) && self.links.is_flushed() {

@@ -80,7 +80,12 @@ pub(crate) trait Transport: Send + Debug {
         None
     }
 
-    /// Returns the memory that the ranks of the group read in place, if all of them share a host.
+    /// Returns the allocator of memory that the ranks of the group read in place, if all of them share a host.
+    fn window_allocator(&self) -> Option<Arc<dyn WindowAllocator>> {
+        None
+    }
+
+    /// Returns the windows of the ranks, if there is an allocator.
     fn windows(&mut self) -> Option<&mut dyn Windows> {
         None
     }
@@ -105,19 +110,25 @@ pub(crate) trait SystemReduction {
     fn output(&self) -> Result<Option<&[u8]>, LostWhy>;
 }
 
-/// Memory that the ranks of one host read in place. A rank allocates it and offers it to the others, and maps theirs.
-pub(crate) trait Windows {
+/// Allocator of memory that the other ranks can map. It waits for no operation.
+pub(crate) trait WindowAllocator: Send + Sync + Debug {
     /// Allocates `bytes` zeroed bytes of which the address modulo 4096 differs from those of `apart`; `None` if the system refuses,
     /// or too much memory waits to be offered.
-    fn allocate(&mut self, bytes: usize, apart: &[usize]) -> Option<WindowMemory>;
+    fn allocate(&self, bytes: usize, apart: &[usize]) -> Option<WindowMemory>;
+}
 
-    /// Sends the memory that begins at `start` to the other ranks as window `id`; `None` if it was not allocated here, was offered
-    /// before, or the system refuses.
-    fn offer(&mut self, start: NonNull<u8>, id: u64) -> Option<WindowPlace>;
+/// Memory that the ranks of one host read in place. A rank offers its own to the others, and maps theirs.
+pub(crate) trait Windows {
+    /// Returns the place of the memory that begins at `start`, if it was allocated here and was not offered before.
+    fn place(&self, start: NonNull<u8>) -> Option<WindowPlace>;
 
-    /// Maps window `id` of all other ranks, which have offered it as `places`, by rank. Returns false, and forgets the window, if one
-    /// cannot be mapped.
-    fn accept(&mut self, id: u64, places: &[WindowPlace]) -> bool;
+    /// Sends the memory that begins at `start` to the other ranks as window `id`. Returns false if the system refuses; some ranks may
+    /// have it then.
+    fn offer(&mut self, start: NonNull<u8>, id: u64) -> bool;
+
+    /// Takes window `id` of all other ranks, once all have offered it or have failed to, and maps it if `places` has its places, by
+    /// rank. Returns false if one is not mapped.
+    fn accept(&mut self, id: u64, places: Option<&[WindowPlace]>) -> bool;
 
     /// Ends window `id`: its memory stays this rank's own.
     fn forget(&mut self, id: u64);

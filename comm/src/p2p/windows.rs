@@ -1,7 +1,7 @@
 //! Registration of buffers that the ranks of one host read in place.
 
 use super::group::P2pGroup;
-use super::transport::WindowPlace;
+use super::transport::{WindowPlace, Windows};
 use crate::{Communicator, Error, Reduction};
 use meshstep_tensor::{Buffer, Category, DType, Meter};
 
@@ -16,8 +16,8 @@ pub(super) fn zeroed(
     (meter, category): (&Meter, Category),
     apart: &[usize],
 ) -> Option<Result<Buffer, meshstep_tensor::Error>> {
-    let bytes = len.checked_mul(dtype.size()).filter(|bytes| group.windows && *bytes >= LEAST)?;
-    let memory = group.engine.lock().links.transport.windows()?.allocate(bytes, apart)?;
+    let bytes = len.checked_mul(dtype.size()).filter(|bytes| *bytes >= LEAST)?;
+    let memory = group.windows.as_ref()?.allocate(bytes, apart)?;
     let keep = (memory.owner, meter.claim(category, bytes as u64));
     // SAFETY: the owner has allocated these bytes as zeros, and this buffer alone uses them. Other ranks read them during operations on
     // the buffer.
@@ -25,8 +25,11 @@ pub(super) fn zeroed(
 }
 
 /// Registers `buffer`. Returns true if all ranks can read all ranks' memory; otherwise its bytes travel.
+///
+/// All ranks have the places of all windows before one offers its own, and take what was offered, mapped or not, before the next
+/// registration. So no offer stays in the sockets.
 pub(super) fn register(group: &P2pGroup, comm: &dyn Communicator, buffer: &Buffer) -> Result<bool, Error> {
-    if !group.windows || buffer.bytes() < LEAST {
+    if group.windows.is_none() {
         return Ok(false);
     }
     let id = {
@@ -34,19 +37,22 @@ pub(super) fn register(group: &P2pGroup, comm: &dyn Communicator, buffer: &Buffe
         *registered += 1;
         *registered
     };
-    let whole = |place: &WindowPlace| place.bytes == buffer.bytes() as u64;
-    let own = with_windows(group, |windows| windows.offer(buffer.as_ptr(), id)).flatten();
-    let places = gather(comm, own.filter(whole).unwrap_or_default(), buffer.bytes() as u64)?;
-    let mapped = places.iter().all(whole)
-        && with_windows(group, |windows| windows.accept(id, &places)).unwrap_or_default();
-    let all = Buffer::from_slice(&[u64::from(mapped)], &Meter::new(), Category::Staging);
-    let mut all = all.map_err(Error::from)?;
-    comm.all_reduce(&mut all, Reduction::Min)?;
-    let in_place = all.typed::<u64>()? == [1];
+    let (start, bytes) = (buffer.as_ptr(), buffer.bytes() as u64);
+    let whole = |place: &WindowPlace| place.bytes == bytes;
+    let own = with_windows(group, |windows| windows.place(start)).flatten();
+    let places = gather(comm, own.filter(whole).unwrap_or_default(), bytes)?;
+    if buffer.bytes() < LEAST || !places.iter().all(whole) {
+        return Ok(false);
+    }
+    let offered = with_windows(group, |windows| windows.offer(start, id)).unwrap_or_default();
+    let offered = on_all(comm, offered)?;
+    let places = offered.then_some(&*places);
+    let mapped = with_windows(group, |windows| windows.accept(id, places)).unwrap_or_default();
+    let in_place = on_all(comm, mapped)?;
     if !in_place {
         with_windows(group, |windows| windows.forget(id));
     }
-    tracing::debug!(rank = group.rank, bytes = buffer.bytes(), in_place, "a buffer was registered");
+    tracing::debug!(rank = group.rank, bytes, in_place, "a buffer was registered");
     Ok(in_place)
 }
 
@@ -65,6 +71,13 @@ fn gather(comm: &dyn Communicator, own: WindowPlace, bytes: u64) -> Result<Vec<W
     Ok(ranks.iter().map(|&[_, bytes, first]| WindowPlace { bytes, first }).collect())
 }
 
-fn with_windows<T>(group: &P2pGroup, f: impl FnOnce(&mut dyn super::transport::Windows) -> T) -> Option<T> {
+/// Returns true if `mine` is true on all ranks.
+fn on_all(comm: &dyn Communicator, mine: bool) -> Result<bool, Error> {
+    let mut all = Buffer::from_slice(&[u64::from(mine)], &Meter::new(), Category::Staging)?;
+    comm.all_reduce(&mut all, Reduction::Min)?;
+    Ok(all.typed::<u64>()? == [1])
+}
+
+fn with_windows<T>(group: &P2pGroup, f: impl FnOnce(&mut dyn Windows) -> T) -> Option<T> {
     group.engine.lock().links.transport.windows().map(f)
 }

@@ -13,7 +13,8 @@
 //! that its bytes are contiguous. Pages that are not used cost no memory. The memory has no name in any file system, and the
 //! kernel frees it with the last process that has it.
 //!
-//! A registered buffer is a memfd of its own, which the peers map and read where it lies. A rank writes its own buffers alone. When the
+//! A registered buffer is a memfd of its own, which the peers map and read where it lies. A rank writes its own buffers alone: the
+//! others get descriptors that can only be read. When the
 //! buffer is dropped, its pages are freed, also where peers still have them mapped.
 //!
 //! # Sleep

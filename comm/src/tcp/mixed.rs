@@ -1,6 +1,6 @@
 //! Transport of groups that span machines: ranks of this machine by one transport, the others by another.
 
-use crate::p2p::transport::{Lost, Source, Target, Transport, Waker, Windows};
+use crate::p2p::transport::{Lost, Source, Target, Transport, Waker, WindowAllocator, Windows};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,6 +48,11 @@ impl Mixed {
         let audience = near.audience().iter().map(|rank| members[*rank]).collect();
         let waker = Arc::new(BothWakers([near.waker(), far.waker()]));
         Mixed { near, far, map, members, audience, patience: SHORTEST, unreported: None, waker }
+    }
+
+    /// Returns true if all ranks are of this machine.
+    fn is_near(&self) -> bool {
+        self.members.iter().copied().eq(0..self.far.world_size())
     }
 
     /// Returns the transport of a rank, and its rank there.
@@ -174,9 +179,12 @@ impl Transport for Mixed {
         Ok(Box::new(Mixed::new(self.renamed(Side::Near, near)?, far, places)))
     }
 
+    fn window_allocator(&self) -> Option<Arc<dyn WindowAllocator>> {
+        if self.is_near() { self.near.window_allocator() } else { None }
+    }
+
     fn windows(&mut self) -> Option<&mut dyn Windows> {
-        let all_near = self.members.iter().copied().eq(0..self.far.world_size());
-        if all_near { self.near.windows() } else { None }
+        if self.is_near() { self.near.windows() } else { None }
     }
 
     fn drop_wait(&self) -> Duration {

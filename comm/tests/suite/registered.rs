@@ -148,3 +148,66 @@ fn a_rank_that_leaves_out_an_operation_in_place_costs_a_typed_error_within_the_d
         assert!(matches!(third, Err(Error::Poisoned { .. })), "{third:?}");
     }
 }
+
+#[test]
+fn refused_registrations_leave_nothing_behind() {
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let grown = spawn(|comm| {
+        let meter = Meter::new();
+        let mut before = 0;
+        for round in 0..300 {
+            let plain = || Buffer::zeroed(LEN, DType::F32, &meter, Category::Grads).unwrap();
+            let refused = if comm.rank() == 1 { plain() } else { allocate(&*comm, LEN, &meter) };
+            assert!(!comm.register(&refused).unwrap());
+            assert!(comm.register(&allocate(&*comm, LEN, &meter)).unwrap());
+            drop(refused);
+            comm.barrier().unwrap();
+            before = if round == 0 { descriptors() } else { before };
+        }
+        comm.barrier().unwrap();
+        let grown = descriptors().saturating_sub(before);
+        comm.split(Some(0), 0).unwrap().unwrap().barrier().unwrap();
+        grown
+    });
+    assert!(grown.iter().all(|grown| *grown < 50), "{grown:?}");
+}
+
+#[test]
+fn an_allocation_waits_for_no_operation() {
+    spawn(|comm| {
+        let (meter, queue) = (Meter::new(), Queue::cpu());
+        let other = comm.split(Some(0), 0).unwrap().unwrap();
+        let mut buffer = allocate(&*comm, LEN, &meter);
+        if comm.rank() == 0 {
+            let started = comm.start(Op::all_reduce(Reduction::Sum), buffer, &queue).unwrap();
+            std::thread::sleep(Duration::from_millis(100)); // the communication thread begins
+            allocate(&*comm, LEN, &meter);
+            other.barrier().unwrap();
+            started.wait(&queue).1.unwrap();
+        } else {
+            other.barrier().unwrap();
+            comm.all_reduce(&mut buffer, Reduction::Sum).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_group_registers_as_soon_as_it_is_split() {
+    let refused = spawn(|comm| {
+        let refused = |_: &i32| {
+            let group = comm.split(Some(0), 0).unwrap().unwrap();
+            !group.register(&allocate(&*group, LEN, &Meter::new())).unwrap()
+        };
+        (0..100).filter(refused).count()
+    });
+    assert_eq!(refused, [0; RANKS]);
+}
+
+#[test]
+fn lengths_on_both_sides_of_the_least_one_are_refused_alike() {
+    let errors = spawn(|comm| {
+        let buffer = allocate(&*comm, if comm.rank() == 0 { 10 } else { LEN }, &Meter::new());
+        comm.register(&buffer).unwrap_err()
+    });
+    assert!(errors.iter().all(|error| matches!(error, Error::UnlikeMemory { .. })), "{errors:?}");
+}

@@ -3,18 +3,11 @@
 use super::bell::{self, Bell, News};
 use super::cursor::WriteCursor;
 use super::layout::{Layout, RingStream};
-use super::link::{Intro, Received};
-use super::peer::{MemoryPeer, system};
+use super::peer::MemoryPeer;
 use super::region::Region;
 use super::sleeper::Sleeper;
-use super::split::NO_PROOF;
 use super::windows::WindowList;
-use crate::p2p::transport::{
-    Lost, LostWhy, Source, Target, Transport, Waker, WindowMemory, WindowPlace, Windows,
-};
-use crate::shared_memory::RegionFault;
-use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::NonNull;
+use crate::p2p::transport::{Lost, LostWhy, Source, Target, Transport, Waker, WindowAllocator, Windows};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 use std::sync::atomic::fence;
@@ -22,8 +15,6 @@ use std::time::Duration;
 
 /// Bytes that are published together: readers start with the first piece of a long write while the next one is copied.
 const PIECE: usize = 1 << 16;
-/// Channel of the letters that bring registered memory; splits have smaller numbers.
-const WINDOWS: u64 = 1 << 63;
 /// Looks at the words before a sleep. Ranks can outnumber the cores, so each look gives the core away.
 const LOOKS: usize = 8;
 
@@ -42,7 +33,7 @@ pub(crate) struct SharedMemory {
     /// True if a wait saw news that `progress` has not reported.
     news: bool,
     /// Registered memory.
-    windows: WindowList,
+    pub(super) windows: Arc<WindowList>,
 }
 
 impl SharedMemory {
@@ -63,7 +54,7 @@ impl SharedMemory {
             singles: (0..layout.world_size).map(|reader| cursor(RingStream::To(reader))).collect(),
             common: cursor(RingStream::Common),
             news: false,
-            windows: WindowList::default(),
+            windows: Arc::new(WindowList::new(rank)),
         })
     }
 
@@ -268,6 +259,10 @@ impl Transport for SharedMemory {
         super::split::split(self, members, channel).map(|group| Box::new(group) as Box<dyn Transport>)
     }
 
+    fn window_allocator(&self) -> Option<Arc<dyn WindowAllocator>> {
+        Some(self.windows.clone())
+    }
+
     fn windows(&mut self) -> Option<&mut dyn Windows> {
         Some(self)
     }
@@ -277,64 +272,6 @@ impl Transport for SharedMemory {
         fence(SeqCst);
         self.peers.iter_mut().flatten().for_each(|peer| peer.tell(News::PeerEnd));
         self.peers.fill_with(|| None);
-    }
-}
-
-impl Windows for SharedMemory {
-    fn allocate(&mut self, bytes: usize, apart: &[usize]) -> Option<WindowMemory> {
-        self.windows.allocate(bytes, (self.rank, apart))
-    }
-
-    fn offer(&mut self, start: NonNull<u8>, id: u64) -> Option<WindowPlace> {
-        let (file, place) = self.windows.offer(start, id)?;
-        let sent = self.audience.clone().into_iter().try_for_each(|rank| self.send_window(rank, id, &file));
-        sent.inspect_err(|lost| tracing::warn!(%lost, "memory was not offered")).ok().map(|()| place)
-    }
-
-    fn accept(&mut self, id: u64, places: &[WindowPlace]) -> bool {
-        let mapped = self.audience.clone().into_iter().try_for_each(|rank| {
-            let file = self.receive_window(rank, id)?;
-            self.windows.map(rank, id, file.as_fd(), places[rank])
-        });
-        mapped.inspect_err(|why| tracing::warn!(%why, "memory of another rank was not mapped")).is_ok()
-    }
-
-    fn forget(&mut self, id: u64) {
-        self.windows.forget(id);
-    }
-
-    fn find(&self, address: NonNull<u8>) -> Option<(u64, usize)> {
-        self.windows.find(address)
-    }
-
-    fn address(&self, rank: usize, id: u64, offset: usize) -> Option<NonNull<u8>> {
-        self.windows.address((rank != self.rank).then_some(rank), id, offset)
-    }
-}
-
-impl SharedMemory {
-    fn window_intro(&self, id: u64, from: usize, to: usize) -> Intro {
-        Intro { channel: WINDOWS | id, from, to, layout: *self.layout(), proof: NO_PROOF }
-    }
-
-    fn send_window(&mut self, rank: usize, id: u64, file: &OwnedFd) -> Result<(), Lost> {
-        let intro = self.window_intro(id, self.rank, rank);
-        let sent = self.peer_mut(rank)?.met_link()?.send(&intro, &[file.as_fd()]);
-        sent.map_err(|error| Lost { peer: rank, why: system("sending memory", error.to_string()) })
-    }
-
-    /// Takes the memory that `rank` has sent as window `id`.
-    fn receive_window(&mut self, rank: usize, id: u64) -> Result<OwnedFd, RegionFault> {
-        let intro = self.window_intro(id, rank, self.rank);
-        let fault = |message: String| RegionFault::System { message };
-        let link = self.peer_mut(rank).and_then(|peer| peer.met_link());
-        let link = link.map_err(|lost| fault(lost.to_string()))?;
-        match link.receive(intro.channel).map_err(|error| fault(error.to_string()))? {
-            Received::Letter(letter) if intro.equals(&letter) => {
-                letter.files.into_iter().next().ok_or_else(|| fault("no descriptor came".to_owned()))
-            }
-            other => Err(fault(format!("instead of memory came {other:?}"))),
-        }
     }
 }
 

@@ -8,6 +8,7 @@ mod layout;
 mod link;
 mod mapping;
 mod meeting;
+mod offers;
 mod peer;
 mod region;
 mod sleeper;

@@ -4,13 +4,17 @@
 //! them mapped: they read zeros from then on, and take the mapping away at the next registration.
 
 use super::mapping::{Access, Mapping};
-use crate::p2p::transport::{WindowMemory, WindowPlace};
+use crate::p2p::transport::{WindowAllocator, WindowMemory, WindowPlace};
 use crate::shared_memory::RegionFault;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{
+    MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+    open,
+};
+use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The size is final, so that no access can lie past the end and raise SIGBUS. The owner may free its pages.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -21,9 +25,15 @@ const STEP: usize = PAGE / COLOURS;
 /// Allocations that wait to be offered, at most: each has a descriptor until then.
 const MOST_WAITING: usize = 256;
 
-/// Registered memory of this rank and its peers.
-#[derive(Debug, Default)]
+/// Registered memory of a rank and its peers.
+#[derive(Debug)]
 pub(super) struct WindowList {
+    rank: usize,
+    list: Mutex<Listed>,
+}
+
+#[derive(Debug, Default)]
+struct Listed {
     own: Vec<OwnWindow>,
     peers: Vec<PeerWindow>,
     allocated: usize,
@@ -75,20 +85,17 @@ struct PeerWindow {
     mapping: Mapping,
 }
 
-impl WindowList {
-    /// Allocates memory of rank `rank`. Equal buffers of different ranks have different colours too: a reduction reads them together.
-    pub(super) fn allocate(
-        &mut self,
-        bytes: usize,
-        (rank, apart): (usize, &[usize]),
-    ) -> Option<WindowMemory> {
-        self.prune();
-        let waiting = self.own.iter().filter(|own| matches!(own.state, WindowState::Waiting(_))).count();
+impl WindowAllocator for WindowList {
+    /// Equal buffers of different ranks have different colours too: a reduction reads them together.
+    fn allocate(&self, bytes: usize, apart: &[usize]) -> Option<WindowMemory> {
+        let mut list = self.list();
+        list.prune();
+        let waiting = list.own.iter().filter(|own| matches!(own.state, WindowState::Waiting(_))).count();
         if waiting >= MOST_WAITING {
             return None;
         }
-        self.allocated += 1;
-        let first = first(self.allocated + 3 * rank, apart);
+        list.allocated += 1;
+        let first = first(list.allocated + 3 * self.rank, apart);
         let made = create(bytes.checked_add(first)?.checked_next_multiple_of(PAGE)?);
         let made = made.inspect_err(|error| tracing::debug!(%error, bytes, "no memory that can be shared"));
         let (mapping, file) = made.ok()?;
@@ -96,30 +103,45 @@ impl WindowList {
         let memory = Arc::new(OwnedMemory(mapping));
         let place = WindowPlace { bytes: bytes as u64, first: first as u64 };
         let (state, alive) = (WindowState::Waiting(file), Arc::downgrade(&memory));
-        self.own.push(OwnWindow { start, place, state, memory: alive });
+        list.own.push(OwnWindow { start, place, state, memory: alive });
         Some(WindowMemory { start, owner: Box::new(memory) })
     }
+}
 
-    /// Returns the file of the memory at `start`, which becomes window `id`.
-    pub(super) fn offer(&mut self, start: NonNull<u8>, id: u64) -> Option<(OwnedFd, WindowPlace)> {
-        self.prune();
-        let waits = |own: &&mut OwnWindow| own.start == start && matches!(own.state, WindowState::Waiting(_));
-        let own = self.own.iter_mut().find(waits)?;
+impl WindowList {
+    pub(super) fn new(rank: usize) -> Self {
+        WindowList { rank, list: Mutex::default() }
+    }
+
+    fn list(&self) -> MutexGuard<'_, Listed> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the place of memory that waits to be offered.
+    pub(super) fn place(&self, start: NonNull<u8>) -> Option<WindowPlace> {
+        self.list().waiting(start).map(|own| own.place)
+    }
+
+    /// Returns a descriptor, by which the memory can only be read, of the memory at `start`, which becomes window `id`.
+    pub(super) fn offer(&self, start: NonNull<u8>, id: u64) -> rustix::io::Result<OwnedFd> {
+        let mut list = self.list();
+        list.prune();
+        let own = list.waiting(start).ok_or(Errno::NOENT)?;
         match std::mem::replace(&mut own.state, WindowState::Offered(id)) {
-            WindowState::Waiting(file) => Some((file, own.place)),
-            _ => None,
+            WindowState::Waiting(file) => readable(&file),
+            _ => Err(Errno::NOENT),
         }
     }
 
     /// Maps window `id` of a peer, after checks that make its size final.
     pub(super) fn map(
-        &mut self,
+        &self,
         rank: usize,
         id: u64,
         file: BorrowedFd<'_>,
         place: WindowPlace,
     ) -> Result<(), RegionFault> {
-        let system = |error: rustix::io::Errno| RegionFault::System { message: error.to_string() };
+        let system = |error: Errno| RegionFault::System { message: error.to_string() };
         let found = fcntl_get_seals(file).map_err(system)?;
         if !found.contains(SEALS) {
             return Err(RegionFault::Seals { found: found.bits(), needed: SEALS.bits() });
@@ -131,18 +153,19 @@ impl WindowList {
             return Err(RegionFault::Size { found, needed });
         }
         let mapping = Mapping::repeated(file, 0, needed, 1, Access::Read).map_err(system)?;
-        self.peers.push(PeerWindow { rank, id, first, mapping });
+        self.list().peers.push(PeerWindow { rank, id, first, mapping });
         Ok(())
     }
 
-    pub(super) fn forget(&mut self, id: u64) {
+    pub(super) fn forget(&self, id: u64) {
+        let mut list = self.list();
         let ours = |own: &&mut OwnWindow| matches!(own.state, WindowState::Offered(offered) if offered == id);
-        self.own.iter_mut().filter(ours).for_each(|own| own.state = WindowState::Forgotten);
-        self.peers.retain(|peer| peer.id != id);
+        list.own.iter_mut().filter(ours).for_each(|own| own.state = WindowState::Forgotten);
+        list.peers.retain(|peer| peer.id != id);
     }
 
     pub(super) fn find(&self, address: NonNull<u8>) -> Option<(u64, usize)> {
-        self.own.iter().find_map(|own| {
+        self.list().own.iter().find_map(|own| {
             let offset = address.addr().get().checked_sub(own.start.addr().get())?;
             match own.state {
                 WindowState::Offered(id) if own.is_alive() && (offset as u64) < own.place.bytes => {
@@ -155,13 +178,23 @@ impl WindowList {
 
     /// Returns the address of byte `offset` of a peer's window, or of this rank's own without a peer.
     pub(super) fn address(&self, peer: Option<usize>, id: u64, offset: usize) -> Option<NonNull<u8>> {
+        let list = self.list();
         let Some(rank) = peer else {
             let ours = |own: &&OwnWindow| matches!(own.state, WindowState::Offered(offered) if offered == id);
-            let own = self.own.iter().find(ours)?;
+            let own = list.own.iter().find(ours)?;
             return NonNull::new(own.start.as_ptr().wrapping_add(offset));
         };
-        let peer = self.peers.iter().find(|peer| (peer.rank, peer.id) == (rank, id))?;
+        let peer = list.peers.iter().find(|peer| (peer.rank, peer.id) == (rank, id))?;
         NonNull::new(peer.mapping.start().wrapping_add(peer.first + offset))
+    }
+}
+
+impl Listed {
+    fn waiting(&mut self, start: NonNull<u8>) -> Option<&mut OwnWindow> {
+        let waits = |own: &&mut OwnWindow| {
+            own.start == start && own.is_alive() && matches!(own.state, WindowState::Waiting(_))
+        };
+        self.own.iter_mut().find(waits)
     }
 
     /// Forgets memory that its buffer has given up, and the peers' windows of the same registration, which no operation uses again.
@@ -186,6 +219,12 @@ fn first(number: usize, apart: &[usize]) -> usize {
     free.unwrap_or(number % COLOURS) * STEP
 }
 
+/// Opens memory again to read it.
+fn readable(file: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
 fn create(bytes: usize) -> rustix::io::Result<(Mapping, OwnedFd)> {
     let file = memfd_create("meshstep-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, bytes as u64)?;
@@ -202,16 +241,19 @@ mod tests {
 
     const BYTES: usize = 3 * PAGE + 8;
 
-    fn allocated(list: &mut WindowList) -> WindowMemory {
-        list.allocate(BYTES, (0, &[])).unwrap()
+    fn allocated(list: &WindowList) -> WindowMemory {
+        list.allocate(BYTES, &[]).unwrap()
     }
 
     #[test]
     fn a_peer_sees_what_the_owner_writes_until_the_buffer_is_gone() {
-        let (mut owner, mut peer) = (WindowList::default(), WindowList::default());
-        let memory = allocated(&mut owner);
-        let (file, place) = owner.offer(memory.start, 7).unwrap();
-        assert!(owner.offer(memory.start, 8).is_none(), "offered once");
+        let (owner, peer) = (WindowList::new(0), WindowList::new(1));
+        let memory = allocated(&owner);
+        let place = owner.place(memory.start).unwrap();
+        let file = owner.offer(memory.start, 7).unwrap();
+        assert!(owner.place(memory.start).is_none() && owner.offer(memory.start, 8).is_err(), "offered once");
+        let written = Mapping::repeated(file.as_fd(), 0, PAGE, 1, Access::ReadWrite);
+        assert_eq!(written.unwrap_err(), Errno::ACCESS);
         peer.map(2, 7, file.as_fd(), place).unwrap();
         let last = BYTES - 1;
         let seen = peer.address(Some(2), 7, last).unwrap();
@@ -228,15 +270,16 @@ mod tests {
         assert_eq!(owner.find(unsafe { inside.add(1) }), None);
         drop(memory);
         assert_eq!((read(), owner.find(inside)), (0, None));
-        peer.prune();
+        peer.list().prune();
         assert!(peer.address(Some(2), 7, 0).is_none(), "this process has no window 7 of its own");
     }
 
     #[test]
     fn memory_of_another_size_or_without_seals_is_not_mapped() {
-        let (mut owner, mut peer) = (WindowList::default(), WindowList::default());
-        let memory = allocated(&mut owner);
-        let (file, place) = owner.offer(memory.start, 1).unwrap();
+        let (owner, peer) = (WindowList::new(0), WindowList::new(1));
+        let memory = allocated(&owner);
+        let place = owner.place(memory.start).unwrap();
+        let file = owner.offer(memory.start, 1).unwrap();
         for bytes in [0, PAGE as u64, place.bytes + PAGE as u64, u64::MAX] {
             let fault = peer.map(0, 1, file.as_fd(), WindowPlace { bytes, ..place }).unwrap_err();
             assert!(matches!(fault, RegionFault::Size { .. }), "{fault}");
@@ -261,14 +304,14 @@ mod tests {
 
     #[test]
     fn only_so_many_allocations_wait_and_offers_make_room() {
-        let mut list = WindowList::default();
-        let mut kept: Vec<WindowMemory> = (0..MOST_WAITING).map(|_| allocated(&mut list)).collect();
-        assert!(list.allocate(BYTES, (0, &[])).is_none());
+        let list = WindowList::new(0);
+        let mut kept: Vec<WindowMemory> = (0..MOST_WAITING).map(|_| allocated(&list)).collect();
+        assert!(list.allocate(BYTES, &[]).is_none());
         list.offer(kept[3].start, 1).unwrap();
-        kept.push(allocated(&mut list));
-        assert!(list.allocate(BYTES, (0, &[])).is_none());
+        kept.push(allocated(&list));
+        assert!(list.allocate(BYTES, &[]).is_none());
         kept.truncate(10);
-        allocated(&mut list);
-        assert!(list.own.len() <= 11);
+        allocated(&list);
+        assert!(list.list().own.len() <= 11);
     }
 }
