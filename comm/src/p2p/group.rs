@@ -34,7 +34,7 @@ pub(super) struct P2pGroup {
     departure: Condvar,
 }
 
-/// Group from which another one was split.
+/// Parent of a group, and the split that formed the group.
 #[derive(Debug)]
 pub(super) struct Parent {
     pub(super) group: Arc<P2pGroup>,

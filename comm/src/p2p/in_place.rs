@@ -77,7 +77,7 @@ impl InPlace {
         self.non_temporal = whole.len().saturating_mul(n) >= NON_TEMPORAL_FROM;
         self.fold = called.action.reduction().map(|reduction| (chunk(me), reduction));
         self.copies.clear();
-        // Each rank begins with the next one, so that not all read one rank's memory.
+        // A rank begins with the next rank, so that all ranks' memory is read at once.
         let others = (1..n).map(|step| (me + step) % n);
         match called.action {
             Action::AllReduce(_) => self.copies.extend(others.map(|from| {
@@ -167,7 +167,7 @@ impl InPlace {
         moved
     }
 
-    /// Bytes that this rank has copied of each chunk that it copies once it is reduced.
+    /// Least number of bytes that this rank has copied of the chunks that other ranks reduce.
     fn copied(&self) -> usize {
         let copied = |copy: &ChunkCopy| copy.reduced_from.map(|start| copy.range.start - start);
         self.copies.iter().filter_map(copied).min().unwrap_or(usize::MAX)

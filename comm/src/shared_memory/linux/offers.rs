@@ -28,7 +28,7 @@ impl Windows for SharedMemory {
     }
 
     fn accept(&mut self, id: u64, places: Option<&[WindowPlace]>) -> bool {
-        // Every letter is taken, whatever becomes of another one.
+        // All letters are taken, also after a fault.
         let mapped = self.others().into_iter().map(|rank| {
             let file = self.receive_window(rank, id);
             let mapped = match (file, places) {

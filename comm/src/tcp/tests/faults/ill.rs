@@ -1,7 +1,7 @@
 //! Transport of a rank that writes wrong frames: garbage between two frames, an end within one, silence, late ones.
 
 use super::schedule::{Dice, FrameFault, FrameKind};
-use crate::p2p::transport::{Lost, Source, Target, Transport, Waker};
+use crate::p2p::transport::{Lost, Source, Target, Transport, Waker, WindowAllocator, Windows};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -137,6 +137,14 @@ impl Transport for Ill {
 
     fn split(&mut self, members: &[usize], channel: u64) -> Result<Box<dyn Transport>, Lost> {
         self.inner.split(members, channel)
+    }
+
+    fn window_allocator(&self) -> Option<Arc<dyn WindowAllocator>> {
+        self.inner.window_allocator()
+    }
+
+    fn windows(&mut self) -> Option<&mut dyn Windows> {
+        self.inner.windows()
     }
 
     fn close(&mut self) {

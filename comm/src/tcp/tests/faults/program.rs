@@ -189,7 +189,13 @@ fn typed<T: Element + Copy>(
     while values.len() < len {
         values.extend_from_within(..values.len().min(len - values.len()));
     }
-    let buffer = Buffer::from_slice(&values, &Meter::new(), Category::Grads)?;
+    // Registration is of all ranks of the group.
+    let registers = op.action().peer().is_none() && step.within.is_none() && seed.is_multiple_of(2);
+    let buffer = if registers {
+        registered(comm, step.len, &values)?
+    } else {
+        Buffer::from_slice(&values, &Meter::new(), Category::Grads)?
+    };
     let (buffer, result) = if step.started { start(comm, op, buffer) } else { comm.complete(op, buffer) };
     result?;
     let result = buffer.typed::<T>()?;
@@ -199,6 +205,16 @@ fn typed<T: Element + Copy>(
         0..len
     };
     Ok(twox_hash::XxHash3_64::oneshot(bytemuck::cast_slice(&result[part])))
+}
+
+/// Returns the values in the beginning of a registered buffer of `len` elements.
+fn registered<T: Element>(comm: &Arc<dyn Communicator>, len: usize, values: &[T]) -> Result<Buffer, Error> {
+    let counted = (&Meter::new(), Category::Grads);
+    let mut buffer = comm.zeroed_on(&Queue::cpu(), len, T::DTYPE, counted, &[])?;
+    comm.register(&buffer)?;
+    buffer.split_off(values.len())?;
+    buffer.typed_mut::<T>()?.copy_from_slice(values);
+    Ok(buffer)
 }
 
 fn start(comm: &Arc<dyn Communicator>, op: Op, buffer: Buffer) -> (Buffer, Result<(), Error>) {
