@@ -14,17 +14,27 @@ constexpr int OWNED = 32 / sizeof(T);
 template <typename T>
 constexpr u32 TILE = THREADS * OWNED<T>;
 
+// Tiles begin at multiples of this many elements of the flat memory, wherever their row begins: 128 bytes of 16-bit elements.
+// So the whole tiles of a row are aligned, and only its first and its last one can be cut.
+constexpr u64 ANCHOR = 64;
+
 // Elements `start..start + len` of the flat memory, in the segment of `row`.
 struct Tile {
     u64 start;
     u32 len;
 };
 
+// Where a tile would begin if its row did not begin in it; behind the row's end if it has no such tile.
+template <typename T>
+__device__ inline u64 tile_begin(const Row& row, u64 tile) {
+    return row.start / ANCHOR * ANCHOR + (tile - row.tile) * TILE<T>;
+}
+
 template <typename T>
 __device__ inline Tile tile_of(const Row& row, u64 tile) {
-    u64 start = row.start + (tile - row.tile) * TILE<T>;
-    u64 left = start < row.end ? row.end - start : 0;
-    return Tile{start, left < TILE<T> ? (u32)left : TILE<T>};
+    u64 begin = tile_begin<T>(row, tile), end = begin + TILE<T>;
+    u64 start = begin < row.start ? row.start : begin, stop = end < row.end ? end : row.end;
+    return Tile{start, start < stop ? (u32)(stop - start) : 0};
 }
 
 // Where in its tile this thread's run begins.

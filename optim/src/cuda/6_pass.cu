@@ -116,7 +116,7 @@ __device__ inline void sweep(const Streams& s, const Row* rows, u64 count, u64 t
     Rule rule;
     u32 at = ~0u;
     for (u64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        if (at == ~0u || !tile_of<typename Rule::T>(rows[at], tile).len) {
+        if (at == ~0u || tile_begin<typename Rule::T>(rows[at], tile) >= rows[at].end) {
             at = find(rows, at == ~0u ? 0 : at, count, tile);
             rule.set_from(rows[at], *step);
         }

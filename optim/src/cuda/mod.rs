@@ -155,6 +155,12 @@ impl Row {
     pub const CONSTANTS: usize = 14;
     /// [`param`](Self::param) of a row that every step updates.
     pub const EVERY_STEP: u32 = u32::MAX;
+
+    /// Returns the number of its tiles, with parameters of this type.
+    fn tiles(&self, params: DType) -> u64 {
+        let anchor = self.start / ANCHOR * ANCHOR;
+        if self.start < self.end { (self.end - anchor).div_ceil(tile(params)) } else { 0 }
+    }
 }
 
 /// Values that change from step to step, possibly decided on the device.
@@ -236,6 +242,9 @@ pub fn tile(params: DType) -> u64 {
     u64::from(THREADS) * if params == DType::F64 { 4 } else { 8 }
 }
 
+/// Tiles begin at multiples of this many elements, wherever their row begins, so that the whole tiles of a row are aligned.
+const ANCHOR: u64 = 64;
+
 /// Returns the file, without its ending, of a family or a kernel: the first part of the name.
 pub fn module(name: &str) -> &str {
     name.split('_').next().unwrap_or(name)
@@ -312,5 +321,5 @@ fn row(hyper: &Hyper, lr_scale: f64, segment: &Segment, tile: u64) -> Row {
 
 /// Returns the number of tiles of a table, an argument of the launch.
 pub fn tiles(table: &[Row], params: DType) -> u64 {
-    table.last().map_or(0, |row| row.tile + (row.end - row.start).div_ceil(tile(params)))
+    table.last().map_or(0, |row| row.tile + row.tiles(params))
 }

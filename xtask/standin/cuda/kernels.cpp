@@ -167,8 +167,10 @@ extern "C" {
 int cuModuleLoadDataEx(void **module, const char *text, unsigned count, const int *options, void **values) {
     BEGIN(begin_in_context(__func__));
     bool machine = std::strncmp(text, "\177ELF", 4) == 0;
-    if (!machine && !std::strstr(text, ".version ")) {
-        say("stand-in: the text has no .version", count, options, values);
+    // Driver 580 answers so, and writes nothing into the log.
+    if (!machine && !std::strstr(text, ".version ")) return InvalidImage;
+    if (!machine && !std::strstr(text, ".target ")) {
+        say("stand-in: the text has no .target", count, options, values);
         return InvalidPtx;
     }
     if (!machine && is_set("CUDA_DISABLE_PTX_JIT")) return JitDisabled;

@@ -192,14 +192,15 @@ fn tiles_are_found_in_tables_of_any_size() {
         (0, 0, 0, 2048),
         ((1 << 32) + 1, 0, (1 << 43) + 2048, 2048),
         (tile - 1, 0, far - 2048, 2048),
-        (tile, 2, far + 7, 2048),
-        (tile + 1, 3, far + 5000, 2048),
-        (tile + 2, 3, far + 7048, 2048),
-        (tile + 3, 3, far + 9096, 1),
+        (tile, 2, far + 7, 2041),
+        (tile + 1, 2, far + 2048, 7),
+        (tile + 2, 3, far + 5000, 2040),
+        (tile + 3, 3, far + 7040, 2048),
+        (tile + 4, 3, far + 9088, 9),
     ];
-    assert_eq!(cuda::tiles(&rows, DType::F32), tile + 4);
+    assert_eq!(cuda::tiles(&rows, DType::F32), tile + 5);
     let asked = expected.map(|(tile, ..)| tile);
-    let mut told = [0u64; 3 * 7];
+    let mut told = [0u64; 3 * 8];
     let (mut rows_at, mut count) = (rows.as_ptr(), rows.len() as u64);
     let (mut asked_at, mut asked_count, mut told_at) =
         (asked.as_ptr(), asked.len() as u64, told.as_mut_ptr());

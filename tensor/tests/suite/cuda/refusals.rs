@@ -39,7 +39,7 @@ fn kernels_that_cannot_be_are_refused() {
         return;
     }
     let bench = Bench::new();
-    for text in ["", "no kernels", "a zero\0byte"] {
+    for text in ["", "no kernels", ".version 7.0\n", "a zero\0byte"] {
         let refused = Module::load(&bench.device, text).unwrap_err();
         assert!(matches!(&refused, Error::Ptx { log } if !log.is_empty()), "{refused:?}");
     }
