@@ -1,7 +1,7 @@
 //! L-BFGS with its history on several GPUs: every point, loss and collective equals loopback's.
 
-use crate::common::{STAGES, cases};
-use crate::cuda::{all, alone, devices, room_for, seed, stand_in};
+use crate::common::{STAGES, cases, long};
+use crate::cuda::{alone, devices, room_for, seed, stand_in};
 use crate::lbfgs::problems::Problem;
 use crate::lbfgs::run::{End, Run, Share};
 use meshstep_comm::{Communicator, nccl};
@@ -57,7 +57,7 @@ fn every_point_is_loopbacks() {
             for (j, search) in SEARCHES.into_iter().enumerate() {
                 let (problem, lens) = problems[(i + j + ranks) % 2];
                 // The stand-ins run each stage with one search and one number of ranks, in fewer iterations.
-                if !all() && (j != i % 2 || ranks != [1, 2, 4][i % 3]) {
+                if !long() && (j != i % 2 || ranks != [1, 2, 4][i % 3]) {
                     continue;
                 }
                 for (k, (share, dtype)) in SHARES.into_iter().enumerate() {
@@ -67,7 +67,7 @@ fn every_point_is_loopbacks() {
                         continue;
                     }
                     let run = Run { share, dtype, ..run(problem, lens, search, stage) };
-                    let rule = Lbfgs { max_iter: if all() { 12 } else { 8 }, ..run.rule.clone() };
+                    let rule = Lbfgs { max_iter: if long() { 12 } else { 8 }, ..run.rule.clone() };
                     let run = Run { rule, ..run };
                     let (there, here) = (on_gpus(&run, ranks), run.run(ranks));
                     assert!(here.losses.len() > 4, "{:?}", here.step);

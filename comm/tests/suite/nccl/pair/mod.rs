@@ -113,11 +113,13 @@ impl Process {
         self.child.wait().unwrap();
     }
 
-    /// Returns true if the rank finished its role, with its output.
+    /// Returns true if the rank finished its role and its process ended well, with its output and its exit status.
     fn end(mut self) -> (bool, String) {
         let mut said = String::new();
         self.output.read_to_string(&mut said).unwrap();
-        (self.child.wait().unwrap().success() && said.contains("has finished its role"), said)
+        let status = self.child.wait().unwrap();
+        let well = status.success() && said.contains("has finished its role");
+        (well, format!("{said}\n{status}"))
     }
 }
 
