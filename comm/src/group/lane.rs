@@ -15,7 +15,8 @@ use std::time::Duration;
 const ROOM: usize = 64;
 
 /// Queue between the callers of a rank and its communication thread: each runs the next operation if no other thread is running
-/// one.
+/// one. The thread that starts an operation begins it at once if it is the only one; where the last rank to come ends it for all, the
+/// communication thread sleeps on.
 #[derive(Debug)]
 pub(crate) struct Lane<S: RankSeat> {
     rank: usize,
@@ -59,6 +60,8 @@ pub(crate) struct Task<M> {
     pub(crate) op: Op,
     pub(crate) called: Called,
     pub(crate) memory: M,
+    /// Deadline of an operation that has begun: the other ranks know of it.
+    pub(crate) posted: Option<Duration>,
 }
 
 impl<S: RankSeat> Lane<S> {
@@ -80,15 +83,14 @@ impl<S: RankSeat> Lane<S> {
         lane
     }
 
-    /// Enqueues an operation, or returns the buffer with the error. `waits`: the caller waits for it at once; waiting threads run
-    /// operations themselves, so the communication thread is not woken. With `lent`, the operation is an all-reduce of these values,
-    /// and the buffer keeps them.
+    /// Takes an operation in, or returns the buffer with the error. If no other operation is before it, the caller also gets the task,
+    /// and carries it out or begins it and puts it back ([`put_back`](Lane::put_back)). With `lent`, the operation is an all-reduce of these values, and the
+    /// buffer keeps them.
     pub(crate) fn enqueue(
         &self,
         op: Op,
         (buffer, lent): (Buffer, Option<LentValues>),
-        waits: bool,
-    ) -> Result<usize, (Buffer, Error)> {
+    ) -> Result<(usize, Option<Task<S::Memory>>), (Buffer, Error)> {
         if let Err(error) = op.check(self.rank, self.world_size, buffer.len(), buffer.dtype()) {
             return Err((buffer, error));
         }
@@ -110,13 +112,31 @@ impl<S: RankSeat> Lane<S> {
         };
         state.started += 1;
         let memory = S::memory(&buffer, op.action(), lent);
-        let ticket = state.place(|slot| Task { slot, op, called, memory }, buffer);
+        let ticket = state.place(|slot| Task { slot, op, called, memory, posted: None }, buffer);
         state.queue.push_back(ticket);
+        let first = state.queue.len() == 1;
+        let task = if first { state.take() } else { None };
+        Ok((ticket, task))
+    }
+
+    /// Puts a task back that its caller has begun, with the deadline if other ranks know of it.
+    pub(crate) fn put_back(&self, task: &Task<S::Memory>, posted: Option<Duration>) {
+        let mut state = self.state.lock();
+        state.slots[task.slot].task.posted = posted;
+        state.busy = false;
+        let more = state.closed || !state.queue.is_empty();
+        state.queue.push_front(task.slot);
         drop(state);
-        if !waits {
+        // Another thread may wait for it by now, or have started an operation behind it.
+        self.ended.notify_all();
+        if more {
             self.work.notify_all();
         }
-        Ok(ticket)
+    }
+
+    /// Wakes the communication thread, which runs what is queued.
+    pub(crate) fn wake_worker(&self) {
+        self.work.notify_all();
     }
 
     /// Waits for the next operation; returns `None` when the rank has left and all its started operations are done.
@@ -170,19 +190,35 @@ impl<S: RankSeat> Lane<S> {
                 carry_out(&task);
                 state = self.state.lock();
             } else {
-                state = self.ended.wait(state, None);
+                state = self.ended.wait_awake(state, None);
             }
         }
     }
 
-    pub(crate) fn is_done(&self, ticket: usize) -> bool {
-        self.state.lock().slots[ticket].result.is_some()
+    /// Returns true if an operation has ended. An operation that was begun, and that another rank has ended since, is ended here too.
+    pub(crate) fn is_done(
+        &self,
+        ticket: usize,
+        is_ready: impl Fn(Duration) -> bool,
+        carry_out: impl Fn(&Task<S::Memory>),
+    ) -> bool {
+        let mut state = self.state.lock();
+        loop {
+            if state.slots[ticket].result.is_some() {
+                return true;
+            }
+            let Some(task) = state.take_if(|task| task.posted.is_some_and(&is_ready)) else { return false };
+            drop(state);
+            carry_out(&task);
+            state = self.state.lock();
+        }
     }
 
     /// Waits until an operation has ended, at most `patience` by the clock; returns true if it has. It runs no operation, as that
     /// may take longer.
     pub(crate) fn ends_within(&self, ticket: usize, patience: Duration) -> bool {
         let until = self.clock.now().saturating_add(patience);
+        self.work.notify_all();
         let mut state = self.state.lock();
         while state.slots[ticket].result.is_none() {
             if self.clock.now() >= until {
@@ -198,8 +234,11 @@ impl<S: RankSeat> Lane<S> {
         let mut state = self.state.lock();
         state.slots[ticket].forgotten = true;
         // If the operation has ended already, its buffer is released here, after the lock.
-        let _unseen = state.vacate(ticket);
+        let unseen = state.vacate(ticket);
         drop(state);
+        if unseen.is_none() {
+            self.work.notify_all();
+        }
     }
 
     /// Closes the queue: new operations are refused, queued ones still run.
@@ -236,10 +275,16 @@ impl<S: RankSeat> LaneState<S> {
 
     /// Takes the next operation, unless one is running.
     fn take(&mut self) -> Option<Task<S::Memory>> {
-        if self.busy {
+        self.take_if(|_| true)
+    }
+
+    /// Takes the next operation if it is as wanted, unless one is running.
+    fn take_if(&mut self, wanted: impl FnOnce(&Task<S::Memory>) -> bool) -> Option<Task<S::Memory>> {
+        let slot = *self.queue.front().filter(|_| !self.busy)?;
+        if !wanted(&self.slots[slot].task) {
             return None;
         }
-        let slot = self.queue.pop_front()?;
+        self.queue.pop_front();
         self.busy = true;
         Some(self.slots[slot].task)
     }

@@ -30,7 +30,22 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
     /// Describes `buffer`, on which its rank calls `action`, and the values that it lends, if any.
     fn memory(buffer: &Buffer, action: Action, lent: Option<LentValues>) -> Self::Memory;
 
-    /// Runs one operation from start to end. The backend has finished with `memory` on return.
+    /// Begins an operation on the caller's thread, without waiting for another rank and without moving many bytes. The default leaves
+    /// everything to [`run`](RankSeat::run).
+    ///
+    /// # Safety
+    /// The memory is alive and this rank's own until the operation has ended.
+    unsafe fn begin(&self, _called: Called, _memory: Self::Memory, _after: Duration) -> Begun<Self> {
+        Begun::Not
+    }
+
+    /// Returns true if [`run`](RankSeat::run) would not wait for other ranks in the operation that was posted with this deadline.
+    fn is_ready(&self, _deadline: Duration) -> bool {
+        false
+    }
+
+    /// Runs one operation to its end: from its start, or from where [`begin`](RankSeat::begin) posted it with the given deadline. The
+    /// backend has finished with `memory` on return.
     ///
     /// # Safety
     /// The memory is alive and this rank's own until this returns.
@@ -39,6 +54,7 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
         called: Called,
         memory: Self::Memory,
         after: Duration,
+        posted: Option<Duration>,
     ) -> Result<Ended<Self>, Arc<Error>>;
 
     /// Waits until `until` outside of any operation, or until the group has failed.
@@ -91,6 +107,18 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
 
     /// Waits a bounded time for [`depart`](RankSeat::depart), where the end of the process would cut it off.
     fn await_departure(&self) {}
+}
+
+/// State of an operation after [`RankSeat::begin`].
+#[derive(Debug)]
+pub(crate) enum Begun<S> {
+    /// Nothing has happened.
+    Not,
+    /// The other ranks know of it. Its deadline, by the group's clock; `carried` if the last rank to come moves the bytes of all, so
+    /// that no thread of this rank has to be there.
+    Posted { deadline: Duration, carried: bool },
+    /// It has ended.
+    Ended(Result<Ended<S>, Arc<Error>>),
 }
 
 /// Result of an operation of one rank, beside its buffer.

@@ -1,7 +1,7 @@
 //! Execution of a rank's operations: in order, one at a time, by a thread that waits for one or else by the communication thread.
 
 use super::lane::{Lane, Task};
-use super::seat::{Ended, RankSeat};
+use super::seat::{Begun, Ended, RankSeat};
 use super::segments::{LentValues, Segment, lay_end_to_end};
 use crate::communicator::in_flight::Tickets;
 use crate::communicator::keeping;
@@ -46,10 +46,47 @@ impl<S: RankSeat> RankWorker<S> {
         op: Op,
         memory: (Buffer, Option<LentValues>),
     ) -> (Buffer, Result<(), Error>, Ended<S>) {
-        match self.lane.enqueue(op, memory, true) {
-            Ok(ticket) => self.collect(ticket),
+        match self.lane.enqueue(op, memory) {
+            Ok((ticket, task)) => {
+                if let Some(task) = task {
+                    self.carry_out(&task);
+                }
+                self.collect(ticket)
+            }
             Err((buffer, error)) => (buffer, Err(error), Ended::default()),
         }
+    }
+
+    /// Starts an operation, and begins it if no other is before it.
+    pub(crate) fn start(&self, op: Op, buffer: Buffer) -> Result<usize, (Buffer, Error)> {
+        let (ticket, task) = self.lane.enqueue(op, (buffer, None))?;
+        if task.is_none_or(|task| self.begin(&task)) {
+            self.lane.wake_worker();
+        }
+        Ok(ticket)
+    }
+
+    /// Begins an operation; after that the lane has it again, or its result. Returns true if the communication thread has to run it.
+    fn begin(&self, task: &Task<S::Memory>) -> bool {
+        let after = task.op.deadline().unwrap_or(self.seat.timeout());
+        let begun = if self.faults.at(self.seat.rank(), task.called.op_number).next().is_some() {
+            Begun::Not
+        } else {
+            // SAFETY: the lane holds the task's buffer until `finish`.
+            unsafe { self.seat.begin(task.called, task.memory, after) }
+        };
+        match begun {
+            Begun::Not => self.lane.put_back(task, None),
+            Begun::Posted { deadline, carried } => {
+                self.lane.put_back(task, Some(deadline));
+                return !carried;
+            }
+            Begun::Ended(result) => {
+                self.lane.finish(task, result);
+                return false;
+            }
+        }
+        true
     }
 
     /// Reduces `values` in place by `op`, an all-reduce, and keeps the former ones; returns the non-finite elements of the result.
@@ -98,7 +135,7 @@ impl<S: RankSeat> RankWorker<S> {
             }
         }
         // SAFETY: the lane holds the task's buffer until `finish`, and a caller that lends values waits for that (`keep`).
-        let ended = unsafe { seat.run(task.called, task.memory, after) }?;
+        let ended = unsafe { seat.run(task.called, task.memory, after, task.posted) }?;
         if faults.at(seat.rank(), task.called.op_number).any(|fault| fault == Fault::CorruptResult) {
             // SAFETY: the task is this rank's, and all ranks have left its operation.
             unsafe { S::flip_a_bit(task.memory) };
@@ -114,7 +151,7 @@ impl<S: RankSeat> Tickets for RankWorker<S> {
     }
 
     fn is_done(&self, ticket: usize) -> bool {
-        self.lane.is_done(ticket)
+        self.lane.is_done(ticket, |deadline| self.seat.is_ready(deadline), |task| self.carry_out(task))
     }
 
     fn ends_within(&self, ticket: usize, patience: Duration) -> bool {

@@ -52,6 +52,17 @@ pub(super) enum Met {
     Done(Ended<MeetingSeat>),
 }
 
+/// An operation that a rank has posted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Posted {
+    /// Time by the group's clock after which the rank waits no longer.
+    pub(super) deadline: Duration,
+    /// True if one rank moves all bytes: the last that comes.
+    pub(super) carried: bool,
+    /// True if that is this rank.
+    pub(super) ends_here: bool,
+}
+
 /// Largest total of buffer bytes that one rank, the one that completes the party, moves alone: waking the others to help takes
 /// longer. The shuttle tests have small buffers and cover both cases.
 const MOVED_BY_ONE: usize = if cfg!(feature = "shuttle") { 100 } else { 64 << 10 };
@@ -111,23 +122,45 @@ impl MeetingGroup {
         self.timeout
     }
 
-    /// Posts `rank`'s call and waits until its party is complete, or, if another rank moves all bytes, until that is done. If
-    /// this rank is to move bytes, `views` then holds the buffers by rank, and no member of the party gets its buffer back until
-    /// [`leave`](MeetingGroup::leave).
-    pub(super) fn meet(
+    /// Posts `rank`'s call, without waiting. [`meet`](MeetingGroup::meet) follows.
+    pub(super) fn post(
         &self,
         rank: usize,
         called: Called,
         view: View,
         after: Duration,
-        views: &mut Vec<View>,
-    ) -> Result<Met, Arc<Error>> {
+    ) -> Result<Posted, Arc<Error>> {
         let deadline = self.clock.now().saturating_add(after);
         let mut state = self.state.lock();
         state.refuse_if_failed()?;
         state.stands[rank] = Stand::Waiting(called);
         state.views[rank] = view;
+        // The others have as many bytes, or the calls do not agree.
+        let members = if called.action.peer().is_some() { 2 } else { self.world_size };
+        let carried = state.moved_bytes(rank) * members <= MOVED_BY_ONE;
         self.settle(&mut state, rank);
+        let ends_here = carried && state.stands[rank] == Stand::Moving;
+        Ok(Posted { deadline, carried, ends_here })
+    }
+
+    /// Returns true if `rank` would not wait for others in its posted operation.
+    pub(super) fn is_ready(&self, rank: usize, deadline: Duration) -> bool {
+        let state = self.state.lock();
+        let arrived = matches!(state.stands[rank], Stand::Released | Stand::Moving);
+        arrived || state.cause.is_some() || self.clock.now() >= deadline
+    }
+
+    /// Waits until the party of `rank`, which has posted its call, is complete, or, if another rank moves all bytes, until that is
+    /// done. If this rank is to move bytes, `views` then holds the buffers by rank, and no member of the party gets its buffer back
+    /// until [`leave`](MeetingGroup::leave).
+    pub(super) fn meet(
+        &self,
+        rank: usize,
+        called: Called,
+        (after, deadline): (Duration, Duration),
+        views: &mut Vec<View>,
+    ) -> Result<Met, Arc<Error>> {
+        let mut state = self.state.lock();
         while let Stand::Waiting(_) = state.stands[rank] {
             if let Some(cause) = state.cause.clone() {
                 state.stands[rank] = Stand::Idle;
@@ -138,7 +171,7 @@ impl MeetingGroup {
                 self.fail_locked(&mut state, error);
                 continue;
             }
-            state = self.changed.wait(state, self.clock.sleep_for(deadline));
+            state = self.changed.wait_awake(state, self.clock.sleep_for(deadline));
         }
         if state.stands[rank] != Stand::Moving {
             return self.released(state, rank).map(Met::Done);
@@ -183,7 +216,7 @@ impl MeetingGroup {
         rank: usize,
     ) -> Result<Ended<MeetingSeat>, Arc<Error>> {
         while state.stands[rank] != Stand::Released {
-            state = self.changed.wait(state, None);
+            state = self.changed.wait_awake(state, None);
         }
         state.stands[rank] = Stand::Idle;
         state.views[rank] = View::empty();
@@ -306,10 +339,11 @@ impl MeetingGroup {
 }
 
 impl MeetingState {
-    /// Bytes of `rank`'s buffer, 0 if its operation moves no data.
+    /// Bytes of `rank`'s buffer that its operation moves or reduces.
     fn moved_bytes(&self, rank: usize) -> usize {
-        let moves = matches!(&self.stands[rank], Stand::Waiting(called) if called.action.moves_data());
-        if moves { self.views[rank].bytes() } else { 0 }
+        let Stand::Waiting(Called { action, .. }) = self.stands[rank] else { return 0 };
+        let done = action.is_done_alone(self.stands.len()) && !self.views[rank].keeps();
+        if action.moves_data() && !done { self.views[rank].bytes() } else { 0 }
     }
 
     fn refuse_if_failed(&self) -> Result<(), Arc<Error>> {

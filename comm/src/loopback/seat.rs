@@ -1,9 +1,9 @@
 //! Loopback as a backend: a rank's place at the meeting point of its group.
 
-use super::meeting::{MeetingGroup, MeetingSeat};
+use super::meeting::{MeetingGroup, MeetingSeat, Posted};
 use super::moves;
 use super::shared::{View, exchange};
-use crate::group::seat::{Ended, RankSeat};
+use crate::group::seat::{Begun, Ended, RankSeat};
 use crate::group::segments::LentValues;
 use crate::sync::Mutex;
 use crate::{Action, Called, Clock, Error};
@@ -23,6 +23,23 @@ impl LoopbackSeat {
     pub(super) fn new(group: Arc<MeetingGroup>, rank: usize) -> Self {
         let views = Mutex::new(Vec::with_capacity(group.world_size()));
         LoopbackSeat { seat: MeetingSeat { group, rank }, views }
+    }
+}
+
+impl LoopbackSeat {
+    /// Ends an operation that has been posted.
+    fn end(
+        &self,
+        called: Called,
+        len: usize,
+        after: Duration,
+        deadline: Duration,
+    ) -> Result<Ended<Self>, Arc<Error>> {
+        // Operations run one at a time, so this lock has no contention.
+        let views = &mut self.views.lock();
+        let ended = exchange(&self.seat, (called, len), (after, deadline), views, moves::perform)?;
+        let formed = ended.formed.map(|MeetingSeat { group, rank }| LoopbackSeat::new(group, rank));
+        Ok(Ended { formed, non_finite: ended.non_finite })
     }
 }
 
@@ -50,11 +67,31 @@ impl RankSeat for LoopbackSeat {
         View::of(buffer, action, lent)
     }
 
-    unsafe fn run(&self, called: Called, view: View, after: Duration) -> Result<Ended<Self>, Arc<Error>> {
-        // Operations run one at a time, so this lock has no contention.
-        let ended = exchange(&self.seat, called, view, after, &mut self.views.lock(), moves::perform)?;
-        let formed = ended.formed.map(|MeetingSeat { group, rank }| LoopbackSeat::new(group, rank));
-        Ok(Ended { formed, non_finite: ended.non_finite })
+    unsafe fn begin(&self, called: Called, view: View, after: Duration) -> Begun<Self> {
+        let MeetingSeat { group, rank } = &self.seat;
+        match group.post(*rank, called, view, after) {
+            Err(error) => Begun::Ended(Err(error)),
+            Ok(Posted { ends_here: false, carried, deadline }) => Begun::Posted { deadline, carried },
+            Ok(posted) => Begun::Ended(self.end(called, view.len(), after, posted.deadline)),
+        }
+    }
+
+    fn is_ready(&self, deadline: Duration) -> bool {
+        self.seat.group.is_ready(self.seat.rank, deadline)
+    }
+
+    unsafe fn run(
+        &self,
+        called: Called,
+        view: View,
+        after: Duration,
+        posted: Option<Duration>,
+    ) -> Result<Ended<Self>, Arc<Error>> {
+        let deadline = match posted {
+            Some(deadline) => deadline,
+            None => self.seat.group.post(self.seat.rank, called, view, after)?.deadline,
+        };
+        self.end(called, view.len(), after, deadline)
     }
 
     fn pause(&self, until: Duration) -> Result<(), Arc<Error>> {

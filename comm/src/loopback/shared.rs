@@ -64,8 +64,18 @@ impl View {
         View { base, len, dtype, factor: action.factor(), lent, here }
     }
 
+    /// Number of elements.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.len * self.dtype.size()
+    }
+
+    /// Returns true if the rank lends values, whose former contents its buffer keeps.
+    pub(super) fn keeps(&self) -> bool {
+        self.lent.is_some()
     }
 
     /// Flips a bit in the middle of the values, as a faulty link would.
@@ -123,9 +133,14 @@ impl Share<'_> {
         self.views[self.cut.rank].bytes() * buffers
     }
 
+    /// Returns true if the buffer of the only rank is the result already.
+    pub(super) fn is_done(&self) -> bool {
+        self.action.is_done_alone(self.views.len()) && !self.keeps()
+    }
+
     /// Returns true if a rank lends values, whose former contents are kept.
     pub(super) fn keeps(&self) -> bool {
-        self.views.iter().any(|view| view.lent.is_some())
+        self.views.iter().any(View::keeps)
     }
 
     /// Claims the next portion.
@@ -246,19 +261,18 @@ impl Portion<'_> {
     }
 }
 
-/// Runs one operation of one rank: meets the other ranks, lets `body` move this rank's share, if any, and returns when all ranks
-/// have moved theirs, so that no rank accesses the memory behind `view` any more. `body` returns the non-finite elements that it has
-/// found.
+/// Ends one operation of one rank, on a buffer of `len` elements: meets the other ranks, lets `body` move this rank's share, if any,
+/// and returns when all ranks have moved theirs, so that no rank accesses the posted memory any more. `body` returns the non-finite
+/// elements that it has found.
 pub(super) fn exchange(
     seat: &MeetingSeat,
-    called: Called,
-    view: View,
-    after: Duration,
+    (called, len): (Called, usize),
+    (after, deadline): (Duration, Duration),
     views: &mut Vec<View>,
     body: impl FnOnce(Share<'_>) -> u64,
 ) -> Result<Ended<MeetingSeat>, Arc<Error>> {
     let MeetingSeat { group, rank } = seat;
-    if let Met::Done(ended) = group.meet(*rank, called, view, after, views)? {
+    if let Met::Done(ended) = group.meet(*rank, called, (after, deadline), views)? {
         return Ok(ended);
     }
     let party = match called.action {
@@ -272,7 +286,7 @@ pub(super) fn exchange(
     // which was zero when the party was complete: no number is drawn twice, and different numbers are disjoint portions. The
     // memory stays allocated, because a rank's buffer remains in its lane until this function has returned there, and the call that
     // lends values returns after that (`RankWorker::keep`).
-    let cut = Cut::new(called.action, *rank, group.world_size(), view.len);
+    let cut = Cut::new(called.action, *rank, group.world_size(), len);
     let share = Share { action: called.action, cut, views: views.as_mut_slice(), next: group.counter(party) };
     // A panic in `body` would be a bug of this crate. Even then no buffer goes back while other ranks access it, and no rank
     // treats the result as valid.

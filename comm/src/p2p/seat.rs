@@ -8,7 +8,7 @@ use super::memory::OpMemory;
 use super::transport::Transport;
 use super::windows;
 use crate::group::rank::{GroupRank, Life};
-use crate::group::seat::{Ended, RankSeat};
+use crate::group::seat::{Begun, Ended, RankSeat};
 use crate::group::segments::LentValues;
 use crate::group::verdict::{self, Stand};
 use crate::{Action, Called, Clock, Communicator, Error, Faults};
@@ -113,11 +113,20 @@ impl RankSeat for P2pSeat {
         OpMemory::of(buffer)
     }
 
+    unsafe fn begin(&self, called: Called, memory: OpMemory, after: Duration) -> Begun<Self> {
+        if self.group.world_size > 1 {
+            return Begun::Not;
+        }
+        // SAFETY: the caller's promise. There is no other rank to wait for.
+        Begun::Ended(unsafe { self.run(called, memory, after, None) })
+    }
+
     unsafe fn run(
         &self,
         called: Called,
         memory: OpMemory,
         after: Duration,
+        _posted: Option<Duration>,
     ) -> Result<Ended<Self>, Arc<Error>> {
         // SAFETY: the caller's promise.
         let formed = unsafe { self.run_locked(called, memory, after) };
