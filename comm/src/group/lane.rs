@@ -180,7 +180,7 @@ impl<S: RankSeat> Lane<S> {
         ticket: usize,
         carry_out: impl Fn(&Task<S::Memory>),
     ) -> (Buffer, Result<(), Error>, Ended<S>) {
-        let mut state = self.state.lock();
+        let (mut state, mut tired) = (self.state.lock(), false);
         loop {
             if let Some(ended) = state.vacate(ticket) {
                 return ended;
@@ -190,7 +190,7 @@ impl<S: RankSeat> Lane<S> {
                 carry_out(&task);
                 state = self.state.lock();
             } else {
-                state = self.ended.wait_awake(state, None);
+                state = self.ended.wait_awake(state, None, &mut tired);
             }
         }
     }

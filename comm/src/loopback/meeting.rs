@@ -160,7 +160,7 @@ impl MeetingGroup {
         (after, deadline): (Duration, Duration),
         views: &mut Vec<View>,
     ) -> Result<Met, Arc<Error>> {
-        let mut state = self.state.lock();
+        let (mut state, mut tired) = (self.state.lock(), false);
         while let Stand::Waiting(_) = state.stands[rank] {
             if let Some(cause) = state.cause.clone() {
                 state.stands[rank] = Stand::Idle;
@@ -171,7 +171,7 @@ impl MeetingGroup {
                 self.fail_locked(&mut state, error);
                 continue;
             }
-            state = self.changed.wait_awake(state, self.clock.sleep_for(deadline));
+            state = self.changed.wait_awake(state, self.clock.sleep_for(deadline), &mut tired);
         }
         if state.stands[rank] != Stand::Moving {
             return self.released(state, rank).map(Met::Done);
@@ -215,8 +215,9 @@ impl MeetingGroup {
         mut state: Guard<'_, MeetingState>,
         rank: usize,
     ) -> Result<Ended<MeetingSeat>, Arc<Error>> {
+        let mut tired = false;
         while state.stands[rank] != Stand::Released {
-            state = self.changed.wait_awake(state, None);
+            state = self.changed.wait_awake(state, None, &mut tired);
         }
         state.stands[rank] = Stand::Idle;
         state.views[rank] = View::empty();

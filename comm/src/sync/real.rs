@@ -93,15 +93,24 @@ impl Condvar {
         Guard { inner, of }
     }
 
-    /// Like [`wait`](Condvar::wait), for a notification that is expected in microseconds: gives the processor away a few times before
-    /// it sleeps.
-    pub(crate) fn wait_awake<'a, T>(&self, guard: Guard<'a, T>, timeout: Option<Duration>) -> Guard<'a, T> {
+    /// Like [`wait`](Condvar::wait), for a notification that is expected in microseconds: gives the processor away for a short time
+    /// without the mutex, and sleeps in the next wait if nothing was notified. So the caller looks at the state in between, as a
+    /// change may come before its notification.
+    pub(crate) fn wait_awake<'a, T>(
+        &self,
+        guard: Guard<'a, T>,
+        timeout: Option<Duration>,
+        tired: &mut bool,
+    ) -> Guard<'a, T> {
+        if std::mem::take(tired) {
+            return self.wait(guard, timeout);
+        }
         // Read under the mutex: the notification of a change that this thread has not seen is not counted yet.
         let (seen, of) = (self.rung.load(Relaxed), guard.of);
         drop(guard);
         yields::until(|| self.rung.load(Acquire) != seen);
-        let guard = of.lock();
-        if self.rung.load(Relaxed) == seen { self.wait(guard, timeout) } else { guard }
+        *tired = self.rung.load(Relaxed) == seen;
+        of.lock()
     }
 }
 
@@ -146,4 +155,40 @@ pub(crate) fn on_threads<I: Send, T: Send>(
             .map(|thread| thread?.join().map_err(|_| io::Error::other("it panicked")))
             .collect()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// Threads that take turns: a notification that is lost between a look at the state and a sleep would end this test by its time.
+    #[test]
+    fn no_notification_is_lost_between_yields_and_sleeps() {
+        const TURNS: u32 = 30_000;
+        for threads in [2, 3] {
+            let shared = Arc::new((Mutex::new(0u32), Condvar::new()));
+            let take_turns = |me: u32| {
+                let shared = Arc::clone(&shared);
+                move || {
+                    let (turn, changed) = &*shared;
+                    let mut tired = false;
+                    let mut now = turn.lock();
+                    while *now < TURNS {
+                        if *now % threads == me {
+                            *now += 1;
+                            drop(now);
+                            // After the lock, as the callers do.
+                            changed.notify_all();
+                            now = turn.lock();
+                        } else {
+                            now = changed.wait_awake(now, None, &mut tired);
+                        }
+                    }
+                }
+            };
+            let running: Vec<_> = (0..threads).map(|me| std::thread::spawn(take_turns(me))).collect();
+            running.into_iter().for_each(|thread| thread.join().unwrap());
+        }
+    }
 }

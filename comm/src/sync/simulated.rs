@@ -103,9 +103,16 @@ impl Condvar {
     }
 
     /// Like [`wait`](Condvar::wait), for a notification that is expected in microseconds.
-    pub(crate) fn wait_awake<'a, T>(&self, guard: Guard<'a, T>, timeout: Option<Duration>) -> Guard<'a, T> {
+    pub(crate) fn wait_awake<'a, T>(
+        &self,
+        guard: Guard<'a, T>,
+        timeout: Option<Duration>,
+        tired: &mut bool,
+    ) -> Guard<'a, T> {
         match (self, guard) {
-            (Condvar::Real(condvar), Guard::Real(guard)) => Guard::Real(condvar.wait_awake(guard, timeout)),
+            (Condvar::Real(condvar), Guard::Real(guard)) => {
+                Guard::Real(condvar.wait_awake(guard, timeout, tired))
+            }
             (condvar, guard) => condvar.wait(guard, timeout),
         }
     }
