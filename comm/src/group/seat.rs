@@ -30,21 +30,21 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
     /// Describes `buffer`, on which its rank calls `action`, and the values that it lends, if any.
     fn memory(buffer: &Buffer, action: Action, lent: Option<LentValues>) -> Self::Memory;
 
-    /// Begins an operation on the caller's thread, without waiting for another rank and without moving many bytes. The default leaves
-    /// everything to [`run`](RankSeat::run).
+    /// Begins an operation without waiting for another rank and without moving many bytes. The rank's earlier operations have begun. The
+    /// default leaves everything to [`run`](RankSeat::run).
     ///
     /// # Safety
-    /// The memory is alive and this rank's own until the operation has ended.
-    unsafe fn begin(&self, _called: Called, _memory: Self::Memory, _after: Duration) -> Begun<Self> {
+    /// The memory is alive and this rank's own until the operation has been run.
+    unsafe fn begin(&self, _called: Called, _memory: Self::Memory) -> Begun {
         Begun::Not
     }
 
-    /// Returns true if [`run`](RankSeat::run) would not wait for other ranks in the operation that was posted with this deadline.
-    fn is_ready(&self, _deadline: Duration) -> bool {
+    /// Returns true if [`run`](RankSeat::run) would not wait for other ranks in the next operation, which has begun, with this deadline.
+    fn is_ready(&self, _after: Duration) -> bool {
         false
     }
 
-    /// Runs one operation to its end: from its start, or from where [`begin`](RankSeat::begin) posted it with the given deadline. The
+    /// Runs the next operation to its end: from its start, or from where [`begin`](RankSeat::begin) left it if it was `posted`. The
     /// backend has finished with `memory` on return.
     ///
     /// # Safety
@@ -54,7 +54,7 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
         called: Called,
         memory: Self::Memory,
         after: Duration,
-        posted: Option<Duration>,
+        posted: bool,
     ) -> Result<Ended<Self>, Arc<Error>>;
 
     /// Waits until `until` outside of any operation, or until the group has failed.
@@ -110,15 +110,12 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
 }
 
 /// State of an operation after [`RankSeat::begin`].
-#[derive(Debug)]
-pub(crate) enum Begun<S> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begun {
     /// Nothing has happened.
     Not,
-    /// The other ranks know of it. Its deadline, by the group's clock; `carried` if the last rank to come moves the bytes of all, so
-    /// that no thread of this rank has to be there.
-    Posted { deadline: Duration, carried: bool },
-    /// It has ended.
-    Ended(Result<Ended<S>, Arc<Error>>),
+    /// The other ranks know of it. `carried`: no thread of this rank is needed for its bytes.
+    Posted { carried: bool },
 }
 
 /// Result of an operation of one rank, beside its buffer.

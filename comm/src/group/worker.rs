@@ -1,6 +1,6 @@
 //! Execution of a rank's operations: in order, one at a time, by a thread that waits for one or else by the communication thread.
 
-use super::lane::{Lane, Task};
+use super::lane::{Lane, Task, TaskStage};
 use super::seat::{Begun, Ended, RankSeat};
 use super::segments::{LentValues, Segment, lay_end_to_end};
 use crate::communicator::in_flight::Tickets;
@@ -49,7 +49,7 @@ impl<S: RankSeat> RankWorker<S> {
         match self.lane.enqueue(op, memory) {
             Ok((ticket, task)) => {
                 if let Some(task) = task {
-                    self.carry_out(&task);
+                    self.begin(&task);
                 }
                 self.collect(ticket)
             }
@@ -57,36 +57,23 @@ impl<S: RankSeat> RankWorker<S> {
         }
     }
 
-    /// Starts an operation, and begins it if no other is before it.
+    /// Starts an operation, and begins it if all earlier ones have begun.
     pub(crate) fn start(&self, op: Op, buffer: Buffer) -> Result<usize, (Buffer, Error)> {
         let (ticket, task) = self.lane.enqueue(op, (buffer, None))?;
-        if task.is_none_or(|task| self.begin(&task)) {
-            self.lane.wake_worker();
+        let begun = task.map_or(Begun::Not, |task| self.begin(&task));
+        if begun != (Begun::Posted { carried: true }) {
+            self.lane.want(ticket);
         }
         Ok(ticket)
     }
 
-    /// Begins an operation; after that the lane has it again, or its result. Returns true if the communication thread has to run it.
-    fn begin(&self, task: &Task<S::Memory>) -> bool {
-        let after = task.op.deadline().unwrap_or(self.seat.timeout());
-        let begun = if self.faults.at(self.seat.rank(), task.called.op_number).next().is_some() {
-            Begun::Not
-        } else {
-            // SAFETY: the lane holds the task's buffer until `finish`.
-            unsafe { self.seat.begin(task.called, task.memory, after) }
-        };
-        match begun {
-            Begun::Not => self.lane.put_back(task, None),
-            Begun::Posted { deadline, carried } => {
-                self.lane.put_back(task, Some(deadline));
-                return !carried;
-            }
-            Begun::Ended(result) => {
-                self.lane.finish(task, result);
-                return false;
-            }
-        }
-        true
+    fn begin(&self, task: &Task<S::Memory>) -> Begun {
+        let RankWorker { seat, faults, lane, .. } = self;
+        let faulty = faults.at(seat.rank(), task.called.op_number).next().is_some();
+        // SAFETY: the lane holds the task's buffer until `finish`.
+        let begun = if faulty { Begun::Not } else { unsafe { seat.begin(task.called, task.memory) } };
+        lane.begun(task, begun != Begun::Not);
+        begun
     }
 
     /// Reduces `values` in place by `op`, an all-reduce, and keeps the former ones; returns the non-finite elements of the result.
@@ -119,9 +106,13 @@ impl<S: RankSeat> RankWorker<S> {
         self.lane.finish(task, result);
     }
 
+    fn deadline(&self, task: &Task<S::Memory>) -> Duration {
+        task.op.deadline().unwrap_or(self.seat.timeout())
+    }
+
     fn perform(&self, task: &Task<S::Memory>) -> Result<Ended<S>, Arc<Error>> {
         let RankWorker { seat, faults, .. } = self;
-        let after = task.op.deadline().unwrap_or(seat.timeout());
+        let after = self.deadline(task);
         for fault in faults.at(seat.rank(), task.called.op_number) {
             match fault {
                 Fault::Delay(by) => seat.pause(seat.clock().now().saturating_add(by))?,
@@ -135,7 +126,7 @@ impl<S: RankSeat> RankWorker<S> {
             }
         }
         // SAFETY: the lane holds the task's buffer until `finish`, and a caller that lends values waits for that (`keep`).
-        let ended = unsafe { seat.run(task.called, task.memory, after, task.posted) }?;
+        let ended = unsafe { seat.run(task.called, task.memory, after, task.stage == TaskStage::Posted) }?;
         if faults.at(seat.rank(), task.called.op_number).any(|fault| fault == Fault::CorruptResult) {
             // SAFETY: the task is this rank's, and all ranks have left its operation.
             unsafe { S::flip_a_bit(task.memory) };
@@ -151,7 +142,8 @@ impl<S: RankSeat> Tickets for RankWorker<S> {
     }
 
     fn is_done(&self, ticket: usize) -> bool {
-        self.lane.is_done(ticket, |deadline| self.seat.is_ready(deadline), |task| self.carry_out(task))
+        let is_ready = |task: &Task<S::Memory>| self.seat.is_ready(self.deadline(task));
+        self.lane.is_done(ticket, is_ready, |task| self.carry_out(task))
     }
 
     fn ends_within(&self, ticket: usize, patience: Duration) -> bool {

@@ -1,11 +1,9 @@
 //! Loopback as a backend: a rank's place at the meeting point of its group.
 
-use super::meeting::{MeetingGroup, MeetingSeat, Posted};
-use super::moves;
-use super::shared::{View, exchange};
+use super::meeting::{MeetingGroup, MeetingSeat};
+use super::shared::View;
 use crate::group::seat::{Begun, Ended, RankSeat};
 use crate::group::segments::LentValues;
-use crate::sync::Mutex;
 use crate::{Action, Called, Clock, Error};
 use meshstep_tensor::Buffer;
 use std::sync::Arc;
@@ -15,31 +13,11 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct LoopbackSeat {
     seat: MeetingSeat,
-    /// Buffers of the running operation; kept, so that an operation does not allocate.
-    views: Mutex<Vec<View>>,
 }
 
 impl LoopbackSeat {
     pub(super) fn new(group: Arc<MeetingGroup>, rank: usize) -> Self {
-        let views = Mutex::new(Vec::with_capacity(group.world_size()));
-        LoopbackSeat { seat: MeetingSeat { group, rank }, views }
-    }
-}
-
-impl LoopbackSeat {
-    /// Ends an operation that has been posted.
-    fn end(
-        &self,
-        called: Called,
-        len: usize,
-        after: Duration,
-        deadline: Duration,
-    ) -> Result<Ended<Self>, Arc<Error>> {
-        // Operations run one at a time, so this lock has no contention.
-        let views = &mut self.views.lock();
-        let ended = exchange(&self.seat, (called, len), (after, deadline), views, moves::perform)?;
-        let formed = ended.formed.map(|MeetingSeat { group, rank }| LoopbackSeat::new(group, rank));
-        Ok(Ended { formed, non_finite: ended.non_finite })
+        LoopbackSeat { seat: MeetingSeat { group, rank } }
     }
 }
 
@@ -67,17 +45,16 @@ impl RankSeat for LoopbackSeat {
         View::of(buffer, action, lent)
     }
 
-    unsafe fn begin(&self, called: Called, view: View, after: Duration) -> Begun<Self> {
-        let MeetingSeat { group, rank } = &self.seat;
-        match group.post(*rank, called, view, after) {
-            Err(error) => Begun::Ended(Err(error)),
-            Ok(Posted { ends_here: false, carried, deadline }) => Begun::Posted { deadline, carried },
-            Ok(posted) => Begun::Ended(self.end(called, view.len(), after, posted.deadline)),
+    unsafe fn begin(&self, called: Called, view: View) -> Begun {
+        match self.seat.group.post(self.seat.rank, called, view) {
+            Ok(carried) => Begun::Posted { carried },
+            // The cause is reported when the operation is carried out.
+            Err(_) => Begun::Not,
         }
     }
 
-    fn is_ready(&self, deadline: Duration) -> bool {
-        self.seat.group.is_ready(self.seat.rank, deadline)
+    fn is_ready(&self, after: Duration) -> bool {
+        self.seat.group.is_ready(self.seat.rank, after)
     }
 
     unsafe fn run(
@@ -85,13 +62,15 @@ impl RankSeat for LoopbackSeat {
         called: Called,
         view: View,
         after: Duration,
-        posted: Option<Duration>,
+        posted: bool,
     ) -> Result<Ended<Self>, Arc<Error>> {
-        let deadline = match posted {
-            Some(deadline) => deadline,
-            None => self.seat.group.post(self.seat.rank, called, view, after)?.deadline,
-        };
-        self.end(called, view.len(), after, deadline)
+        let MeetingSeat { group, rank } = &self.seat;
+        if !posted {
+            group.post(*rank, called, view)?;
+        }
+        let ended = group.collect(*rank, called, after)?;
+        let formed = ended.formed.map(|MeetingSeat { group, rank }| LoopbackSeat::new(group, rank));
+        Ok(Ended { formed, non_finite: ended.non_finite })
     }
 
     fn pause(&self, until: Duration) -> Result<(), Arc<Error>> {

@@ -113,12 +113,13 @@ impl RankSeat for P2pSeat {
         OpMemory::of(buffer)
     }
 
-    unsafe fn begin(&self, called: Called, memory: OpMemory, after: Duration) -> Begun<Self> {
-        if self.group.world_size > 1 {
-            return Begun::Not;
-        }
-        // SAFETY: the caller's promise. There is no other rank to wait for.
-        Begun::Ended(unsafe { self.run(called, memory, after, None) })
+    unsafe fn begin(&self, _: Called, _: OpMemory) -> Begun {
+        // Alone there is nobody to wait for.
+        if self.group.world_size == 1 { Begun::Posted { carried: true } } else { Begun::Not }
+    }
+
+    fn is_ready(&self, _: Duration) -> bool {
+        self.group.world_size == 1
     }
 
     unsafe fn run(
@@ -126,7 +127,7 @@ impl RankSeat for P2pSeat {
         called: Called,
         memory: OpMemory,
         after: Duration,
-        _posted: Option<Duration>,
+        _posted: bool,
     ) -> Result<Ended<Self>, Arc<Error>> {
         // SAFETY: the caller's promise.
         let formed = unsafe { self.run_locked(called, memory, after) };
