@@ -81,7 +81,7 @@ impl MeetingGroup {
         let state = MeetingState {
             stands: vec![Stand::Idle; world_size],
             posts: (0..world_size).map(|_| Posts::new()).collect(),
-            transfers: Transfers::default(),
+            transfers: Transfers::new(world_size),
             formed: vec![None; world_size],
             below: Vec::new(),
             cause: None,
@@ -190,28 +190,26 @@ impl MeetingGroup {
     /// Moves bytes of the first transfer that has some left, until it has none; with `solo`, of one that a single thread moves.
     /// Returns false without one.
     fn work(&self, solo: bool) -> bool {
-        move_bytes(
-            |views| self.state.lock().transfers.join(solo, views),
-            self.world_size,
-            |work, found| {
-                let mut state = self.state.lock();
-                if found.is_none() {
-                    let message = "while moving bytes".to_owned();
-                    self.fail_locked(&mut state, Error::Panicked { rank: work.rank, message });
-                }
-                let MeetingState { transfers, posts, cause, .. } = &mut *state;
-                if let Some(moved) = transfers.leave(work, found) {
-                    let cause = cause.as_ref().filter(|_| moved.spoilt);
-                    transfers.end(&moved, |(member, op_number)| {
-                        let ended = || Ok(Ended { formed: None, non_finite: moved.non_finite });
-                        posts[member]
-                            .end(op_number, cause.map_or_else(ended, |cause| Err(Arc::clone(cause))));
-                    });
-                    drop(state);
-                    self.changed.notify_all();
-                }
-            },
-        )
+        // A statement of its own, which unlocks the state.
+        let work = self.state.lock().transfers.join(solo);
+        let Some(mut work) = work else { return false };
+        let found = move_bytes(&mut work, self.world_size);
+        let mut state = self.state.lock();
+        if found.is_none() {
+            let message = "while moving bytes".to_owned();
+            self.fail_locked(&mut state, Error::Panicked { rank: work.rank, message });
+        }
+        let MeetingState { transfers, posts, cause, .. } = &mut *state;
+        if let Some(moved) = transfers.leave(work, found) {
+            let cause = cause.as_ref().filter(|_| moved.spoilt);
+            transfers.end(&moved, |(member, op_number)| {
+                let ended = || Ok(Ended { formed: None, non_finite: moved.non_finite });
+                posts[member].end(op_number, cause.map_or_else(ended, |cause| Err(Arc::clone(cause))));
+            });
+            drop(state);
+            self.changed.notify_all();
+        }
+        true
     }
 
     /// Waits until `until` outside of any operation, or until the group has failed.

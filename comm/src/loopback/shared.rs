@@ -24,7 +24,6 @@ use crate::group::segments::{LentValues, Segment};
 use crate::sync::Counter;
 use meshstep_tensor::fetch::LINE;
 use meshstep_tensor::{Buffer, DType, Element};
-use std::cell::RefCell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -254,34 +253,19 @@ impl Portion<'_> {
     }
 }
 
-thread_local! {
-    /// Views of the transfer that this thread moves bytes of; kept, so that operations do not allocate.
-    static VIEWS: RefCell<Vec<View>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Joins a transfer of a group of `world_size`, moves bytes until no portion is left to draw, and leaves the transfer with the
-/// non-finite elements found in the result, or with `None` after a panic. Returns false if there was no transfer to join.
-pub(super) fn move_bytes(
-    join: impl FnOnce(&mut Vec<View>) -> Option<Work>,
-    world_size: usize,
-    leave: impl FnOnce(&Work, Option<u64>),
-) -> bool {
-    let mut views = VIEWS.take();
-    let work = join(&mut views);
-    if let Some(work) = &work {
-        // From `join` until `leave` returns, the group holds every member's operation: its result is recorded after the last thread
-        // has left the transfer. All members have posted operations that agree, with lengths and types that agree. So each thread makes
-        // the same cut of the same views and shares the transfer's counter, which was zero when the last member arrived: no number is
-        // drawn twice, and different numbers are disjoint portions. The memory stays allocated, because a rank's buffer remains in its
-        // lane until the rank has collected the result, and the call that lends values returns after that (`RankWorker::keep`). A
-        // transfer may move at the same time as another of the same ranks: their buffers are different.
-        let Work { called, rank, ref portions, .. } = *work;
-        let cut = Cut::new(called.action, rank, world_size, views[rank].len);
-        let share = Share { action: called.action, cut, views: views.as_mut_slice(), next: portions };
-        // A panic would be a bug of this crate. Even then no buffer goes back while other threads access it, and no rank treats the
-        // result as valid.
-        leave(work, catch_unwind(AssertUnwindSafe(|| moves::perform(share))).ok());
-    }
-    VIEWS.set(views);
-    work.is_some()
+/// Moves bytes of a transfer in a group of `world_size` until no portion is left to draw. Returns the non-finite elements found in
+/// the result, or `None` after a panic.
+pub(super) fn move_bytes(work: &mut Work, world_size: usize) -> Option<u64> {
+    // From `Transfers::join` to `Transfers::leave`, the group holds every member's operation: its result is recorded after the last
+    // thread has left the transfer. All members have posted operations that agree, with lengths and types that agree. So each thread
+    // makes the same cut of the same views and shares the transfer's counter, which was zero when the last member arrived: no number
+    // is drawn twice, and different numbers are disjoint portions. The memory stays allocated, because a rank's buffer remains in its
+    // lane until the rank has collected the result, and the call that lends values returns after that (`RankWorker::keep`). A transfer
+    // may move at the same time as another of the same ranks: their buffers are different.
+    let Work { called, rank, views, portions, .. } = work;
+    let cut = Cut::new(called.action, *rank, world_size, views[*rank].len);
+    let share = Share { action: called.action, cut, views: views.as_mut_slice(), next: portions };
+    // A panic would be a bug of this crate. Even then no buffer goes back while other threads access it, and no rank treats the
+    // result as valid.
+    catch_unwind(AssertUnwindSafe(|| moves::perform(share))).ok()
 }

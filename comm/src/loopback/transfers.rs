@@ -2,16 +2,23 @@
 
 use super::meeting::MOVED_BY_ONE;
 use super::shared::View;
-use crate::Called;
 use crate::sync::Counter;
+use crate::{Action, Called};
+use meshstep_tensor::DType;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// Initial number of transfers at the same time, and of threads that move bytes at the same time.
+const ROOM: usize = 16;
+
 /// Transfers of a group, in memory that is used again, so that operations do not allocate.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Transfers {
+    world_size: usize,
     all: Vec<Transfer>,
     free: Vec<usize>,
+    /// Memory for views of threads that will move bytes.
+    spare: Vec<Vec<View>>,
     /// Transfers with portions left that nobody has drawn, in the order of their beginnings.
     open: VecDeque<usize>,
 }
@@ -40,12 +47,13 @@ struct Transfer {
     non_finite: u64,
 }
 
-/// A thread's part in a transfer.
+/// A thread's part in a transfer, with its own copy of the views.
 #[derive(Debug)]
 pub(super) struct Work {
     index: usize,
     pub(super) called: Called,
     pub(super) rank: usize,
+    pub(super) views: Vec<View>,
     pub(super) portions: Arc<Counter>,
 }
 
@@ -58,6 +66,16 @@ pub(super) struct Moved {
 }
 
 impl Transfers {
+    pub(super) fn new(world_size: usize) -> Self {
+        Transfers {
+            world_size,
+            all: (0..ROOM).map(|_| Transfer::new(world_size)).collect(),
+            free: (0..ROOM).collect(),
+            spare: (0..ROOM).map(|_| Vec::with_capacity(world_size)).collect(),
+            open: VecDeque::with_capacity(ROOM),
+        }
+    }
+
     /// Adds a transfer of `bytes` bytes; `called` is the call of `rank`. Returns true if several threads are to move them.
     pub(super) fn add(
         &mut self,
@@ -67,7 +85,7 @@ impl Transfers {
         members: impl Iterator<Item = (usize, u64)>,
     ) -> bool {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.all.push(Transfer::new(called));
+            self.all.push(Transfer::new(self.world_size));
             self.all.len() - 1
         });
         let transfer = &mut self.all[index];
@@ -83,8 +101,8 @@ impl Transfers {
         self.open.iter().any(|&index| !solo || self.all[index].solo)
     }
 
-    /// Joins the first transfer that has portions left, and copies its views.
-    pub(super) fn join(&mut self, solo: bool, views: &mut Vec<View>) -> Option<Work> {
+    /// Joins the first transfer that has portions left; with `solo`, the first that a single thread moves.
+    pub(super) fn join(&mut self, solo: bool) -> Option<Work> {
         let at = self.open.iter().position(|&index| !solo || self.all[index].solo)?;
         let index = self.open[at];
         let transfer = &mut self.all[index];
@@ -92,15 +110,17 @@ impl Transfers {
             self.open.remove(at);
         }
         transfer.movers += 1;
-        views.clear();
+        let mut views = self.spare.pop().unwrap_or_default();
         views.extend_from_slice(&transfer.views);
         let Transfer { called, rank, ref portions, .. } = *transfer;
-        Some(Work { index, called, rank, portions: Arc::clone(portions) })
+        Some(Work { index, called, rank, views, portions: Arc::clone(portions) })
     }
 
     /// Leaves a transfer that has no portion left, with the non-finite elements found; `None` if this thread panicked. Returns the
     /// transfer if it has ended.
-    pub(super) fn leave(&mut self, work: &Work, found: Option<u64>) -> Option<Moved> {
+    pub(super) fn leave(&mut self, mut work: Work, found: Option<u64>) -> Option<Moved> {
+        work.views.clear();
+        self.spare.push(work.views);
         let transfer = &mut self.all[work.index];
         transfer.movers -= 1;
         transfer.non_finite += found.unwrap_or(0);
@@ -120,12 +140,13 @@ impl Transfers {
 }
 
 impl Transfer {
-    fn new(called: Called) -> Self {
+    fn new(world_size: usize) -> Self {
+        let nothing = Called { op_number: 0, action: Action::Barrier, len: 0, dtype: DType::F32, by: None };
         Transfer {
-            called,
+            called: nothing,
             rank: 0,
-            views: Vec::new(),
-            members: Vec::new(),
+            views: Vec::with_capacity(world_size),
+            members: Vec::with_capacity(world_size),
             portions: Arc::new(Counter::new()),
             solo: false,
             movers: 0,
