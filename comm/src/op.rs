@@ -10,7 +10,8 @@ use std::time::Duration;
 /// One operation for [`Communicator::start`](crate::Communicator::start).
 ///
 /// Every operation is in place: there is no second length to get wrong. `S` below is the buffer, `n` the number of
-/// ranks, `r` this rank; *chunk* `q` is the `q`th of `n` equal contiguous parts.
+/// ranks, `r` this rank; *chunk* `q` is the `q`th of `n` equal contiguous parts. In a group of one rank an operation leaves every
+/// bit of the buffer as it is, except that a factor multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Op {
     action: Action,
@@ -225,6 +226,11 @@ impl Action {
     /// Factor for this rank's values.
     pub(crate) fn factor(self) -> f64 {
         self.reduction().map_or(1.0, Reduction::factor)
+    }
+
+    /// Returns true if the buffer is the result as it is: in a group of one rank, without a factor.
+    pub(crate) fn is_done_alone(self, world_size: usize) -> bool {
+        world_size == 1 && self.factor() == 1.0
     }
 
     /// Returns true if the action moves data, so that lengths and types of the buffers must agree.

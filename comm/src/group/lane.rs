@@ -15,7 +15,8 @@ use std::time::Duration;
 const ROOM: usize = 64;
 
 /// Queue between the callers of a rank and its communication thread: each runs the next operation if no other thread is running
-/// one.
+/// one. The thread that starts an operation also begins it if all earlier ones have begun. The communication thread runs operations
+/// while no caller waits, and only if one of them needs a thread of this rank.
 #[derive(Debug)]
 pub(crate) struct Lane<S: RankSeat> {
     rank: usize,
@@ -35,6 +36,14 @@ struct LaneState<S: RankSeat> {
     queue: VecDeque<usize>,
     /// True while an operation runs. They run one at a time.
     busy: bool,
+    /// Operations that have not begun.
+    not_begun: usize,
+    /// Operations in the queue that need a thread of this rank.
+    wanted: usize,
+    /// Threads that wait in [`collect`](Lane::collect).
+    callers: usize,
+    /// True if the communication thread looks for an operation that a caller is beginning.
+    passed_over: bool,
     started: u64,
     closed: bool,
     /// Failure that this rank has returned to its caller.
@@ -50,6 +59,8 @@ struct LaneSlot<S: RankSeat> {
     result: Option<Result<(), Error>>,
     ended: Ended<S>,
     forgotten: bool,
+    /// True if it is counted in `wanted`.
+    wanted: bool,
 }
 
 /// An operation, with the data needed to run it.
@@ -59,6 +70,17 @@ pub(crate) struct Task<M> {
     pub(crate) op: Op,
     pub(crate) called: Called,
     pub(crate) memory: M,
+    pub(crate) stage: TaskStage,
+}
+
+/// Progress of an operation before it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TaskStage {
+    Queued,
+    /// A caller is beginning it.
+    Beginning,
+    /// The other ranks know of it.
+    Posted,
 }
 
 impl<S: RankSeat> Lane<S> {
@@ -68,6 +90,10 @@ impl<S: RankSeat> Lane<S> {
             free: Vec::with_capacity(ROOM),
             queue: VecDeque::with_capacity(ROOM),
             busy: false,
+            not_begun: 0,
+            wanted: 0,
+            callers: 0,
+            passed_over: false,
             started: 0,
             closed: false,
             told: None,
@@ -80,15 +106,13 @@ impl<S: RankSeat> Lane<S> {
         lane
     }
 
-    /// Enqueues an operation, or returns the buffer with the error. `waits`: the caller waits for it at once; waiting threads run
-    /// operations themselves, so the communication thread is not woken. With `lent`, the operation is an all-reduce of these values,
-    /// and the buffer keeps them.
+    /// Takes an operation in, or returns the buffer with the error. If all earlier ones have begun, the caller also gets the task and
+    /// begins it ([`begun`](Lane::begun)). With `lent`, the operation is an all-reduce of these values, and the buffer keeps them.
     pub(crate) fn enqueue(
         &self,
         op: Op,
         (buffer, lent): (Buffer, Option<LentValues>),
-        waits: bool,
-    ) -> Result<usize, (Buffer, Error)> {
+    ) -> Result<(usize, Option<Task<S::Memory>>), (Buffer, Error)> {
         if let Err(error) = op.check(self.rank, self.world_size, buffer.len(), buffer.dtype()) {
             return Err((buffer, error));
         }
@@ -110,24 +134,51 @@ impl<S: RankSeat> Lane<S> {
         };
         state.started += 1;
         let memory = S::memory(&buffer, op.action(), lent);
-        let ticket = state.place(|slot| Task { slot, op, called, memory }, buffer);
+        let begins = state.not_begun == 0;
+        let stage = if begins { TaskStage::Beginning } else { TaskStage::Queued };
+        let ticket = state.place(|slot| Task { slot, op, called, memory, stage }, buffer);
         state.queue.push_back(ticket);
+        state.not_begun += 1;
+        let task = begins.then(|| state.slots[ticket].task);
+        Ok((ticket, task))
+    }
+
+    /// Notes that its caller has begun a task, or has left it to be run as a whole.
+    pub(crate) fn begun(&self, task: &Task<S::Memory>, posted: bool) {
+        let mut state = self.state.lock();
+        state.slots[task.slot].task.stage = if posted { TaskStage::Posted } else { TaskStage::Queued };
+        state.not_begun -= usize::from(posted);
+        let passed_over = std::mem::take(&mut state.passed_over);
+        let waits = state.callers > 0;
         drop(state);
-        if !waits {
+        if waits {
+            self.ended.notify_all();
+        }
+        if passed_over {
             self.work.notify_all();
         }
-        Ok(ticket)
+    }
+
+    /// Makes the communication thread run an operation, if no caller waits, unless it has ended.
+    pub(crate) fn want(&self, ticket: usize) {
+        let mut state = self.state.lock();
+        state.want(ticket);
+        drop(state);
+        self.work.notify_all();
     }
 
     /// Waits for the next operation; returns `None` when the rank has left and all its started operations are done.
     pub(crate) fn next(&self) -> Option<Task<S::Memory>> {
         let mut state = self.state.lock();
         loop {
-            if let Some(task) = state.take() {
-                return Some(task);
-            }
-            if state.closed && !state.busy {
-                return None;
+            if state.closed || state.wanted > 0 && state.callers == 0 {
+                if let Some(task) = state.take() {
+                    return Some(task);
+                }
+                if state.closed && !state.busy && state.queue.is_empty() {
+                    return None;
+                }
+                state.passed_over = true;
             }
             state = self.work.wait(state, None);
         }
@@ -142,11 +193,13 @@ impl<S: RankSeat> Lane<S> {
             let Called { action, len, dtype, .. } = task.called;
             state.stats.count(action, self.rank, self.world_size, len, dtype.size());
         }
+        state.not_begun -= usize::from(task.stage != TaskStage::Posted);
+        state.wanted -= usize::from(state.slots[task.slot].wanted);
         let slot = &mut state.slots[task.slot];
         slot.result = Some(result.map(|ended| slot.ended = ended));
         // The buffer of a forgotten operation is released after the lock.
         let _unseen = if slot.forgotten { state.vacate(task.slot) } else { None };
-        let more = state.closed || !state.queue.is_empty();
+        let more = state.has_work();
         drop(state);
         self.ended.notify_all();
         if more {
@@ -160,23 +213,47 @@ impl<S: RankSeat> Lane<S> {
         ticket: usize,
         carry_out: impl Fn(&Task<S::Memory>),
     ) -> (Buffer, Result<(), Error>, Ended<S>) {
-        let mut state = self.state.lock();
-        loop {
+        let (mut state, mut tired) = (self.state.lock(), false);
+        state.callers += 1;
+        let ended = loop {
             if let Some(ended) = state.vacate(ticket) {
-                return ended;
+                break ended;
             }
             if let Some(task) = state.take() {
                 drop(state);
                 carry_out(&task);
                 state = self.state.lock();
             } else {
-                state = self.ended.wait(state, None);
+                state = self.ended.wait_awake(state, None, &mut tired);
             }
+        };
+        state.callers -= 1;
+        let more = state.has_work();
+        drop(state);
+        if more {
+            self.work.notify_all();
         }
+        ended
     }
 
-    pub(crate) fn is_done(&self, ticket: usize) -> bool {
-        self.state.lock().slots[ticket].result.is_some()
+    /// Returns true if an operation has ended. An operation that was begun, and that another rank has ended since, is ended here too.
+    pub(crate) fn is_done(
+        &self,
+        ticket: usize,
+        is_ready: impl Fn(&Task<S::Memory>) -> bool,
+        carry_out: impl Fn(&Task<S::Memory>),
+    ) -> bool {
+        let mut state = self.state.lock();
+        loop {
+            if state.slots[ticket].result.is_some() {
+                return true;
+            }
+            let ready = |task: &Task<S::Memory>| task.stage == TaskStage::Posted && is_ready(task);
+            let Some(task) = state.take_if(ready) else { return false };
+            drop(state);
+            carry_out(&task);
+            state = self.state.lock();
+        }
     }
 
     /// Waits until an operation has ended, at most `patience` by the clock; returns true if it has. It runs no operation, as that
@@ -184,6 +261,8 @@ impl<S: RankSeat> Lane<S> {
     pub(crate) fn ends_within(&self, ticket: usize, patience: Duration) -> bool {
         let until = self.clock.now().saturating_add(patience);
         let mut state = self.state.lock();
+        state.want(ticket);
+        self.work.notify_all();
         while state.slots[ticket].result.is_none() {
             if self.clock.now() >= until {
                 return false;
@@ -199,7 +278,9 @@ impl<S: RankSeat> Lane<S> {
         state.slots[ticket].forgotten = true;
         // If the operation has ended already, its buffer is released here, after the lock.
         let _unseen = state.vacate(ticket);
+        state.want(ticket);
         drop(state);
+        self.work.notify_all();
     }
 
     /// Closes the queue: new operations are refused, queued ones still run.
@@ -234,12 +315,34 @@ impl<S: RankSeat> LaneState<S> {
         }
     }
 
-    /// Takes the next operation, unless one is running.
+    /// Counts an operation as one that needs a thread of this rank, unless it has ended.
+    fn want(&mut self, ticket: usize) {
+        let slot = &mut self.slots[ticket];
+        if slot.buffer.is_some() && slot.result.is_none() && !slot.wanted {
+            slot.wanted = true;
+            self.wanted += 1;
+        }
+    }
+
+    /// Returns true if the communication thread has an operation to run.
+    fn has_work(&self) -> bool {
+        let none_waits = self.wanted > 0 && self.callers == 0;
+        !self.busy && (self.closed || none_waits && !self.queue.is_empty())
+    }
+
+    /// Takes the next operation, unless one is running or the next is being begun.
     fn take(&mut self) -> Option<Task<S::Memory>> {
-        if self.busy {
+        self.take_if(|_| true)
+    }
+
+    /// Takes the next operation if it is as wanted, unless one is running.
+    fn take_if(&mut self, wanted: impl FnOnce(&Task<S::Memory>) -> bool) -> Option<Task<S::Memory>> {
+        let slot = *self.queue.front().filter(|_| !self.busy)?;
+        let task = &self.slots[slot].task;
+        if task.stage == TaskStage::Beginning || !wanted(task) {
             return None;
         }
-        let slot = self.queue.pop_front()?;
+        self.queue.pop_front();
         self.busy = true;
         Some(self.slots[slot].task)
     }
@@ -252,6 +355,7 @@ impl<S: RankSeat> LaneState<S> {
             result: None,
             ended: Ended::default(),
             forgotten: false,
+            wanted: false,
         };
         match self.slots.get_mut(ticket) {
             Some(old) => *old = slot,

@@ -133,7 +133,7 @@ impl<S: RankSeat> Communicator for GroupRank<S> {
     }
 
     fn start(&self, op: Op, buffer: Buffer, _after: &Queue) -> Result<InFlight, (Buffer, Error)> {
-        let ticket = self.place.lane.enqueue(op, (buffer, None), false)?;
+        let ticket = self.place.start(op, buffer)?;
         Ok(InFlight::new(Arc::clone(&self.place) as _, ticket))
     }
 

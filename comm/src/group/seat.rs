@@ -30,7 +30,22 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
     /// Describes `buffer`, on which its rank calls `action`, and the values that it lends, if any.
     fn memory(buffer: &Buffer, action: Action, lent: Option<LentValues>) -> Self::Memory;
 
-    /// Runs one operation from start to end. The backend has finished with `memory` on return.
+    /// Begins an operation without waiting for another rank and without moving many bytes. The rank's earlier operations have begun. The
+    /// default leaves everything to [`run`](RankSeat::run).
+    ///
+    /// # Safety
+    /// The memory is alive and this rank's own until the operation has been run.
+    unsafe fn begin(&self, _called: Called, _memory: Self::Memory) -> Begun {
+        Begun::Not
+    }
+
+    /// Returns true if [`run`](RankSeat::run) would not wait for other ranks in the next operation, which has begun, with this deadline.
+    fn is_ready(&self, _after: Duration) -> bool {
+        false
+    }
+
+    /// Runs the next operation to its end: from its start, or from where [`begin`](RankSeat::begin) left it if it was `posted`. The
+    /// backend has finished with `memory` on return.
     ///
     /// # Safety
     /// The memory is alive and this rank's own until this returns.
@@ -39,6 +54,7 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
         called: Called,
         memory: Self::Memory,
         after: Duration,
+        posted: bool,
     ) -> Result<Ended<Self>, Arc<Error>>;
 
     /// Waits until `until` outside of any operation, or until the group has failed.
@@ -91,6 +107,15 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
 
     /// Waits a bounded time for [`depart`](RankSeat::depart), where the end of the process would cut it off.
     fn await_departure(&self) {}
+}
+
+/// State of an operation after [`RankSeat::begin`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begun {
+    /// Nothing has happened.
+    Not,
+    /// The other ranks know of it. `carried`: no thread of this rank is needed for its bytes.
+    Posted { carried: bool },
 }
 
 /// Result of an operation of one rank, beside its buffer.

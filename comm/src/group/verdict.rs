@@ -6,18 +6,10 @@ use std::time::Duration;
 /// State of a rank in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stand {
-    /// The rank is in no operation.
+    /// The rank waits for nobody.
     Idle,
     /// The rank waits for others in an operation.
     Waiting(Called),
-    /// The rank moves bytes.
-    Moving,
-    /// Another rank of the party moves this rank's bytes.
-    Carried,
-    /// The rank has moved its bytes and waits for the others of its party.
-    Moved,
-    /// All ranks of the party have moved their bytes: the rank may return, and its buffer is its own again.
-    Released,
     /// The rank has left, before its operation of this number.
     Left(u64),
 }
@@ -195,7 +187,7 @@ mod tests {
         assert_eq!(verdict(&[in_(GATHER), Stand::Idle], 0), Verdict::Wait);
         assert_eq!(verdict(&[in_(GATHER), in_(GATHER)], 0), Verdict::Go(Party::All));
         assert_eq!(verdict(&[in_(GATHER)], 0), Verdict::Go(Party::All));
-        assert_eq!(verdict(&[in_(GATHER), Stand::Released], 0), Verdict::Wait);
+        assert_eq!(verdict(&[Stand::Idle, in_(GATHER)], 0), Verdict::Wait);
     }
 
     #[test]
@@ -235,7 +227,7 @@ mod tests {
     fn a_chain_behind_a_pair_that_meets_only_waits() {
         let stands = [recv(1), send(2), recv(1)];
         assert_eq!(verdict(&stands, 2), Verdict::Go(Party::Pair { from: 1, to: 2 }));
-        assert_eq!(verdict(&[recv(1), Stand::Moving, Stand::Moving], 0), Verdict::Wait);
+        assert_eq!(verdict(&[recv(1), Stand::Idle, Stand::Idle], 0), Verdict::Wait);
     }
 
     #[test]

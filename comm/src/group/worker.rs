@@ -1,7 +1,7 @@
 //! Execution of a rank's operations: in order, one at a time, by a thread that waits for one or else by the communication thread.
 
-use super::lane::{Lane, Task};
-use super::seat::{Ended, RankSeat};
+use super::lane::{Lane, Task, TaskStage};
+use super::seat::{Begun, Ended, RankSeat};
 use super::segments::{LentValues, Segment, lay_end_to_end};
 use crate::communicator::in_flight::Tickets;
 use crate::communicator::keeping;
@@ -46,10 +46,34 @@ impl<S: RankSeat> RankWorker<S> {
         op: Op,
         memory: (Buffer, Option<LentValues>),
     ) -> (Buffer, Result<(), Error>, Ended<S>) {
-        match self.lane.enqueue(op, memory, true) {
-            Ok(ticket) => self.collect(ticket),
+        match self.lane.enqueue(op, memory) {
+            Ok((ticket, task)) => {
+                if let Some(task) = task {
+                    self.begin(&task);
+                }
+                self.collect(ticket)
+            }
             Err((buffer, error)) => (buffer, Err(error), Ended::default()),
         }
+    }
+
+    /// Starts an operation, and begins it if all earlier ones have begun.
+    pub(crate) fn start(&self, op: Op, buffer: Buffer) -> Result<usize, (Buffer, Error)> {
+        let (ticket, task) = self.lane.enqueue(op, (buffer, None))?;
+        let begun = task.map_or(Begun::Not, |task| self.begin(&task));
+        if begun != (Begun::Posted { carried: true }) {
+            self.lane.want(ticket);
+        }
+        Ok(ticket)
+    }
+
+    fn begin(&self, task: &Task<S::Memory>) -> Begun {
+        let RankWorker { seat, faults, lane, .. } = self;
+        let faulty = faults.at(seat.rank(), task.called.op_number).next().is_some();
+        // SAFETY: the lane holds the task's buffer until `finish`.
+        let begun = if faulty { Begun::Not } else { unsafe { seat.begin(task.called, task.memory) } };
+        lane.begun(task, begun != Begun::Not);
+        begun
     }
 
     /// Reduces `values` in place by `op`, an all-reduce, and keeps the former ones; returns the non-finite elements of the result.
@@ -82,9 +106,13 @@ impl<S: RankSeat> RankWorker<S> {
         self.lane.finish(task, result);
     }
 
+    fn deadline(&self, task: &Task<S::Memory>) -> Duration {
+        task.op.deadline().unwrap_or(self.seat.timeout())
+    }
+
     fn perform(&self, task: &Task<S::Memory>) -> Result<Ended<S>, Arc<Error>> {
         let RankWorker { seat, faults, .. } = self;
-        let after = task.op.deadline().unwrap_or(seat.timeout());
+        let after = self.deadline(task);
         for fault in faults.at(seat.rank(), task.called.op_number) {
             match fault {
                 Fault::Delay(by) => seat.pause(seat.clock().now().saturating_add(by))?,
@@ -98,7 +126,7 @@ impl<S: RankSeat> RankWorker<S> {
             }
         }
         // SAFETY: the lane holds the task's buffer until `finish`, and a caller that lends values waits for that (`keep`).
-        let ended = unsafe { seat.run(task.called, task.memory, after) }?;
+        let ended = unsafe { seat.run(task.called, task.memory, after, task.stage == TaskStage::Posted) }?;
         if faults.at(seat.rank(), task.called.op_number).any(|fault| fault == Fault::CorruptResult) {
             // SAFETY: the task is this rank's, and all ranks have left its operation.
             unsafe { S::flip_a_bit(task.memory) };
@@ -114,7 +142,8 @@ impl<S: RankSeat> Tickets for RankWorker<S> {
     }
 
     fn is_done(&self, ticket: usize) -> bool {
-        self.lane.is_done(ticket)
+        let is_ready = |task: &Task<S::Memory>| self.seat.is_ready(self.deadline(task));
+        self.lane.is_done(ticket, is_ready, |task| self.carry_out(task))
     }
 
     fn ends_within(&self, ticket: usize, patience: Duration) -> bool {

@@ -1,14 +1,17 @@
-//! Meeting point of a group: each rank posts its call, the bytes move when all ranks have arrived, and all leave together.
+//! Meeting point of a group: each rank posts its calls, and the bytes of an operation move when all its ranks have arrived.
 //!
-//! The lock is held while ranks compare what they call, never while bytes move.
+//! A rank may post further calls before its earlier ones have a party. Then operations overlap: threads that wait for one move the
+//! bytes of any. The lock is held while calls are compared, never while bytes move.
 
-use super::shared::View;
+use super::shared::{View, move_bytes};
+use super::transfers::Transfers;
 use crate::clock::Wake;
 use crate::group::seat::Ended;
 use crate::group::split_groups;
 use crate::group::verdict::{Party, Stand, Verdict, timeout, verdict};
-use crate::sync::{Condvar, Counter, Guard, Mutex};
+use crate::sync::{Condvar, Mutex};
 use crate::{Action, Called, Clock, Error};
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -21,40 +24,41 @@ pub(super) struct MeetingGroup {
     world_size: usize,
     clock: Clock,
     timeout: Duration,
-    /// Number of portions drawn, by the party's lowest rank.
-    counters: Vec<Counter>,
     state: Mutex<MeetingState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
 struct MeetingState {
+    /// First call of each rank that has no party yet.
     stands: Vec<Stand>,
-    views: Vec<View>,
-    /// New group of each rank, from the split that it is in.
+    posts: Vec<Posts>,
+    transfers: Transfers,
+    /// New group of each rank, from the split that they are all in.
     formed: Vec<Option<MeetingSeat>>,
     /// Groups split from this one that are still alive.
     below: Vec<Weak<MeetingGroup>>,
-    /// First failure; once set, no rank begins an operation.
+    /// First failure; once set, no operation begins to move bytes.
     cause: Option<Arc<Error>>,
-    /// True if a transfer was interrupted.
-    spoilt: bool,
-    /// Non-finite elements that the ranks have found in the running collective's result.
-    non_finite: u64,
 }
 
-/// Action of a rank once its party is complete.
+/// Operations that a rank has posted and not collected, in order.
 #[derive(Debug)]
-pub(super) enum Met {
-    /// The rank moves its share of the bytes, and then leaves.
-    Move,
-    /// The rank has left: another rank has moved all bytes.
-    Done(Ended<MeetingSeat>),
+struct Posts {
+    /// Operations that have a party: their numbers, and their results once they have ended.
+    met: VecDeque<(u64, Option<Result<Ended<MeetingSeat>, Arc<Error>>>)>,
+    /// Calls after those, which wait for other ranks.
+    waiting: VecDeque<(Called, View)>,
+    /// Time since which it is the turn of the first of these.
+    since: Duration,
 }
 
-/// Largest total of buffer bytes that one rank, the one that completes the party, moves alone: waking the others to help takes
-/// longer. The shuttle tests have small buffers and cover both cases.
-const MOVED_BY_ONE: usize = if cfg!(feature = "shuttle") { 100 } else { 64 << 10 };
+/// Initial capacity for posted operations.
+const ROOM: usize = 64;
+
+/// Largest total of buffer bytes that one thread moves alone: waking others to help takes longer. The shuttle tests have small
+/// buffers and cover both cases.
+pub(super) const MOVED_BY_ONE: usize = if cfg!(feature = "shuttle") { 100 } else { 64 << 10 };
 
 /// A rank's seat in a group.
 #[derive(Clone, Debug)]
@@ -76,12 +80,11 @@ impl MeetingGroup {
     ) -> Arc<Self> {
         let state = MeetingState {
             stands: vec![Stand::Idle; world_size],
-            views: vec![View::empty(); world_size],
+            posts: (0..world_size).map(|_| Posts::new()).collect(),
+            transfers: Transfers::new(world_size),
             formed: vec![None; world_size],
             below: Vec::new(),
             cause: None,
-            spoilt: false,
-            non_finite: 0,
         };
         let group = Arc::new_cyclic(|me| MeetingGroup {
             me: Weak::clone(me),
@@ -89,7 +92,6 @@ impl MeetingGroup {
             world_size,
             clock: clock.clone(),
             timeout,
-            counters: (0..world_size).map(|_| Counter::new()).collect(),
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
@@ -111,101 +113,112 @@ impl MeetingGroup {
         self.timeout
     }
 
-    /// Posts `rank`'s call and waits until its party is complete, or, if another rank moves all bytes, until that is done. If
-    /// this rank is to move bytes, `views` then holds the buffers by rank, and no member of the party gets its buffer back until
-    /// [`leave`](MeetingGroup::leave).
-    pub(super) fn meet(
+    /// Posts `rank`'s next call without waiting; [`collect`](MeetingGroup::collect) follows. If this completes an operation that one
+    /// thread moves, its bytes have moved on return. Returns true if no other thread is needed for the operation's bytes.
+    pub(super) fn post(&self, rank: usize, called: Called, view: View) -> Result<bool, Arc<Error>> {
+        let mut state = self.state.lock();
+        if let Some(cause) = &state.cause {
+            return Err(Arc::clone(cause));
+        }
+        // The others have as many bytes, or the calls do not agree.
+        let members = if called.action.peer().is_some() { 2 } else { self.world_size };
+        let carried = self.moved_bytes(&called, &view) * members <= MOVED_BY_ONE;
+        state.posts[rank].waiting.push_back((called, view));
+        if state.posts[rank].waiting.len() == 1 {
+            state.turn(rank, self.clock.now());
+            self.settle(&mut state, rank);
+        }
+        let carries = state.transfers.has_work(true);
+        drop(state);
+        while carries && self.work(true) {}
+        Ok(carried)
+    }
+
+    /// Waits for the operation that is next for `rank` to collect, and takes its result. Meanwhile this thread moves bytes of any
+    /// operation of the group.
+    pub(super) fn collect(
         &self,
         rank: usize,
         called: Called,
-        view: View,
         after: Duration,
-        views: &mut Vec<View>,
-    ) -> Result<Met, Arc<Error>> {
-        let deadline = self.clock.now().saturating_add(after);
-        let mut state = self.state.lock();
-        state.refuse_if_failed()?;
-        state.stands[rank] = Stand::Waiting(called);
-        state.views[rank] = view;
-        self.settle(&mut state, rank);
-        while let Stand::Waiting(_) = state.stands[rank] {
-            if let Some(cause) = state.cause.clone() {
-                state.stands[rank] = Stand::Idle;
-                return Err(cause);
-            }
-            if self.clock.now() >= deadline {
-                let error = timeout(&state.stands, rank, called, after);
-                self.fail_locked(&mut state, error);
-                continue;
-            }
-            state = self.changed.wait(state, self.clock.sleep_for(deadline));
-        }
-        if state.stands[rank] != Stand::Moving {
-            return self.released(state, rank).map(Met::Done);
-        }
-        views.clear();
-        views.extend_from_slice(&state.views);
-        Ok(Met::Move)
-    }
-
-    /// Returns the counter for a party's portions, which is zero when the party is complete. A rank is in one party at a time, so
-    /// parties that move bytes at the same time have different lowest ranks.
-    pub(super) fn counter(&self, party: Party) -> &Counter {
-        let lowest = match party {
-            Party::All => 0,
-            Party::Pair { from, to } => from.min(to),
-        };
-        &self.counters[lowest]
-    }
-
-    /// Records that `rank` has moved its bytes and `found` non-finite elements in them, and waits until its whole party has.
-    pub(super) fn leave(
-        &self,
-        rank: usize,
-        party: Party,
-        found: u64,
     ) -> Result<Ended<MeetingSeat>, Arc<Error>> {
+        let (mut state, mut tired) = (self.state.lock(), false);
+        loop {
+            let mut left = None;
+            let posts = &mut state.posts[rank];
+            match posts.met.front() {
+                Some((_, Some(_))) => {
+                    let ended = posts.met.pop_front().and_then(|(_, result)| result);
+                    return ended.unwrap_or_else(|| unreachable!("the arm has seen the result"));
+                }
+                Some((_, None)) => {}
+                None => {
+                    let deadline = posts.since.saturating_add(after);
+                    if let Some(cause) = state.cause.clone() {
+                        state.posts[rank].waiting.pop_front();
+                        state.turn(rank, self.clock.now());
+                        return Err(cause);
+                    }
+                    if self.clock.now() >= deadline {
+                        let error = timeout(&state.stands, rank, called, after);
+                        self.fail_locked(&mut state, error);
+                        continue;
+                    }
+                    left = self.clock.sleep_for(deadline);
+                }
+            }
+            if state.transfers.has_work(false) {
+                drop(state);
+                self.work(false);
+                state = self.state.lock();
+            } else {
+                state = self.changed.wait_awake(state, left, &mut tired);
+            }
+        }
+    }
+
+    /// Returns true if [`collect`](MeetingGroup::collect) would not wait for other ranks.
+    pub(super) fn is_ready(&self, rank: usize, after: Duration) -> bool {
+        let state = self.state.lock();
+        let posts = &state.posts[rank];
+        match posts.met.front() {
+            Some((_, result)) => result.is_some(),
+            None => state.cause.is_some() || self.clock.now() >= posts.since.saturating_add(after),
+        }
+    }
+
+    /// Moves bytes of the first transfer that has some left, until it has none; with `solo`, of one that a single thread moves.
+    /// Returns false without one.
+    fn work(&self, solo: bool) -> bool {
+        // A statement of its own, which unlocks the state.
+        let work = self.state.lock().transfers.join(solo);
+        let Some(mut work) = work else { return false };
+        let found = move_bytes(&mut work, self.world_size);
         let mut state = self.state.lock();
-        state.non_finite += found;
-        state.stands[rank] = Stand::Moved;
-        let done = |stand: &Stand| matches!(stand, Stand::Moved | Stand::Carried);
-        if party.ranks(self.world_size).all(|member| done(&state.stands[member])) {
-            party.ranks(self.world_size).for_each(|member| state.stands[member] = Stand::Released);
+        if found.is_none() {
+            let message = "while moving bytes".to_owned();
+            self.fail_locked(&mut state, Error::Panicked { rank: work.rank, message });
+        }
+        let MeetingState { transfers, posts, cause, .. } = &mut *state;
+        if let Some(moved) = transfers.leave(work, found) {
+            let cause = cause.as_ref().filter(|_| moved.spoilt);
+            transfers.end(&moved, |(member, op_number)| {
+                let ended = || Ok(Ended { formed: None, non_finite: moved.non_finite });
+                posts[member].end(op_number, cause.map_or_else(ended, |cause| Err(Arc::clone(cause))));
+            });
+            drop(state);
             self.changed.notify_all();
         }
-        self.released(state, rank)
-    }
-
-    /// Waits until the whole party of `rank` has moved its bytes, and takes the rank out of the operation.
-    fn released(
-        &self,
-        mut state: Guard<'_, MeetingState>,
-        rank: usize,
-    ) -> Result<Ended<MeetingSeat>, Arc<Error>> {
-        while state.stands[rank] != Stand::Released {
-            state = self.changed.wait(state, None);
-        }
-        state.stands[rank] = Stand::Idle;
-        state.views[rank] = View::empty();
-        match &state.cause {
-            Some(cause) if state.spoilt => Err(Arc::clone(cause)),
-            // The next collective, which counts anew, begins when this rank has posted its call too.
-            _ => Ok(Ended { formed: state.formed[rank].take(), non_finite: state.non_finite }),
-        }
-    }
-
-    /// Records that `rank` panicked while it moved bytes: the running operations have no valid result.
-    pub(super) fn spoil(&self, rank: usize) {
-        let mut state = self.state.lock();
-        state.spoilt = true;
-        self.fail_locked(&mut state, Error::Panicked { rank, message: "while moving bytes".to_owned() });
+        true
     }
 
     /// Waits until `until` outside of any operation, or until the group has failed.
     pub(super) fn pause(&self, until: Duration) -> Result<(), Arc<Error>> {
         let mut state = self.state.lock();
         loop {
-            state.refuse_if_failed()?;
+            if let Some(cause) = &state.cause {
+                return Err(Arc::clone(cause));
+            }
             if self.clock.now() >= until {
                 return Ok(());
             }
@@ -251,33 +264,55 @@ impl MeetingGroup {
         cause
     }
 
-    /// Applies the decision after `rank` has arrived or left.
+    /// Applies the decisions after `rank` has arrived or left.
     fn settle(&self, state: &mut MeetingState, rank: usize) {
-        if state.cause.is_some() {
-            return;
-        }
-        match verdict(&state.stands, rank) {
-            Verdict::Wait => {}
-            Verdict::Fail(error) => drop(self.fail_locked(state, error)),
-            Verdict::Go(party) => {
-                self.form(state);
-                if let Party::All = party {
-                    state.non_finite = 0;
-                }
-                self.counter(party).reset();
-                let bytes: usize = party.ranks(self.world_size).map(|member| state.moved_bytes(member)).sum();
-                let by_one =
-                    bytes <= MOVED_BY_ONE && party.ranks(self.world_size).any(|member| member == rank);
-                for member in party.ranks(self.world_size) {
-                    let moves = member == rank || !by_one;
-                    state.stands[member] = if moves { Stand::Moving } else { Stand::Carried };
-                }
-                // Carried ranks sleep on until `rank` has moved their bytes.
-                if !by_one {
-                    self.changed.notify_all();
-                }
+        while state.cause.is_none() {
+            match verdict(&state.stands, rank) {
+                Verdict::Wait => return,
+                Verdict::Fail(error) => drop(self.fail_locked(state, error)),
+                Verdict::Go(party) => self.meet(state, party),
             }
         }
+    }
+
+    /// Begins the transfer of an operation whose ranks have all arrived, or ends the operation if it has no bytes to move.
+    fn meet(&self, state: &mut MeetingState, party: Party) {
+        self.form(state);
+        let MeetingState { posts, transfers, formed, .. } = &mut *state;
+        let members = || party.ranks(self.world_size);
+        let bytes = |member: usize| {
+            let (called, view) = &posts[member].waiting[0];
+            self.moved_bytes(called, view)
+        };
+        let bytes: usize = members().map(bytes).sum();
+        let shared = bytes > 0 && {
+            let view_of = |rank: usize| {
+                let posted = posts[rank].waiting.front().filter(|_| members().any(|member| member == rank));
+                posted.map_or(View::empty(), |(_, view)| *view)
+            };
+            let numbers = members().map(|member| (member, posts[member].waiting[0].0.op_number));
+            let first = members().next().unwrap_or(0);
+            let called = posts[first].waiting[0].0;
+            transfers.add((called, first), bytes, (0..self.world_size).map(view_of), numbers)
+        };
+        let now = self.clock.now();
+        for member in members() {
+            let Some((called, _)) = posts[member].waiting.pop_front() else { continue };
+            let ended = || Ok(Ended { formed: formed[member].take(), non_finite: 0 });
+            let result = (bytes == 0).then(ended);
+            posts[member].met.push_back((called.op_number, result));
+        }
+        members().for_each(|member| state.turn(member, now));
+        // A rank that waits for a thread's transfer sleeps on.
+        if shared || bytes == 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Bytes of a rank's buffer that its operation moves or reduces.
+    fn moved_bytes(&self, called: &Called, view: &View) -> usize {
+        let done = called.action.is_done_alone(self.world_size) && !view.keeps();
+        if called.action.moves_data() && !done { view.bytes() } else { 0 }
     }
 
     /// Creates the groups once all ranks are in a split.
@@ -306,14 +341,24 @@ impl MeetingGroup {
 }
 
 impl MeetingState {
-    /// Bytes of `rank`'s buffer, 0 if its operation moves no data.
-    fn moved_bytes(&self, rank: usize) -> usize {
-        let moves = matches!(&self.stands[rank], Stand::Waiting(called) if called.action.moves_data());
-        if moves { self.views[rank].bytes() } else { 0 }
+    /// Shows the others the first call of `rank` that has no party, if any; it is this call's turn now.
+    fn turn(&mut self, rank: usize, now: Duration) {
+        let posts = &mut self.posts[rank];
+        posts.since = now;
+        self.stands[rank] = posts.waiting.front().map_or(Stand::Idle, |&(called, _)| Stand::Waiting(called));
+    }
+}
+
+impl Posts {
+    fn new() -> Self {
+        let (met, waiting) = (VecDeque::with_capacity(ROOM), VecDeque::with_capacity(ROOM));
+        Posts { met, waiting, since: Duration::ZERO }
     }
 
-    fn refuse_if_failed(&self) -> Result<(), Arc<Error>> {
-        self.cause.clone().map_or(Ok(()), Err)
+    /// Records the result of an operation that has a party.
+    fn end(&mut self, op_number: u64, result: Result<Ended<MeetingSeat>, Arc<Error>>) {
+        let at = self.met.partition_point(|&(number, _)| number < op_number);
+        self.met[at].1 = Some(result);
     }
 }
 

@@ -1,9 +1,9 @@
 //! Backend with threads of one process as ranks, which exchange buffers through shared memory.
 //!
-//! Every operation is a rendezvous of its ranks: each posts its call, the calls are compared, then the ranks draw portions of the
-//! elements and move them until none is left (in a small operation the last rank to arrive moves all of them). Buffers come back
-//! only when all ranks are done. Each rank's communication thread runs its operations while the caller computes; a caller that
-//! waits runs them itself.
+//! Every operation is a rendezvous of its ranks: each posts its call when it starts the operation, and the calls are compared. Then
+//! the threads that wait draw portions of the elements and move them until none is left; in a small operation the last rank to arrive
+//! moves all of them. Buffers come back only when all bytes have moved. Each rank's communication thread takes part while nobody of
+//! the rank waits.
 
 mod cut;
 mod meeting;
@@ -11,6 +11,7 @@ mod moves;
 mod non_temporal;
 mod seat;
 mod shared;
+mod transfers;
 
 use crate::group::rank::{GroupRank, Life};
 use crate::group::threads;

@@ -1,11 +1,9 @@
 //! Loopback as a backend: a rank's place at the meeting point of its group.
 
 use super::meeting::{MeetingGroup, MeetingSeat};
-use super::moves;
-use super::shared::{View, exchange};
-use crate::group::seat::{Ended, RankSeat};
+use super::shared::View;
+use crate::group::seat::{Begun, Ended, RankSeat};
 use crate::group::segments::LentValues;
-use crate::sync::Mutex;
 use crate::{Action, Called, Clock, Error};
 use meshstep_tensor::Buffer;
 use std::sync::Arc;
@@ -15,14 +13,11 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct LoopbackSeat {
     seat: MeetingSeat,
-    /// Buffers of the running operation; kept, so that an operation does not allocate.
-    views: Mutex<Vec<View>>,
 }
 
 impl LoopbackSeat {
     pub(super) fn new(group: Arc<MeetingGroup>, rank: usize) -> Self {
-        let views = Mutex::new(Vec::with_capacity(group.world_size()));
-        LoopbackSeat { seat: MeetingSeat { group, rank }, views }
+        LoopbackSeat { seat: MeetingSeat { group, rank } }
     }
 }
 
@@ -50,9 +45,30 @@ impl RankSeat for LoopbackSeat {
         View::of(buffer, action, lent)
     }
 
-    unsafe fn run(&self, called: Called, view: View, after: Duration) -> Result<Ended<Self>, Arc<Error>> {
-        // Operations run one at a time, so this lock has no contention.
-        let ended = exchange(&self.seat, called, view, after, &mut self.views.lock(), moves::perform)?;
+    unsafe fn begin(&self, called: Called, view: View) -> Begun {
+        match self.seat.group.post(self.seat.rank, called, view) {
+            Ok(carried) => Begun::Posted { carried },
+            // The cause is reported when the operation is carried out.
+            Err(_) => Begun::Not,
+        }
+    }
+
+    fn is_ready(&self, after: Duration) -> bool {
+        self.seat.group.is_ready(self.seat.rank, after)
+    }
+
+    unsafe fn run(
+        &self,
+        called: Called,
+        view: View,
+        after: Duration,
+        posted: bool,
+    ) -> Result<Ended<Self>, Arc<Error>> {
+        let MeetingSeat { group, rank } = &self.seat;
+        if !posted {
+            group.post(*rank, called, view)?;
+        }
+        let ended = group.collect(*rank, called, after)?;
         let formed = ended.formed.map(|MeetingSeat { group, rank }| LoopbackSeat::new(group, rank));
         Ok(Ended { formed, non_finite: ended.non_finite })
     }

@@ -1,7 +1,7 @@
 //! Access to other ranks' memory: the only such place, with its safety argument.
 //!
-//! The elements of an operation are cut into portions, and a shared counter gives each portion to exactly one rank, the next that
-//! asks. Only that rank may access these elements of these buffers:
+//! The elements of an operation are cut into portions, and a shared counter gives each portion to exactly one thread, the next that
+//! asks. Only that thread may access these elements of these buffers:
 //!
 //! | operation | portion |
 //! |---|---|
@@ -13,23 +13,20 @@
 //! An all-reduce may work on values that a rank lends for the time of a call, in segments; the rank's buffer then keeps the former
 //! values, and both belong to the portion that has their elements.
 //!
-//! So no transfer waits for a thread that the system has not woken yet, and the result does not depend on the rank that moves a
+//! So no transfer waits for a thread that the system has not woken yet, and the result does not depend on the thread that moves a
 //! portion.
 
 use super::cut::{Cut, CutPart};
-use super::meeting::{MeetingSeat, Met};
-use crate::group::seat::Ended;
+use super::moves;
+use super::transfers::Work;
+use crate::Action;
 use crate::group::segments::{LentValues, Segment};
-use crate::group::verdict::Party;
 use crate::sync::Counter;
-use crate::{Action, Called, Error};
 use meshstep_tensor::fetch::LINE;
 use meshstep_tensor::{Buffer, DType, Element};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::time::Duration;
 
 /// Address of a rank's buffer, dereferenced only by [`Portion`] and [`flip_a_bit`](View::flip_a_bit), and the factor of its values.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +65,11 @@ impl View {
         self.len * self.dtype.size()
     }
 
+    /// Returns true if the rank lends values, whose former contents its buffer keeps.
+    pub(super) fn keeps(&self) -> bool {
+        self.lent.is_some()
+    }
+
     /// Flips a bit in the middle of the values, as a faulty link would.
     ///
     /// # Safety
@@ -85,7 +87,7 @@ impl View {
     }
 }
 
-/// Memory of an operation while bytes move, as seen by one rank of its party.
+/// Memory of an operation while bytes move, as seen by one thread.
 #[derive(Debug)]
 pub(super) struct Share<'a> {
     action: Action,
@@ -94,7 +96,7 @@ pub(super) struct Share<'a> {
     next: &'a Counter,
 }
 
-/// Elements that one rank may access exclusively until this is dropped.
+/// Elements that one thread may access exclusively until this is dropped.
 #[derive(Debug)]
 pub(super) struct Portion<'a> {
     pub(super) part: CutPart,
@@ -123,9 +125,14 @@ impl Share<'_> {
         self.views[self.cut.rank].bytes() * buffers
     }
 
+    /// Returns true if the buffer of the only rank is the result already.
+    pub(super) fn is_done(&self) -> bool {
+        self.action.is_done_alone(self.views.len()) && !self.keeps()
+    }
+
     /// Returns true if a rank lends values, whose former contents are kept.
     pub(super) fn keeps(&self) -> bool {
-        self.views.iter().any(|view| view.lent.is_some())
+        self.views.iter().any(View::keeps)
     }
 
     /// Claims the next portion.
@@ -246,39 +253,19 @@ impl Portion<'_> {
     }
 }
 
-/// Runs one operation of one rank: meets the other ranks, lets `body` move this rank's share, if any, and returns when all ranks
-/// have moved theirs, so that no rank accesses the memory behind `view` any more. `body` returns the non-finite elements that it has
-/// found.
-pub(super) fn exchange(
-    seat: &MeetingSeat,
-    called: Called,
-    view: View,
-    after: Duration,
-    views: &mut Vec<View>,
-    body: impl FnOnce(Share<'_>) -> u64,
-) -> Result<Ended<MeetingSeat>, Arc<Error>> {
-    let MeetingSeat { group, rank } = seat;
-    if let Met::Done(ended) = group.meet(*rank, called, view, after, views)? {
-        return Ok(ended);
-    }
-    let party = match called.action {
-        Action::Send { to } => Party::Pair { from: *rank, to },
-        Action::Recv { from } => Party::Pair { from, to: *rank },
-        _ => Party::All,
-    };
-    // From here until `leave` returns, `Group` holds every rank of the party between these two calls, or within `meet` if this
-    // rank moves the bytes of all, and lets no rank post another operation. All have posted operations that agree, with lengths
-    // and types that agree. So each rank that moves bytes makes the same cut of the same views and shares the party's counter,
-    // which was zero when the party was complete: no number is drawn twice, and different numbers are disjoint portions. The
-    // memory stays allocated, because a rank's buffer remains in its lane until this function has returned there, and the call that
-    // lends values returns after that (`RankWorker::keep`).
-    let cut = Cut::new(called.action, *rank, group.world_size(), view.len);
-    let share = Share { action: called.action, cut, views: views.as_mut_slice(), next: group.counter(party) };
-    // A panic in `body` would be a bug of this crate. Even then no buffer goes back while other ranks access it, and no rank
-    // treats the result as valid.
-    let found = catch_unwind(AssertUnwindSafe(|| body(share))).unwrap_or_else(|_| {
-        group.spoil(*rank);
-        0
-    });
-    group.leave(*rank, party, found)
+/// Moves bytes of a transfer in a group of `world_size` until no portion is left to draw. Returns the non-finite elements found in
+/// the result, or `None` after a panic.
+pub(super) fn move_bytes(work: &mut Work, world_size: usize) -> Option<u64> {
+    // From `Transfers::join` to `Transfers::leave`, the group holds every member's operation: its result is recorded after the last
+    // thread has left the transfer. All members have posted operations that agree, with lengths and types that agree. So each thread
+    // makes the same cut of the same views and shares the transfer's counter, which was zero when the last member arrived: no number
+    // is drawn twice, and different numbers are disjoint portions. The memory stays allocated, because a rank's buffer remains in its
+    // lane until the rank has collected the result, and the call that lends values returns after that (`RankWorker::keep`). A transfer
+    // may move at the same time as another of the same ranks: their buffers are different.
+    let Work { called, rank, views, portions, .. } = work;
+    let cut = Cut::new(called.action, *rank, world_size, views[*rank].len);
+    let share = Share { action: called.action, cut, views: views.as_mut_slice(), next: portions };
+    // A panic would be a bug of this crate. Even then no buffer goes back while other threads access it, and no rank treats the
+    // result as valid.
+    catch_unwind(AssertUnwindSafe(|| moves::perform(share))).ok()
 }

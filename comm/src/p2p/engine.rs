@@ -246,6 +246,9 @@ impl Engine {
         window: Option<WindowRange>,
         memory: &OpMemory,
     ) -> Result<(), Stop> {
+        if running.called.action.is_done_alone(self.links.world_size()) {
+            return Ok(());
+        }
         let small = is_small(&running.called, self.links.world_size());
         let in_place = !small && self.opens_in_place(window, party);
         self.note_calls(&running.called, party, small);

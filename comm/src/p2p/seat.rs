@@ -8,7 +8,7 @@ use super::memory::OpMemory;
 use super::transport::Transport;
 use super::windows;
 use crate::group::rank::{GroupRank, Life};
-use crate::group::seat::{Ended, RankSeat};
+use crate::group::seat::{Begun, Ended, RankSeat};
 use crate::group::segments::LentValues;
 use crate::group::verdict::{self, Stand};
 use crate::{Action, Called, Clock, Communicator, Error, Faults};
@@ -113,11 +113,21 @@ impl RankSeat for P2pSeat {
         OpMemory::of(buffer)
     }
 
+    unsafe fn begin(&self, _: Called, _: OpMemory) -> Begun {
+        // Alone there is nobody to wait for.
+        if self.group.world_size == 1 { Begun::Posted { carried: true } } else { Begun::Not }
+    }
+
+    fn is_ready(&self, _: Duration) -> bool {
+        self.group.world_size == 1
+    }
+
     unsafe fn run(
         &self,
         called: Called,
         memory: OpMemory,
         after: Duration,
+        _posted: bool,
     ) -> Result<Ended<Self>, Arc<Error>> {
         // SAFETY: the caller's promise.
         let formed = unsafe { self.run_locked(called, memory, after) };

@@ -101,6 +101,21 @@ impl Condvar {
             }
         }
     }
+
+    /// Like [`wait`](Condvar::wait), for a notification that is expected in microseconds.
+    pub(crate) fn wait_awake<'a, T>(
+        &self,
+        guard: Guard<'a, T>,
+        timeout: Option<Duration>,
+        tired: &mut bool,
+    ) -> Guard<'a, T> {
+        match (self, guard) {
+            (Condvar::Real(condvar), Guard::Real(guard)) => {
+                Guard::Real(condvar.wait_awake(guard, timeout, tired))
+            }
+            (condvar, guard) => condvar.wait(guard, timeout),
+        }
+    }
 }
 
 /// Counter that gives each number to one caller only. Inside shuttle another thread may run before each draw.

@@ -91,6 +91,11 @@ pub(crate) fn all_reduce_both(
     sum: &mut Buffer,
     max: &mut Buffer,
 ) -> Result<(), Error> {
+    if before.place() == Place::Cpu {
+        // The host waits in any case: one after the other needs no other thread.
+        run(comm, before, Op::all_reduce(Reduction::Sum), sum)?;
+        return run(comm, after, Op::all_reduce(Reduction::Max), max);
+    }
     let calls = [(Op::all_reduce(Reduction::Sum), sum.take()), (Op::all_reduce(Reduction::Max), max.take())];
     match comm.start_both(calls, before) {
         Ok(started) => {
