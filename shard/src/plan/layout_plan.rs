@@ -15,6 +15,7 @@ pub struct Part {
     sizes: Sizes,
     stage: Stage,
     buckets: Vec<BucketPlan>,
+    units: Units,
     positions: Option<Vec<usize>>,
     wholes: Option<Vec<usize>>,
 }
@@ -81,11 +82,11 @@ impl Part {
             return Err(Error::NothingTrains);
         }
         let buckets = bucket::cut(earlier, &layout, sizes.shards, options)?;
-        let part = Part { layout, sizes, stage: options.stage, buckets, positions: None, wholes: None };
-        if part.stage.cuts_params() {
-            part.units().check()?;
+        let (stage, units) = (options.stage, Units::new(&layout, &buckets));
+        if stage.cuts_params() {
+            units.check()?;
         }
-        Ok(part)
+        Ok(Part { layout, sizes, stage, buckets, units, positions: None, wholes: None })
     }
 
     /// Sets each parameter's position among those of all parts that are added together, in the order a forward pass uses them. By
@@ -156,8 +157,8 @@ impl Part {
     }
 
     /// Returns the units, which are gathered together.
-    pub(crate) fn units(&self) -> Units {
-        Units::new(&self.layout, &self.buckets)
+    pub(crate) fn units(&self) -> &Units {
+        &self.units
     }
 
     /// Returns the ranges of bucket `bucket` updated by the rank at `place` among the ranks that divide the state.
