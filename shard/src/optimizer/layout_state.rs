@@ -73,19 +73,24 @@ impl LayoutState {
         let layout = part.layout();
         let group_of = groups.assign(layout)?;
         let mut entries = entries(part, &group_of, before);
+        let count = part.buckets().len();
         let mut layout_state = LayoutState {
             entries: Vec::new(),
-            kept: Vec::new(),
-            fills: Vec::new(),
-            buckets: Vec::new(),
+            kept: Vec::with_capacity(count),
+            fills: Vec::with_capacity(count),
+            buckets: Vec::with_capacity(count),
             frozen: frozen(layout, &mut entries, before, options)?,
             groups,
             among: Arc::clone(among),
             first_vector: before.vectors,
         };
         layout_state.entries = entries;
-        for b in 0..part.buckets().len() {
+        for b in 0..count {
             layout_state.add_bucket(part, b, &group_of, before, (rank, among), options)?;
+        }
+        let series = part.series();
+        for kept in &mut layout_state.kept {
+            kept.series = series.iter().position(|series| series.dtype == kept.plan.dtype).unwrap_or(0);
         }
         Ok(layout_state)
     }
@@ -105,7 +110,7 @@ impl LayoutState {
         let of = |p: usize| {
             let param = &self.entries[p].param;
             let key = XxHash3_64::oneshot_with_seed(seed, param.name().as_bytes());
-            ParamKey { group: group_of[p] + before.groups, key, parts: among.parts_of(param) }
+            ParamKey { group: group_of[p] + before.groups, key, parts: among.parts.get(param.name()) }
         };
         let comm = &*among.shards;
         let mut owned = Owned::new(&bucket, part.owned(b, rank), states, of, comm, options)?;
@@ -125,13 +130,11 @@ impl LayoutState {
         self.fills.push(BucketFill::new(&bucket, whole, shard));
         let (counted, gathered) = (part.counted(b, rank), part.gathered(b));
         let (owned_ranges, among) = (part.owned(b, rank), Arc::clone(among));
-        let gathers = None;
-        let series = part.series().iter().position(|series| series.dtype == bucket.dtype).unwrap_or(0);
         self.kept.push(BucketInfo {
             counted,
             gathered,
-            gathers,
-            series,
+            gathers: None,
+            series: 0,
             names,
             owned: owned_ranges,
             among,

@@ -5,7 +5,7 @@ use crate::config::param_groups::{MAX_STATES, RuleGroup};
 use crate::error::Error;
 use crate::plan::bucket::BucketPlan;
 use crate::update::gpu::ParamArrival;
-use crate::update::segments::{OwnedRange, UpdateTable, overlap, runs, within};
+use crate::update::segments::{OwnedRange, UpdateTable, overlap, overlapping, runs, within};
 pub(crate) use crate::update::segments::{ParamKey, ParamUpdate};
 use arrayvec::ArrayVec;
 use meshstep_comm::Communicator;
@@ -31,11 +31,11 @@ pub(crate) struct Owned {
 impl Owned {
     /// Allocates memory for `ranges` of a bucket, with parameters that travel on `comm`; `of` returns each parameter's group and
     /// key.
-    pub(crate) fn new(
+    pub(crate) fn new<'p>(
         plan: &BucketPlan,
         ranges: Vec<Range<usize>>,
         states: usize,
-        of: impl Fn(usize) -> ParamKey,
+        of: impl Fn(usize) -> ParamKey<'p>,
         comm: &dyn Communicator,
         options: &Options,
     ) -> Result<Self, Error> {
@@ -214,13 +214,13 @@ impl Owned {
     /// Returns this rank's range of the parameter at `place`: its elements within the parameter, the range of their state, and
     /// their range in `params`.
     pub(crate) fn part_of(&self, place: &Range<usize>) -> Option<(Range<usize>, Range<usize>, Range<usize>)> {
-        self.runs.iter().find_map(|OwnedRange { range, kept, .. }| {
-            let both = overlap(range, place)?;
-            let first = kept.start + both.start - range.start;
-            let state = first..first + both.len();
-            let here = within(self.params.len(), self.len, &both, &state);
-            Some((both.start - place.start..both.end - place.start, state, here))
-        })
+        let OwnedRange { range, kept, .. } =
+            overlapping(&self.runs, place, |run| run.range.clone()).first()?;
+        let both = overlap(range, place)?;
+        let first = kept.start + both.start - range.start;
+        let state = first..first + both.len();
+        let here = within(self.params.len(), self.len, &both, &state);
+        Some((both.start - place.start..both.end - place.start, state, here))
     }
 
     /// Returns the vectors that an update starts from: the master (the parameters if there is none), then the state. For owners
