@@ -2,10 +2,10 @@
 
 use crate::plan::bucket::{self, BucketPlan, Placed};
 use crate::plan::bucket_chain::{self, BucketChain};
-use crate::plan::bytes::{alike, ring_all_reduce, ring_broadcast};
+use crate::plan::bytes::{VectorSpec, alike, ring_all_reduce, ring_broadcast};
 use crate::plan::units::Units;
 use crate::{Error, Memory, Options, RankRoles, Stage};
-use meshstep_tensor::{DType, Layout, Param};
+use meshstep_tensor::{Category, DType, Layout, Param};
 use std::ops::Range;
 
 /// Parameters that the same ranks share in the same way, and their places. The part is equal on these ranks.
@@ -176,6 +176,24 @@ impl Part {
                 plan.params.iter().filter(|p| p.owner == place && p.len > 0).map(Placed::range).collect()
             }
         }
+    }
+
+    /// Returns the vectors that have as many elements as the rank at `place` owns of bucket `bucket`, for a rule with `states`
+    /// state vectors.
+    pub(crate) fn owned_vectors(
+        &self,
+        bucket: usize,
+        place: usize,
+        states: usize,
+    ) -> impl Iterator<Item = VectorSpec> {
+        let BucketPlan { dtype, grads, master, state, .. } = self.buckets[bucket];
+        let len = self.owned(bucket, place).iter().map(|r| r.len()).sum();
+        let params = self.stage.cuts_params().then_some((dtype, Category::Params));
+        let grads = self.stage.cuts_grads().then_some((grads, Category::Grads));
+        let master = master.map(|master| (master, Category::Master));
+        let states = std::iter::repeat_n((state, Category::State), states);
+        let all = params.into_iter().chain(grads).chain(master).chain(states);
+        all.map(move |(dtype, category)| VectorSpec { dtype, category, len })
     }
 
     /// Returns the ranges of bucket `bucket` that this rank adds to the norm: the ranks that divide the state count every element

@@ -129,7 +129,6 @@ fn tables<'p>(
     range: &Range<usize>,
     of: impl Fn(usize) -> ParamKey<'p>,
 ) -> Vec<UpdateTable> {
-    // Most ranges are of one group, and many of one parameter.
     let (mut tables, mut of_group) = (Vec::with_capacity(1), HashMap::new());
     for param in overlapping(&plan.params, range, Placed::range).iter().filter(|param| param.len > 0) {
         let ParamKey { group, key, parts } = of(param.param);
@@ -139,18 +138,33 @@ fn tables<'p>(
             let range = both.start - range.start..both.end - range.start;
             Some(SegmentPiece { param: param.param, range, first, strided: *strided, key })
         };
-        let table = *of_group.entry(group).or_insert_with(|| {
-            tables.push(UpdateTable { group, pieces: Vec::with_capacity(1), segments: Vec::new() });
-            tables.len() - 1
-        });
+        let table = table_of(group, &mut tables, &mut of_group);
         let whole = [(0..param.len, Strided::WHOLE)];
-        tables[table].pieces.extend(parts.map_or(&whole[..], Vec::as_slice).iter().filter_map(piece));
+        table.pieces.extend(parts.map_or(&whole[..], Vec::as_slice).iter().filter_map(piece));
     }
     for UpdateTable { pieces, segments, .. } in &mut tables {
         pieces.shrink_to_fit();
         segments.reserve_exact(pieces.len());
     }
     tables
+}
+
+/// Returns the table of a group, a new one if there is none. `of_group` has the index of every table, but the last one's only once
+/// another group has come: most ranges have one group.
+fn table_of<'t>(
+    group: usize,
+    tables: &'t mut Vec<UpdateTable>,
+    of_group: &mut HashMap<usize, usize>,
+) -> &'t mut UpdateTable {
+    if tables.last().is_none_or(|last| last.group != group) {
+        of_group.extend(tables.last().map(|last| (last.group, tables.len() - 1)));
+        match of_group.get(&group) {
+            Some(&known) => return &mut tables[known],
+            None => tables.push(UpdateTable { group, pieces: Vec::with_capacity(1), segments: Vec::new() }),
+        }
+    }
+    let last = tables.len() - 1;
+    &mut tables[last]
 }
 
 /// Returns the items that overlap `range`, and items without elements within it. The ranges of all items are disjoint and in
