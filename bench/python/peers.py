@@ -31,15 +31,22 @@ def parameters(shapes):
     return made
 
 
-def update(name, shapes):
-    """Returns the step of an optimizer on existing gradients, without closure."""
+def update(name, shapes, clip):
+    """Returns the step of an optimizer on existing gradients, without closure; `clip` bounds their norm first."""
     params = parameters(shapes)
     optimizer = {
         "adamw fused": lambda: torch.optim.AdamW(params, lr=1e-9, fused=True),
         "adamw foreach": lambda: torch.optim.AdamW(params, lr=1e-9, foreach=True),
         "sgd fused": lambda: torch.optim.SGD(params, lr=1e-9, momentum=0.9, fused=True),
     }[name]()
-    return optimizer.step
+    if not clip:
+        return optimizer.step
+
+    def clipped():
+        torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
+        optimizer.step()
+
+    return clipped
 
 
 def lbfgs(length, history):
@@ -173,8 +180,8 @@ class Alone:
         if case["case"] == "lbfgs":
             self.work = lbfgs(case["length"], case["history"])
         else:
-            shapes = GPT2 if case.get("model") == "gpt2" else [(case["length"],)]
-            self.work = update(case["case"], shapes)
+            shapes = GPT2 if case.get("model") == "gpt2" else [(case["length"],)] * case.get("count", 1)
+            self.work = update(case["case"], shapes, case.get("clip", False))
         self.work()
 
     def run(self):

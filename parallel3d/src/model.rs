@@ -2,7 +2,7 @@
 
 use crate::{Axis, Coordinate, Mesh, MeshError, Placement, Sharing};
 use meshstep_tensor::{DType, Layout, LayoutBuilder};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Parameter of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,10 +76,10 @@ impl Model {
     /// denote two things to gather.
     pub(crate) fn gathered_twice(&self) -> Option<&str> {
         let mut tied = self.tied().into_iter().filter_map(|(alias, name)| Some((alias, self.get(name)?)));
-        let unit = |alias: &str, stage| {
-            self.parameters.iter().any(|p| p.stage == stage && p.unit.as_deref() == Some(alias))
-        };
-        tied.find(|(alias, p)| p.unit.is_none() && unit(alias, p.stage)).map(|(alias, _)| alias)
+        let units: HashSet<(&str, usize)> =
+            self.parameters.iter().filter_map(|p| Some((p.unit.as_deref()?, p.stage))).collect();
+        let twice = |(alias, p): &(&str, &Parameter)| p.unit.is_none() && units.contains(&(alias, p.stage));
+        tied.find(twice).map(|(alias, _)| alias)
     }
 
     /// Returns the number of elements of all parameters together, saturating at 64 bits. Tied parameters count once.

@@ -1,7 +1,7 @@
 //! Map from named parameters to ranges of flat vectors. Arithmetic only: no memory.
 
 use crate::{DType, Error};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// Parameters start at multiples of this many elements: one cache line even of 16-bit elements, so that no two parameters share a
@@ -81,16 +81,6 @@ impl Layout {
             (0..self.params.len()).filter(|&i| self.params[i].dtype == dtype).collect();
         order.sort_by_key(|&i| (self.params[i].frozen, std::cmp::Reverse(i)));
         order
-    }
-
-    fn begin(&mut self, unit: String, index: usize) -> Result<String, Error> {
-        if unit.is_empty() {
-            return Err(Error::EmptyUnit { index });
-        }
-        if !self.units.contains(&unit) {
-            self.units.push(unit.clone());
-        }
-        Ok(unit)
     }
 
     fn end(&self, counts: impl Fn(&Param) -> bool) -> usize {
@@ -178,9 +168,11 @@ impl LayoutBuilder {
 
     /// Returns the layout, or the first error.
     pub fn build(self) -> Result<Layout, Error> {
-        let params = Vec::with_capacity(self.params.len());
-        let mut layout = Layout { params, by_name: HashMap::new(), units: Vec::new() };
+        let (params, by_name) =
+            (Vec::with_capacity(self.params.len()), HashMap::with_capacity(self.params.len()));
+        let mut layout = Layout { params, by_name, units: Vec::new() };
         let (mut units, mut unit) = (self.units.into_iter().peekable(), None);
+        let mut known = UnitNames::default();
         for (index, (name, shape, dtype, frozen)) in self.params.into_iter().enumerate() {
             if name.is_empty() {
                 return Err(Error::EmptyName { index });
@@ -193,18 +185,39 @@ impl LayoutBuilder {
             }
             let len = elements(&name, &shape)?;
             while let Some((begun, _)) = units.next_if(|&(_, first)| first <= index) {
-                unit = Some(layout.begin(begun, index)?);
+                unit = Some(known.begin(begun, index)?);
             }
             let unit = unit.clone();
             layout.params.push(Param { name, shape, dtype, frozen, unit, start: 0, len });
         }
         let count = layout.params.len();
-        units.try_for_each(|(begun, _)| layout.begin(begun, count).map(drop))?;
+        units.try_for_each(|(begun, _)| known.begin(begun, count).map(drop))?;
+        layout.units = known.in_order;
         if layout.params.iter().all(Param::is_empty) {
             return Err(Error::EmptyLayout);
         }
         place(&mut layout)?;
         Ok(layout)
+    }
+}
+
+/// Unit names in the order of their first call, each once.
+#[derive(Debug, Default)]
+struct UnitNames {
+    in_order: Vec<String>,
+    known: HashSet<String>,
+}
+
+impl UnitNames {
+    /// Begins a unit, or continues it.
+    fn begin(&mut self, unit: String, index: usize) -> Result<String, Error> {
+        if unit.is_empty() {
+            return Err(Error::EmptyUnit { index });
+        }
+        if self.known.insert(unit.clone()) {
+            self.in_order.push(unit.clone());
+        }
+        Ok(unit)
     }
 }
 

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use meshstep_parallel3d::Model;
 use meshstep_shard::{MicroBatch, Owners, Stage};
-use meshstep_tensor::{DType, Layout};
+use meshstep_tensor::{DType, Layout, LayoutBuilder};
 
 /// Stages, by their names in the report.
 pub const STAGES: [(&str, Stage); 5] = [
@@ -30,10 +30,20 @@ pub fn layout(model: &Model) -> Result<Layout> {
 
 /// Returns the layout of `count` f32 parameters of `len` elements, each in its own unit.
 pub fn even(count: usize, len: usize) -> Result<Layout> {
-    let one = |builder: meshstep_tensor::LayoutBuilder, i: usize| {
+    let one = |builder: LayoutBuilder, i: usize| {
         builder.unit(format!("u{i}")).param(format!("p{i}"), &[len], DType::F32)
     };
     Ok((0..count).fold(Layout::builder(), one).build()?)
+}
+
+/// Returns the builder of `count` f32 parameters of `len` elements with names as long as a model's, each in its own unit if
+/// `units`.
+pub fn many(count: usize, len: usize, units: bool) -> LayoutBuilder {
+    let one = |builder: LayoutBuilder, i: usize| {
+        let builder = if units { builder.unit(format!("model.layers.{i}")) } else { builder };
+        builder.param(format!("model.layers.{i}.weight"), &[len], DType::F32)
+    };
+    (0..count).fold(Layout::builder(), one)
 }
 
 /// Writes a gradient into its slot in the communication buffer.

@@ -5,6 +5,7 @@ use crate::config::selection::{SelectParams, Selection};
 use crate::{Clip, Error, Options, Stage};
 use meshstep_optim::{Rule, Sees};
 use meshstep_tensor::{Layout, Place};
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
@@ -86,14 +87,9 @@ impl Groups {
     /// Returns the groups with each name that `first` knows replaced by its answer, once in each group.
     pub fn renamed<'n>(&self, first: impl Fn(&str) -> Option<&'n str>) -> Groups {
         let renamed = |names: &[String]| {
-            let mut all: Vec<String> = Vec::new();
-            for name in names {
-                let name = first(name).unwrap_or(name);
-                if !all.iter().any(|known| known == name) {
-                    all.push(name.to_owned());
-                }
-            }
-            all
+            let mut known = HashSet::new();
+            let names = names.iter().map(|name| first(name).unwrap_or(name));
+            names.filter(|name| known.insert(*name)).map(str::to_owned).collect()
         };
         let of = |group: &RuleGroup| RuleGroup { params: group.params.map_names(renamed), ..group.clone() };
         Groups { groups: self.groups.iter().map(of).collect() }

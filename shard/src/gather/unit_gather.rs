@@ -7,8 +7,12 @@ use crate::ranks::host_words;
 use crate::reduce::double_ended::From;
 use crate::reduce::reducer::GradReducer;
 use crate::update::params::{ParamPlace, Params};
+use arrayvec::ArrayVec;
 use meshstep_comm::Op;
-use meshstep_tensor::{Buffer, Slice};
+use meshstep_tensor::{Buffer, DType, Slice};
+
+/// Number of types that parameters can have.
+const FLOATS: usize = 4;
 
 /// Whole parameters of a unit, freed on drop. At stages that keep parameters whole, these are the optimizer's own.
 #[derive(Debug)]
@@ -57,11 +61,13 @@ impl<'a> UnitSource<'a> {
         let mut room = gatherer.room();
         let kept = |b: usize| &reducer.config.buckets[b];
         let buckets = params.units.buckets(held.unit);
-        for (i, &first) in buckets.iter().enumerate() {
+        let mut types: ArrayVec<DType, FLOATS> = ArrayVec::new();
+        for &first in buckets {
             let dtype = kept(first).plan.dtype;
-            if buckets[..i].iter().any(|&b| kept(b).plan.dtype == dtype) {
+            if types.contains(&dtype) {
                 continue;
             }
+            types.push(dtype);
             let alike = || buckets.iter().copied().filter(|&b| kept(b).plan.dtype == dtype);
             let (mut rest, from) = room.lend(dtype, alike().map(|b| kept(b).plan.len).sum())?;
             for b in alike() {
@@ -92,7 +98,7 @@ impl<'a> PendingGather<'a> {
 impl Gathered<'_> {
     /// Returns the values of a parameter of this unit, or of a frozen one.
     pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
-        let HeldUnit { from: UnitSource { params, .. }, unit, pieces } = &self.0;
+        let HeldUnit { from: UnitSource { params, .. }, unit, .. } = &self.0;
         let param = params.index(name)?;
         let of = params.units.of(param);
         if let Some(other) = of.filter(|of| of != unit) {
@@ -101,8 +107,7 @@ impl Gathered<'_> {
         }
         match &params.entries[param].place {
             ParamPlace::Bucket { bucket, range, .. } if params.options.stage.cuts_params() => {
-                let piece = pieces.iter().find(|piece| piece.bucket == *bucket);
-                let here = piece.and_then(|piece| piece.here.as_ref());
+                let here = self.0.piece(*bucket).and_then(|piece| piece.here.as_ref());
                 assert!(here.is_some(), "a gathered unit has all its buckets");
                 let here = here.unwrap_or_else(|| unreachable!("asserted above"));
                 Ok(here.as_slice().slice(range.clone())?)
@@ -118,6 +123,22 @@ impl Gathered<'_> {
 }
 
 impl HeldUnit<'_> {
+    /// Returns the piece of bucket `b`, if the unit has it.
+    fn piece(&self, b: usize) -> Option<&UnitPiece> {
+        let dtype = |b: usize| self.from.reducer.config.buckets[b].plan.dtype;
+        let mut rest = &self.pieces[..];
+        // The pieces of one type are together, in ascending order of their buckets.
+        while let Some(first) = rest.first() {
+            let own = dtype(first.bucket);
+            let (alike, others) = rest.split_at(rest.partition_point(|piece| dtype(piece.bucket) == own));
+            if own == dtype(b) {
+                return alike.binary_search_by_key(&b, |piece| piece.bucket).ok().map(|i| &alike[i]);
+            }
+            rest = others;
+        }
+        None
+    }
+
     /// Waits for every bucket.
     fn land(&mut self) -> Result<(), Error> {
         let _span = tracing::debug_span!("gather", unit = self.unit).entered();

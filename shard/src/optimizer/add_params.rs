@@ -19,6 +19,7 @@ use crate::update::params::ParamPlace;
 use crate::update::updater::Updater;
 use meshstep_comm::Communicator;
 use meshstep_tensor::{Param, SliceMut};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// A parameter group: a part of a plan, its rules, and the ranks that share it.
@@ -161,8 +162,12 @@ fn check_parts(opt: &Optimizer, parts: &[ParamGroup]) -> Result<(), Error> {
     check_options(opt.comm().world_size(), options)?;
     options.norm.check()?;
     options.loss_scale.map_or(Ok(()), |rule| rule.check())?;
+    let mut names = HashSet::new();
     for (i, shared) in parts.iter().enumerate() {
-        check_part(opt, shared, &parts[..i])?;
+        check_part(opt, shared, &names)?;
+        // The last part's names are compared with nothing.
+        let own = shared.part.layout().params().iter().filter(|_| i + 1 < parts.len());
+        names.extend(own.map(Param::name));
     }
     let spans =
         |among: &RankRoles| Arc::ptr_eq(&among.shards, opt.comm()) && among.extra_reductions.is_empty();
@@ -182,17 +187,18 @@ fn prepare(opt: &Optimizer, parts: Vec<ParamGroup>) -> Result<Prepared, Error> {
     let places = bucket_order::places(&order, parts.len(), params.buckets.len());
     let (mut layout_states, mut units): (Vec<LayoutState>, Units) = (Vec::new(), params.units.clone());
     let (before_all, mut series) = (opt.reducer.series(), Vec::new());
+    let mut so_far = Before::of(params);
     for (ParamGroup { part, rules, among }, places) in parts.into_iter().zip(places) {
-        let mut before = Before::of(params);
-        layout_states.iter().for_each(|layout_state| before.count(layout_state));
+        let mut before = so_far;
         if part.positions().is_none() {
             before.position += before.params - params.entries.len();
         }
-        units.extend(&part.units(), &places);
+        units.extend(part.units(), &places);
         let seat = (among.shards.rank(), &Arc::new(among));
         let mut layout_state = LayoutState::new(&part, rules, before, seat, opt.options())?;
         layout_state.kept.iter_mut().for_each(|kept| kept.series += before_all + series.len());
         series.extend(part.series());
+        so_far.count(&layout_state);
         layout_states.push(layout_state);
     }
     let added = order.iter().map(|&(layout_state, b)| &layout_states[layout_state].kept[b]);
@@ -202,15 +208,13 @@ fn prepare(opt: &Optimizer, parts: Vec<ParamGroup>) -> Result<Prepared, Error> {
     Ok((layout_states, order, room, units))
 }
 
-/// Checks that the part can be added after `others`, which are added with it.
+/// Checks that the part can be added after parameters with these `names`, which are added with it.
 fn check_part(
     opt: &Optimizer,
     ParamGroup { part, rules, among }: &ParamGroup,
-    others: &[ParamGroup],
+    names: &HashSet<&str>,
 ) -> Result<(), Error> {
-    let taken = |name: &str| {
-        opt.params.has(name) || others.iter().any(|other| other.part.layout().get(name).is_some())
-    };
+    let taken = |name: &str| opt.params.has(name) || names.contains(name);
     if let Some(p) = part.layout().params().iter().find(|p| taken(p.name())) {
         return Err(Error::NameTaken { name: p.name().to_owned() });
     }
@@ -244,6 +248,7 @@ fn commit(opt: &mut Optimizer, added: Added) {
     decider.launched.reset();
     let places = bucket_order::places(&order, layout_states.len(), params.buckets.len());
     let mut buckets = Vec::new();
+    params.reserve(layout_states.iter().map(|layout_state| layout_state.entries.len()).sum());
     for (mut layout_state, places) in layout_states.into_iter().zip(places) {
         for mut entry in layout_state.entries {
             if let ParamPlace::Bucket { bucket, .. } = &mut entry.place {
@@ -256,10 +261,13 @@ fn commit(opt: &mut Optimizer, added: Added) {
         params.frozen.append(&mut layout_state.frozen);
         buckets.push(layout_state.kept.into_iter().zip(layout_state.fills).zip(layout_state.buckets));
     }
+    params.buckets.reserve_exact(order.len());
     let in_order = order.iter().filter_map(|&(layout_state, _)| buckets[layout_state].next());
-    let (added, owned): (Vec<_>, Vec<_>) = in_order.unzip();
-    params.buckets.extend(owned);
-    reducer.extend(added, room);
+    let added = in_order.map(|(bucket, owned)| {
+        params.buckets.push(owned);
+        bucket
+    });
+    reducer.extend(order.len(), added, room);
     reducer.progress.resize(params.entries.len());
     gatherer.in_flight.reserve(reducer.config.buckets.iter().map(|k| k.gathered.len()).sum());
     reducer.progress.sent_before = reducer.sent();

@@ -4,14 +4,16 @@ use crate::config::options::Options;
 use crate::config::param_groups::Groups;
 use crate::error::Error;
 use crate::plan::bucket::Placed;
+use crate::plan::bytes::VectorSpec;
 use crate::plan::layout_plan::Part;
 use crate::ranks::host_words;
 use crate::ranks::roles::RankRoles;
 use crate::reduce::bucket_fill::BucketFill;
 use crate::reduce::reducer_config::BucketInfo;
 use crate::reduce::together::objection;
-use crate::update::owned_bucket::{Owned, ParamKey, zeroed, zeroed_to_travel};
+use crate::update::owned_bucket::{Owned, ParamKey};
 use crate::update::params::{ParamEntry, ParamPlace, Params};
+use crate::update::vector_memory::{VectorMemory, zeroed, zeroed_to_travel};
 use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category, Layout, Param, Queue, Slice, SliceMut};
 use std::fmt::Write;
@@ -73,19 +75,27 @@ impl LayoutState {
         let layout = part.layout();
         let group_of = groups.assign(layout)?;
         let mut entries = entries(part, &group_of, before);
+        let count = part.buckets().len();
         let mut layout_state = LayoutState {
             entries: Vec::new(),
-            kept: Vec::new(),
-            fills: Vec::new(),
-            buckets: Vec::new(),
+            kept: Vec::with_capacity(count),
+            fills: Vec::with_capacity(count),
+            buckets: Vec::with_capacity(count),
             frozen: frozen(layout, &mut entries, before, options)?,
             groups,
             among: Arc::clone(among),
             first_vector: before.vectors,
         };
         layout_state.entries = entries;
-        for b in 0..part.buckets().len() {
-            layout_state.add_bucket(part, b, &group_of, before, (rank, among), options)?;
+        let states = layout_state.groups.state().len();
+        let vectors = (0..count).flat_map(|b| part.owned_vectors(b, rank, states));
+        let mut memory = VectorMemory::new(vectors, options)?;
+        for b in 0..count {
+            layout_state.add_bucket(part, b, &group_of, before, (rank, among), (&mut memory, options))?;
+        }
+        let series = part.series();
+        for kept in &mut layout_state.kept {
+            kept.series = series.iter().position(|series| series.dtype == kept.plan.dtype).unwrap_or(0);
         }
         Ok(layout_state)
     }
@@ -97,7 +107,7 @@ impl LayoutState {
         group_of: &[usize],
         before: Before,
         (rank, among): (usize, &Arc<RankRoles>),
-        options: &Options,
+        (memory, options): (&mut VectorMemory<'_>, &Options),
     ) -> Result<(), Error> {
         let mut bucket = part.buckets()[b].clone();
         let states = self.groups.state().len();
@@ -105,33 +115,30 @@ impl LayoutState {
         let of = |p: usize| {
             let param = &self.entries[p].param;
             let key = XxHash3_64::oneshot_with_seed(seed, param.name().as_bytes());
-            ParamKey { group: group_of[p] + before.groups, key, parts: among.parts_of(param) }
+            ParamKey { group: group_of[p] + before.groups, key, parts: among.parts.get(param.name()) }
         };
         let comm = &*among.shards;
-        let mut owned = Owned::new(&bucket, part.owned(b, rank), states, of, comm, options)?;
+        let mut owned = Owned::new(&bucket, part.owned(b, rank), states, of, comm, (memory, options))?;
         owned.shift_params(before.params);
         let name = |p: &Placed| self.entries[p.param].param.name().to_owned();
         let names = bucket.params.iter().map(name).collect();
         bucket.params.iter_mut().for_each(|p| p.param += before.params);
         let apart = |first: usize| owned.streams(first * bucket.grads.size());
+        let spec = |len| VectorSpec { dtype: bucket.grads, category: Category::Grads, len };
         let (whole, shard) = if options.stage.cuts_grads() {
-            let len = bucket.len / part.sizes().shards;
-            (None, Some(zeroed(len, bucket.grads, options, Category::Grads, &apart(0))?))
+            (None, Some(memory.zeroed(spec(bucket.len / part.sizes().shards), &apart(0))?))
         } else {
-            let (len, apart) = (bucket.len, apart(owned.first()));
-            let whole = zeroed_to_travel(comm, len, bucket.grads, options, Category::Grads, &apart)?;
+            let whole = zeroed_to_travel(comm, spec(bucket.len), options, &apart(owned.first()))?;
             (Some(whole), None)
         };
         self.fills.push(BucketFill::new(&bucket, whole, shard));
         let (counted, gathered) = (part.counted(b, rank), part.gathered(b));
         let (owned_ranges, among) = (part.owned(b, rank), Arc::clone(among));
-        let gathers = None;
-        let series = part.series().iter().position(|series| series.dtype == bucket.dtype).unwrap_or(0);
         self.kept.push(BucketInfo {
             counted,
             gathered,
-            gathers,
-            series,
+            gathers: None,
+            series: 0,
             names,
             owned: owned_ranges,
             among,
@@ -293,7 +300,8 @@ fn frozen(
             let range = layout.params()[i].range();
             entries[i].place = ParamPlace::Frozen { vector, range: range.start - first..range.end - first };
         }
-        vectors.push(zeroed(layout.len(dtype) - first, dtype, options, Category::Params, &[])?);
+        let (category, len) = (Category::Params, layout.len(dtype) - first);
+        vectors.push(zeroed(VectorSpec { dtype, category, len }, options, &[])?);
     }
     Ok(vectors)
 }

@@ -177,6 +177,7 @@ fn fill_buckets(
     let params: Vec<usize> = params.collect();
     for run in runs {
         let mut bucket = BucketPlan::empty(&layout.params()[params[run.start]], options)?;
+        bucket.params.reserve_exact(run.len());
         for i in run {
             let len = layout.params()[params[i]].len();
             bucket.params.push(Placed { param: params[i], start: bucket.len, len, owner: 0 });
@@ -225,8 +226,8 @@ fn apart_from_long(runs: Vec<Range<usize>>, lens: &[usize], limit: usize) -> Vec
             .then(|| run.end - fitting(run.clone().rev().map(|i| lens[i]), room - after));
         cut.extend(tail.map(|start| run.start..start));
         cut.push(tail.unwrap_or(run.start)..run.end);
-        cut.retain(|run| !run.is_empty());
     }
+    cut.retain(|run| !run.is_empty());
     cut
 }
 

@@ -2,6 +2,7 @@
 
 use crate::plan::bucket::BucketPlan;
 use meshstep_tensor::DType;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Buckets of one part and one type of parameters: a backward pass fills them one after another, in the order they travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,79 +30,87 @@ pub(crate) fn of(buckets: &[BucketPlan]) -> Vec<BucketChain> {
     series.into_iter().map(|(series, _)| series).collect()
 }
 
+impl BucketChain {
+    fn bytes(&self) -> u64 {
+        (self.room * self.grads.size()) as u64
+    }
+}
+
 /// Returns the bytes of memory for series.
 pub(crate) fn bytes(series: &[BucketChain]) -> u64 {
-    series.iter().map(|series| (series.room * series.grads.size()) as u64).sum()
+    series.iter().map(BucketChain::bytes).sum()
 }
 
 /// Model of a pool while one thread hands gradients over.
 #[derive(Debug)]
 pub(crate) struct PoolModel<'p> {
-    series: Vec<BucketChain>,
     /// Buckets, with the index of their series.
     buckets: Vec<(&'p BucketPlan, usize)>,
-    held: Vec<Held>,
+    series: Vec<PoolSeries>,
     /// Bytes allocated outside the series' memory, and their maximum.
     outside: u64,
     most: u64,
 }
 
-/// A bucket that has begun, with memory that is not known to be back.
-#[derive(Clone, Copy, Debug)]
-struct Held {
-    bucket: usize,
-    outside: bool,
+/// Memory of a series, and the buckets that have begun and whose memory is not known to be back.
+#[derive(Debug)]
+struct PoolSeries {
+    chain: BucketChain,
+    /// Buckets in the series' memory, at most two, and their elements.
+    inside: BTreeMap<usize, usize>,
+    outside: BTreeSet<usize>,
 }
 
 impl<'p> PoolModel<'p> {
     /// Makes a model with memory for these series, all of it free.
     pub(crate) fn new(series: Vec<BucketChain>, buckets: Vec<(&'p BucketPlan, usize)>) -> Self {
-        PoolModel { series, buckets, held: Vec::new(), outside: 0, most: 0 }
+        let free = |chain| PoolSeries { chain, inside: BTreeMap::new(), outside: BTreeSet::new() };
+        PoolModel { series: series.into_iter().map(free).collect(), buckets, outside: 0, most: 0 }
     }
 
     /// Begins bucket `b`, which holds no memory yet, while the buckets before the `sent`th travel.
     pub(crate) fn begin(&mut self, b: usize, sent: usize) {
-        while !self.fits(b) {
-            let oldest = self.alike(b).filter(|held| held.bucket < sent).map(|held| held.bucket).min();
-            match oldest {
+        let (plan, series) = self.buckets[b];
+        while !self.series[series].fits(plan.len) {
+            match self.series[series].oldest().filter(|&oldest| oldest < sent) {
                 Some(oldest) => self.wait_for(oldest),
-                None => return self.hold(b, true),
+                None => return self.grow(b),
             }
         }
-        self.hold(b, false);
+        self.series[series].inside.insert(b, plan.len);
     }
 
     /// Returns the peak bytes.
     pub(crate) fn peak(&self) -> u64 {
-        bytes(&self.series) + self.most
-    }
-
-    /// Returns the buckets of the same series that hold memory.
-    fn alike(&self, b: usize) -> impl Iterator<Item = &Held> {
-        self.held.iter().filter(move |held| self.buckets[held.bucket].1 == self.buckets[b].1)
-    }
-
-    fn fits(&self, b: usize) -> bool {
-        let inside = || self.alike(b).filter(|held| !held.outside);
-        let taken: usize = inside().map(|held| self.buckets[held.bucket].0.len).sum();
-        let (plan, series) = self.buckets[b];
-        inside().count() < 2 && taken + plan.len <= self.series[series].room
+        self.series.iter().map(|series| series.chain.bytes()).sum::<u64>() + self.most
     }
 
     fn wait_for(&mut self, b: usize) {
-        let outside = self.held.iter().any(|held| held.bucket == b && held.outside);
-        self.outside -= if outside { self.bytes_of(b) } else { 0 };
-        self.held.retain(|held| held.bucket != b);
+        let (plan, series) = self.buckets[b];
+        let PoolSeries { inside, outside, .. } = &mut self.series[series];
+        inside.remove(&b);
+        self.outside -= if outside.remove(&b) { bytes_of(plan) } else { 0 };
     }
 
-    fn hold(&mut self, b: usize, outside: bool) {
-        self.held.push(Held { bucket: b, outside });
-        self.outside += if outside { self.bytes_of(b) } else { 0 };
+    fn grow(&mut self, b: usize) {
+        let (plan, series) = self.buckets[b];
+        self.series[series].outside.insert(b);
+        self.outside += bytes_of(plan);
         self.most = self.most.max(self.outside);
     }
+}
 
-    fn bytes_of(&self, b: usize) -> u64 {
-        let plan = self.buckets[b].0;
-        (plan.len * plan.grads.size()) as u64
+impl PoolSeries {
+    fn fits(&self, len: usize) -> bool {
+        self.inside.len() < 2 && self.inside.values().sum::<usize>() + len <= self.chain.room
     }
+
+    fn oldest(&self) -> Option<usize> {
+        let inside = self.inside.first_key_value().map(|(b, _)| b);
+        inside.into_iter().chain(self.outside.first()).min().copied()
+    }
+}
+
+fn bytes_of(plan: &BucketPlan) -> u64 {
+    (plan.len * plan.grads.size()) as u64
 }

@@ -2,7 +2,7 @@
 
 use crate::config::stage::Stage;
 use meshstep_optim::{Sees, TensorSums};
-use meshstep_tensor::Category;
+use meshstep_tensor::{Category, DType};
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Mul};
 
@@ -23,6 +23,14 @@ pub struct Memory {
     pub buckets: u64,
     /// Vectors of the step's exchange.
     pub staging: u64,
+}
+
+/// Type, purpose and number of elements of a vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct VectorSpec {
+    pub(crate) dtype: DType,
+    pub(crate) category: Category,
+    pub(crate) len: usize,
 }
 
 impl Memory {

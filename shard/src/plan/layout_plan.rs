@@ -2,10 +2,10 @@
 
 use crate::plan::bucket::{self, BucketPlan, Placed};
 use crate::plan::bucket_chain::{self, BucketChain};
-use crate::plan::bytes::{alike, ring_all_reduce, ring_broadcast};
+use crate::plan::bytes::{VectorSpec, alike, ring_all_reduce, ring_broadcast};
 use crate::plan::units::Units;
 use crate::{Error, Memory, Options, RankRoles, Stage};
-use meshstep_tensor::{DType, Layout, Param};
+use meshstep_tensor::{Category, DType, Layout, Param};
 use std::ops::Range;
 
 /// Parameters that the same ranks share in the same way, and their places. The part is equal on these ranks.
@@ -15,6 +15,7 @@ pub struct Part {
     sizes: Sizes,
     stage: Stage,
     buckets: Vec<BucketPlan>,
+    units: Units,
     positions: Option<Vec<usize>>,
     wholes: Option<Vec<usize>>,
 }
@@ -81,11 +82,11 @@ impl Part {
             return Err(Error::NothingTrains);
         }
         let buckets = bucket::cut(earlier, &layout, sizes.shards, options)?;
-        let part = Part { layout, sizes, stage: options.stage, buckets, positions: None, wholes: None };
-        if part.stage.cuts_params() {
-            part.units().check()?;
+        let (stage, units) = (options.stage, Units::new(&layout, &buckets));
+        if stage.cuts_params() {
+            units.check()?;
         }
-        Ok(part)
+        Ok(Part { layout, sizes, stage, buckets, units, positions: None, wholes: None })
     }
 
     /// Sets each parameter's position among those of all parts that are added together, in the order a forward pass uses them. By
@@ -156,8 +157,8 @@ impl Part {
     }
 
     /// Returns the units, which are gathered together.
-    pub(crate) fn units(&self) -> Units {
-        Units::new(&self.layout, &self.buckets)
+    pub(crate) fn units(&self) -> &Units {
+        &self.units
     }
 
     /// Returns the ranges of bucket `bucket` updated by the rank at `place` among the ranks that divide the state.
@@ -175,6 +176,24 @@ impl Part {
                 plan.params.iter().filter(|p| p.owner == place && p.len > 0).map(Placed::range).collect()
             }
         }
+    }
+
+    /// Returns the vectors that have as many elements as the rank at `place` owns of bucket `bucket`, for a rule with `states`
+    /// state vectors.
+    pub(crate) fn owned_vectors(
+        &self,
+        bucket: usize,
+        place: usize,
+        states: usize,
+    ) -> impl Iterator<Item = VectorSpec> {
+        let BucketPlan { dtype, grads, master, state, .. } = self.buckets[bucket];
+        let len = self.owned(bucket, place).iter().map(|r| r.len()).sum();
+        let params = self.stage.cuts_params().then_some((dtype, Category::Params));
+        let grads = self.stage.cuts_grads().then_some((grads, Category::Grads));
+        let master = master.map(|master| (master, Category::Master));
+        let states = std::iter::repeat_n((state, Category::State), states);
+        let all = params.into_iter().chain(grads).chain(master).chain(states);
+        all.map(move |(dtype, category)| VectorSpec { dtype, category, len })
     }
 
     /// Returns the ranges of bucket `bucket` that this rank adds to the norm: the ranks that divide the state count every element

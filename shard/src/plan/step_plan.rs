@@ -161,7 +161,7 @@ impl Plan {
     fn units(&self) -> Units {
         let mut units = Units::default();
         for (part, places) in self.parts.iter().zip(bucket_order::places(&self.order, self.parts.len(), 0)) {
-            units.extend(&part.units(), &places);
+            units.extend(part.units(), &places);
         }
         units
     }
@@ -172,18 +172,13 @@ impl Plan {
     /// full, as in registration order: then the waiting buckets add their memory. A backward pass and bucket order never need
     /// more.
     pub fn pool_bytes(&self, order: impl IntoIterator<Item = usize>) -> u64 {
-        let buckets = self.numbered();
         let trains = |b: &BucketPlan| b.params.iter().filter(|p| p.len > 0).count();
-        let mut waiting: Vec<usize> = buckets.iter().map(|(_, b)| trains(b)).collect();
+        let mut waiting: Vec<usize> = self.buckets().map(trains).collect();
         let (mut begun, mut sent) = (vec![false; waiting.len()], 0);
-        let mut rooms = self.rooms();
+        let (buckets, mut rooms) = (self.bucket_of_params(), self.rooms());
         for param in order {
-            let holds = |&(first, b): &(usize, &BucketPlan)| {
-                b.params.iter().any(|p| first + p.param == param && p.len > 0)
-            };
-            let Some(b) = buckets.iter().position(holds).filter(|_| self.stage().cuts_grads()) else {
-                continue;
-            };
+            let bucket = buckets.get(param).copied().flatten();
+            let Some(b) = bucket.filter(|_| self.stage().cuts_grads()) else { continue };
             if !std::mem::replace(&mut begun[b], true) {
                 rooms.begin(b, sent);
             }
@@ -196,9 +191,10 @@ impl Plan {
     /// Returns the pool model for gradients in flight.
     fn rooms(&self) -> PoolModel<'_> {
         let of_parts: Vec<Vec<BucketChain>> = self.parts.iter().map(Part::series).collect();
+        let firsts = firsts(of_parts.iter().map(Vec::len));
         let series = |(part, bucket): (usize, &BucketPlan)| {
-            let first: usize = of_parts[..part].iter().map(Vec::len).sum();
-            first + of_parts[part].iter().position(|series| series.dtype == bucket.dtype).unwrap_or(0)
+            let own = of_parts[part].iter().position(|series| series.dtype == bucket.dtype);
+            firsts[part] + own.unwrap_or(0)
         };
         let parts = self.order.iter().map(|&(part, _)| part);
         let buckets =
@@ -206,11 +202,17 @@ impl Plan {
         PoolModel::new(of_parts.concat(), buckets)
     }
 
-    /// Returns each bucket with the number of parameters in earlier parts.
-    fn numbered(&self) -> Vec<(usize, &BucketPlan)> {
-        let params = |parts: &[Part]| parts.iter().map(|part| part.layout().params().len()).sum();
-        let first = |&(part, _): &(usize, usize)| params(&self.parts[..part]);
-        self.order.iter().map(first).zip(self.buckets()).collect()
+    /// Returns the bucket of each parameter that has elements and trains, by registration index; those of later parts follow
+    /// those of earlier ones.
+    fn bucket_of_params(&self) -> Vec<Option<usize>> {
+        let counts = self.parts.iter().map(|part| part.layout().params().len());
+        let mut of = vec![None; counts.clone().sum()];
+        let firsts = firsts(counts);
+        for (b, (&(part, _), bucket)) in self.order.iter().zip(self.buckets()).enumerate() {
+            let full = bucket.params.iter().filter(|p| p.len > 0);
+            full.for_each(|p| of[firsts[part] + p.param] = Some(b));
+        }
+        of
     }
 
     /// Returns the bytes that a rank sends in a step with one micro-batch, for parameters updated by `rule`.
@@ -260,6 +262,11 @@ impl Plan {
         let params = self.parts.iter().map(|part| part.layout().params().len()).sum();
         fold_words(rule.sees(), self.stage(), params)
     }
+}
+
+/// Returns the sum of all earlier counts, for each count.
+fn firsts(counts: impl Iterator<Item = usize>) -> Vec<usize> {
+    counts.scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect()
 }
 
 /// Refuses options that contradict each other or the number of ranks.

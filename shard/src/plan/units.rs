@@ -2,12 +2,14 @@
 
 use crate::{BucketPlan, UnitError};
 use meshstep_tensor::{DType, Layout};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 /// Units of an optimizer or a plan, in the order a forward pass gathers them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Units {
     units: Vec<Unit>,
+    by_name: HashMap<Arc<str>, usize>,
     /// Unit of each parameter; `None` for a frozen one outside every unit.
     of: Vec<Option<usize>>,
     /// Name of a unit that is also the name of a unit of parameters before the first unit.
@@ -16,10 +18,10 @@ pub(crate) struct Units {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Unit {
-    name: String,
+    name: Arc<str>,
     /// True if the layout names the unit; false if it is named after its first parameter.
     named: bool,
-    /// Buckets with parameters of the unit; with sharded parameters they hold no others.
+    /// Buckets with parameters of the unit, in ascending order; with sharded parameters they hold no others.
     buckets: Vec<usize>,
 }
 
@@ -28,25 +30,27 @@ impl Units {
     pub(crate) fn new(layout: &Layout, buckets: &[BucketPlan]) -> Self {
         let params = layout.params();
         let mut units = Units { of: vec![None; params.len()], ..Units::default() };
-        let mut nameless: Vec<(usize, usize)> = Vec::new();
-        for (b, bucket) in buckets.iter().enumerate() {
-            let own = bucket.params.iter().map(|p| p.param).filter(|&p| params[p].unit().is_none());
-            nameless.extend(own.min().map(|first| (first, b)));
-        }
-        nameless.sort();
-        nameless.iter().for_each(|&(first, _)| units.add(params[first].name(), false));
-        layout.units().iter().for_each(|name| units.add(name, true));
+        units.by_name.reserve(layout.units().len());
+        // First parameter before the first unit, of each bucket that has one.
+        let nameless = |bucket: &BucketPlan| {
+            bucket.params.iter().map(|p| p.param).filter(|&p| params[p].unit().is_none()).min()
+        };
+        let nameless: Vec<Option<usize>> = buckets.iter().map(nameless).collect();
+        let mut firsts: Vec<usize> = nameless.iter().copied().flatten().collect();
+        firsts.sort_unstable();
+        firsts.iter().for_each(|&first| units.add(&params[first].name().into(), false));
+        layout.units().iter().for_each(|name| units.add(&name[..].into(), true));
         for (p, param) in params.iter().enumerate() {
             units.of[p] = param.unit().and_then(|name| units.index(name));
         }
-        for (b, bucket) in buckets.iter().enumerate() {
-            let own = nameless.iter().find(|(_, bucket)| *bucket == b);
-            let own = own.and_then(|&(first, _)| units.index(params[first].name()));
+        for (b, (bucket, first)) in buckets.iter().zip(nameless).enumerate() {
+            let own = first.and_then(|first| units.index(params[first].name()));
             for placed in &bucket.params {
                 let unit = units.of[placed.param].or(own);
                 units.of[placed.param] = unit;
                 let known = unit.map(|unit| &mut units.units[unit].buckets);
-                known.into_iter().filter(|known| !known.contains(&b)).for_each(|known| known.push(b));
+                // Buckets come in ascending order.
+                known.into_iter().filter(|known| known.last() != Some(&b)).for_each(|known| known.push(b));
             }
         }
         units
@@ -54,21 +58,28 @@ impl Units {
 
     /// Adds the units of another layout, with buckets at `places`. Units of one name are merged.
     pub(crate) fn extend(&mut self, other: &Units, places: &[usize]) {
+        self.units.reserve(other.units.len());
+        self.by_name.reserve(other.units.len());
         for unit in &other.units {
             self.add(&unit.name, unit.named);
         }
         let known: Vec<Option<usize>> = other.units.iter().map(|unit| self.index(&unit.name)).collect();
         self.of.extend(other.of.iter().map(|unit| unit.and_then(|unit| known[unit])));
         for (unit, known) in other.units.iter().zip(known) {
-            let known = known.map(|known| &mut self.units[known].buckets);
-            known.into_iter().for_each(|known| known.extend(unit.buckets.iter().map(|&b| places[b])));
+            if let Some(known) = known.map(|known| &mut self.units[known].buckets) {
+                known.extend(unit.buckets.iter().map(|&b| places[b]));
+                known.sort_unstable();
+            }
         }
     }
 
-    fn add(&mut self, name: &str, named: bool) {
+    fn add(&mut self, name: &Arc<str>, named: bool) {
         match self.index(name) {
-            None => self.units.push(Unit { name: name.to_owned(), named, buckets: Vec::new() }),
-            Some(known) if self.units[known].named != named => self.clash = Some(name.to_owned()),
+            None => {
+                self.by_name.insert(Arc::clone(name), self.units.len());
+                self.units.push(Unit { name: Arc::clone(name), named, buckets: Vec::new() });
+            }
+            Some(known) if self.units[known].named != named => self.clash = Some(name.to_string()),
             Some(_) => {}
         }
     }
@@ -91,12 +102,12 @@ impl Units {
 
     /// Returns the unit of this name.
     pub(crate) fn index(&self, name: &str) -> Option<usize> {
-        self.units.iter().position(|unit| unit.name == name)
+        self.by_name.get(name).copied()
     }
 
     /// Returns the unit named after parameter `param`, if its own name is `own`.
     pub(crate) fn called_by(&self, own: &str, param: usize) -> Option<usize> {
-        self.of(param).filter(|&unit| !self.units[unit].named && self.units[unit].name == own)
+        self.of(param).filter(|&unit| !self.units[unit].named && *self.units[unit].name == *own)
     }
 
     /// Returns a unit's name.
@@ -104,7 +115,7 @@ impl Units {
         &self.units[unit].name
     }
 
-    /// Returns a unit's buckets.
+    /// Returns a unit's buckets, in ascending order.
     pub(crate) fn buckets(&self, unit: usize) -> &[usize] {
         &self.units[unit].buckets
     }
@@ -187,17 +198,16 @@ mod tests {
         }
         let alone = made(before().build().unwrap(), Stage::Zero3).unwrap();
         let of_the_name = Layout::builder().unit("u").param("w", &[4], DType::F32).build().unwrap();
-        let mut units = alone.units();
-        units.extend(&made(of_the_name, Stage::Zero3).unwrap().units(), &[1]);
+        let mut units = alone.units().clone();
+        units.extend(made(of_the_name, Stage::Zero3).unwrap().units(), &[1]);
         assert_eq!(units.check(), Err(UnitError::TwoOfOneName { name: "u".into() }));
     }
 
     #[test]
     fn units_of_one_name_in_two_layouts_are_one() {
         let part = part(Stage::Zero3);
-        let mut units = part.units();
-        let other = part.units();
-        units.extend(&other, &[4, 5, 6, 7]);
+        let mut units = part.units().clone();
+        units.extend(part.units(), &[4, 5, 6, 7]);
         assert_eq!(units.names().count(), 4);
         assert_eq!(units.buckets(1), [1, 2, 5, 6]);
         assert_eq!((units.of(3), units.of(10)), (Some(1), Some(1)));

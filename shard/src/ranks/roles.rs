@@ -36,20 +36,13 @@ impl RankRoles {
         RankRoles { shards: Arc::clone(&comm), extra_reductions, replicas: comm, counts_in_norm: true, parts }
     }
 
-    /// Returns the elements of the whole tensor that `param` holds.
-    pub(crate) fn parts_of(&self, param: &Param) -> Parts {
-        match self.parts.get(param.name()) {
-            Some(parts) => parts.clone(),
-            None => vec![(0..param.len(), Strided::WHOLE)],
-        }
-    }
-
     /// Refuses parts that do not cover their parameter, each element once.
     pub(crate) fn check_parts(&self, layout: &Layout) -> Result<(), Error> {
         let joined = |param: &&Param| {
+            let Some(parts) = self.parts.get(param.name()) else { return true };
             let mut end = 0;
             let mut follows = |part: &Range<usize>| std::mem::replace(&mut end, part.end) == part.start;
-            let follow = self.parts_of(param).iter().all(|(part, by)| by.run > 0 && follows(part));
+            let follow = parts.iter().all(|(part, by)| by.run > 0 && follows(part));
             follow && end == param.len()
         };
         let apart = layout.params().iter().find(|param| !joined(param));

@@ -171,12 +171,16 @@ impl BucketFill {
         }
     }
 
-    /// Expects no gradient for place `i` from now on, or expects it again. Only between steps. Returns true if the bucket expects
-    /// none at all, so that it will not travel.
+    /// Expects no gradient for place `i` from now on, or expects it again. Only between steps. Returns true if the bucket now
+    /// expects none at all, and expected one before: it will not travel any more.
     pub(crate) fn freeze(&mut self, i: usize, frozen: bool) -> bool {
-        self.places[i].frozen = frozen;
-        self.next_micro_batch();
-        self.is_full()
+        let travelled = !self.is_full();
+        let place = &mut self.places[i];
+        place.frozen = frozen;
+        self.waiting += usize::from(place.filled);
+        place.filled = place.empty || frozen;
+        self.waiting -= usize::from(place.filled);
+        travelled && self.is_full()
     }
 
     /// Forgets the step's gradients.

@@ -1,13 +1,16 @@
-//! Memory in which a rank at stage 2 or 3 collects the gradients in flight.
+//! Memory in which a rank at stage 2 or 3 collects the gradients in flight, and the buckets that travel.
 
 use crate::plan::bucket_chain::BucketChain;
 use crate::reduce::double_ended::{DoubleEnded, From};
 use meshstep_tensor::{Buffer, Category, Error, Meter, Queue};
+use std::collections::VecDeque;
 
 /// One stretch per series: memory for the bucket that fills and for the previous one, which is in flight.
 #[derive(Debug)]
 pub(crate) struct Pool {
     stretches: Vec<DoubleEnded>,
+    /// Buckets of each series that travel, in ascending order.
+    travelling: Vec<VecDeque<usize>>,
     queue: Queue,
     meter: Meter,
     grown: u64,
@@ -16,7 +19,8 @@ pub(crate) struct Pool {
 impl Pool {
     /// Makes a pool without series.
     pub(crate) fn new(queue: &Queue, meter: &Meter) -> Self {
-        Pool { stretches: Vec::new(), queue: queue.clone(), meter: meter.clone(), grown: 0 }
+        let (stretches, travelling) = (Vec::new(), Vec::new());
+        Pool { stretches, travelling, queue: queue.clone(), meter: meter.clone(), grown: 0 }
     }
 
     /// Returns the number of series.
@@ -35,6 +39,34 @@ impl Pool {
     /// Adds the memory of more series, after the existing ones.
     pub(crate) fn extend(&mut self, stretches: Vec<DoubleEnded>) {
         self.stretches.extend(stretches);
+        self.travelling.resize_with(self.stretches.len(), VecDeque::new);
+    }
+
+    /// Expects buckets of these series, one for each, so that no step allocates. Stages without series have no pool.
+    pub(crate) fn expect(&mut self, series: impl Iterator<Item = usize>) {
+        let mut counts = vec![0; self.travelling.len()];
+        series.for_each(|series| counts.get_mut(series).into_iter().for_each(|count| *count += 1));
+        for (travelling, count) in self.travelling.iter_mut().zip(counts) {
+            travelling.reserve_exact(travelling.capacity() + count);
+        }
+    }
+
+    /// Records that bucket `b` of this series travels.
+    pub(crate) fn depart(&mut self, series: usize, b: usize) {
+        let Some(travelling) = self.travelling.get_mut(series) else { return };
+        let place = travelling.partition_point(|&other| other < b);
+        travelling.insert(place, b);
+    }
+
+    /// Records that bucket `b` of this series travels no more.
+    pub(crate) fn arrive(&mut self, series: usize, b: usize) {
+        let Some(travelling) = self.travelling.get_mut(series) else { return };
+        travelling.binary_search(&b).ok().and_then(|place| travelling.remove(place));
+    }
+
+    /// Returns the first bucket of this series that travels.
+    pub(crate) fn oldest(&self, series: usize) -> Option<usize> {
+        self.travelling.get(series)?.front().copied()
     }
 
     /// Lends `len` elements for a bucket of this series, if they are free.

@@ -305,20 +305,29 @@ impl GradReducer {
         Ok(())
     }
 
-    /// Adds buckets, with memory for their series. Only between steps.
-    pub(crate) fn extend(&mut self, added: Vec<(BucketInfo, BucketFill)>, room: Vec<DoubleEnded>) {
-        for (kept, _) in &added {
-            kept.among.comms().chain(&kept.gathers).for_each(|comm| know(&mut self.config.comms, comm));
-            kept.gathers.iter().for_each(|comm| know(&mut self.config.gathers, comm));
+    /// Adds `count` buckets, with memory for their series. Only between steps.
+    pub(crate) fn extend(
+        &mut self,
+        count: usize,
+        added: impl Iterator<Item = (BucketInfo, BucketFill)>,
+        room: Vec<DoubleEnded>,
+    ) {
+        let ReducerConfig { buckets, comms, gathers, .. } = &mut self.config;
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let first = buckets.len();
+        buckets.reserve_exact(count);
+        state.fills.reserve_exact(count);
+        for (kept, fill) in added {
+            kept.among.comms().chain(&kept.gathers).for_each(|comm| know(comms, comm));
+            kept.gathers.iter().for_each(|comm| know(gathers, comm));
+            buckets.push(kept);
+            state.fills.push(fill);
         }
-        let (kept, fills): (Vec<BucketInfo>, Vec<BucketFill>) = added.into_iter().unzip();
-        self.config.buckets.extend(kept);
-        let state = self.exclusive();
-        state.order.extend(state.fills.len()..state.fills.len() + fills.len());
-        state.fills.extend(fills);
-        state.deferred.resize(state.fills.len(), false);
-        state.lacked.resize(state.fills.len(), false);
+        state.order.extend(first..buckets.len());
+        state.deferred.resize(buckets.len(), false);
+        state.lacked.resize(buckets.len(), false);
         state.pool.extend(room);
+        state.pool.expect(buckets[first..].iter().map(|kept| kept.series));
     }
 
     /// Returns the number of series.
@@ -362,7 +371,7 @@ impl GradReducer {
             let whole = fill.close();
             state.launches = digest(state.launches, b as u64, whole.len() as u64);
             match self.config.buckets[b].among.shards.start(op, whole, &self.config.queue) {
-                Ok(flight) => fill.flight = Some(flight),
+                Ok(flight) => self.put_flight(state, b, flight),
                 Err((whole, error)) => {
                     self.rest(state, b, whole);
                     self.poison(error.clone());

@@ -12,6 +12,7 @@ pub(crate) mod segments;
 pub(crate) mod tensor_norms;
 pub(crate) mod updater;
 pub(crate) mod values;
+pub(crate) mod vector_memory;
 
 #[cfg(not(feature = "cuda"))]
 pub(crate) use no_gpu as gpu;

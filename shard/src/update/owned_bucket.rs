@@ -4,13 +4,15 @@ use crate::config::options::Options;
 use crate::config::param_groups::{MAX_STATES, RuleGroup};
 use crate::error::Error;
 use crate::plan::bucket::BucketPlan;
+use crate::plan::bytes::VectorSpec;
 use crate::update::gpu::ParamArrival;
-use crate::update::segments::{OwnedRange, UpdateTable, overlap, runs, within};
+use crate::update::segments::{OwnedRange, UpdateTable, overlap, overlapping, runs, within};
 pub(crate) use crate::update::segments::{ParamKey, ParamUpdate};
+use crate::update::vector_memory::{VectorMemory, zeroed_to_travel};
 use arrayvec::ArrayVec;
 use meshstep_comm::Communicator;
 use meshstep_optim::{Flat, Isa, Rounding, Rule, Scalars, TensorSums, cast};
-use meshstep_tensor::{Buffer, Category, DType, Place, Queue, Slice, SliceMut};
+use meshstep_tensor::{Buffer, Category, DType, Queue, Slice, SliceMut};
 use std::ops::Range;
 
 /// Parameters of a bucket, whole, or sharded like the state; and the state of the ranges that this rank owns, laid end to end.
@@ -29,33 +31,33 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    /// Allocates memory for `ranges` of a bucket, with parameters that travel on `comm`; `of` returns each parameter's group and
-    /// key.
-    pub(crate) fn new(
+    /// Takes memory for `ranges` of a bucket, with parameters that travel on `comm`; `of` returns each parameter's group and key.
+    pub(crate) fn new<'p>(
         plan: &BucketPlan,
         ranges: Vec<Range<usize>>,
         states: usize,
-        of: impl Fn(usize) -> ParamKey,
+        of: impl Fn(usize) -> ParamKey<'p>,
         comm: &dyn Communicator,
-        options: &Options,
+        (memory, options): (&mut VectorMemory<'_>, &Options),
     ) -> Result<Self, Error> {
         let kept: usize = ranges.iter().map(|r| r.len()).sum();
+        let spec = |dtype, category, len| VectorSpec { dtype, category, len };
         let params = match options.stage.cuts_params() {
-            true => zeroed(kept, plan.dtype, options, Category::Params, &[])?,
-            false => zeroed_to_travel(comm, plan.len, plan.dtype, options, Category::Params, &[])?,
+            true => memory.zeroed(spec(plan.dtype, Category::Params, kept), &[])?,
+            false => zeroed_to_travel(comm, spec(plan.dtype, Category::Params, plan.len), options, &[])?,
         };
         let mut owned = Owned {
             len: plan.len,
             params,
             master: None,
-            state: Vec::new(),
+            state: Vec::with_capacity(states),
             runs: runs(plan, ranges, of),
             rounding: options.precision.rounding,
             queue: options.queue.clone(),
             arrival: ParamArrival::default(),
         };
-        let apart =
-            |owned: &Owned, dtype, category| zeroed(kept, dtype, options, category, &owned.streams(0));
+        let mut apart =
+            |owned: &Owned, dtype, category| memory.zeroed(spec(dtype, category, kept), &owned.streams(0));
         if let Some(master) = plan.master {
             owned.master = Some(apart(&owned, master, Category::Master)?);
         }
@@ -214,13 +216,13 @@ impl Owned {
     /// Returns this rank's range of the parameter at `place`: its elements within the parameter, the range of their state, and
     /// their range in `params`.
     pub(crate) fn part_of(&self, place: &Range<usize>) -> Option<(Range<usize>, Range<usize>, Range<usize>)> {
-        self.runs.iter().find_map(|OwnedRange { range, kept, .. }| {
-            let both = overlap(range, place)?;
-            let first = kept.start + both.start - range.start;
-            let state = first..first + both.len();
-            let here = within(self.params.len(), self.len, &both, &state);
-            Some((both.start - place.start..both.end - place.start, state, here))
-        })
+        let OwnedRange { range, kept, .. } =
+            overlapping(&self.runs, place, |run| run.range.clone()).first()?;
+        let both = overlap(range, place)?;
+        let first = kept.start + both.start - range.start;
+        let state = first..first + both.len();
+        let here = within(self.params.len(), self.len, &both, &state);
+        Some((both.start - place.start..both.end - place.start, state, here))
     }
 
     /// Returns the vectors that an update starts from: the master (the parameters if there is none), then the state. For owners
@@ -278,30 +280,4 @@ pub(super) fn cut<'a>(
     kept: &Range<usize>,
 ) -> Result<ArrayVec<SliceMut<'a>, MAX_STATES>, meshstep_tensor::Error> {
     state.iter_mut().map(|slot| slot.as_mut().slice(kept.clone())).collect()
-}
-
-/// Allocates zeros where the options' queue works; on the CPU `apart` from addresses that are read together with them.
-pub(crate) fn zeroed(
-    len: usize,
-    dtype: DType,
-    options: &Options,
-    category: Category,
-    apart: &[usize],
-) -> Result<Buffer, meshstep_tensor::Error> {
-    match options.queue.place() {
-        Place::Cpu => Buffer::zeroed_apart(len, dtype, &options.meter, category, apart),
-        _ => Buffer::zeroed_on(&options.queue, len, dtype, &options.meter, category),
-    }
-}
-
-/// Allocates zeros for a vector that travels on `comm`, which may have memory of its own for that.
-pub(crate) fn zeroed_to_travel(
-    comm: &dyn Communicator,
-    len: usize,
-    dtype: DType,
-    options: &Options,
-    category: Category,
-    apart: &[usize],
-) -> Result<Buffer, meshstep_tensor::Error> {
-    comm.zeroed_on(&options.queue, len, dtype, (&options.meter, category), apart)
 }

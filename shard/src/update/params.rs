@@ -100,6 +100,12 @@ impl Params {
         if self.entries.is_empty() { Err(Error::NothingTrains) } else { Ok(()) }
     }
 
+    /// Makes room for more parameters.
+    pub(crate) fn reserve(&mut self, more: usize) {
+        self.entries.reserve(more);
+        self.by_name.reserve(more);
+    }
+
     /// Adds a parameter under its own name.
     pub(crate) fn push(&mut self, entry: ParamEntry) {
         self.by_name.insert(entry.param.name().to_owned(), self.entries.len());

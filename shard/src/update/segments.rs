@@ -1,22 +1,23 @@
 //! Owned ranges of a bucket, cut by parameter group: the tables that updates use.
 
 use crate::config::param_groups::MAX_STATES;
-use crate::plan::bucket::BucketPlan;
+use crate::plan::bucket::{BucketPlan, Placed};
 use crate::ranks::roles::Parts;
 use crate::update::gpu::GpuTable;
 use arrayvec::ArrayVec;
 use meshstep_optim::{Flat, Segment, Strided};
 use meshstep_tensor::{Buffer, DType, Error, SliceMut};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// Facts about a parameter that stay from step to step.
 #[derive(Clone, Debug)]
-pub(crate) struct ParamKey {
+pub(crate) struct ParamKey<'p> {
     pub(crate) group: usize,
     /// Key of its random numbers.
     pub(crate) key: u64,
-    /// Elements of the whole tensor that the parameter has, one part after another.
-    pub(crate) parts: Parts,
+    /// Elements of the whole tensor that the parameter has, one part after another; all of them if `None`.
+    pub(crate) parts: Option<&'p Parts>,
 }
 
 /// Update of a parameter in this step.
@@ -109,10 +110,10 @@ impl UpdateTable {
 }
 
 /// Cuts the owned `ranges` of a bucket into runs; `of` returns each parameter's group and key.
-pub(crate) fn runs(
+pub(crate) fn runs<'p>(
     plan: &BucketPlan,
     ranges: Vec<Range<usize>>,
-    of: impl Fn(usize) -> ParamKey,
+    of: impl Fn(usize) -> ParamKey<'p>,
 ) -> Vec<OwnedRange> {
     let mut next = 0;
     let run = |range: Range<usize>| {
@@ -123,27 +124,58 @@ pub(crate) fn runs(
     ranges.into_iter().map(run).collect()
 }
 
-fn tables(plan: &BucketPlan, range: &Range<usize>, of: impl Fn(usize) -> ParamKey) -> Vec<UpdateTable> {
-    let mut tables: Vec<UpdateTable> = Vec::new();
-    for param in &plan.params {
-        if overlap(range, &param.range()).is_none() {
-            continue;
-        }
+fn tables<'p>(
+    plan: &BucketPlan,
+    range: &Range<usize>,
+    of: impl Fn(usize) -> ParamKey<'p>,
+) -> Vec<UpdateTable> {
+    let (mut tables, mut of_group) = (Vec::with_capacity(1), HashMap::new());
+    for param in overlapping(&plan.params, range, Placed::range).iter().filter(|param| param.len > 0) {
         let ParamKey { group, key, parts } = of(param.param);
-        let piece = |(part, strided): (Range<usize>, Strided)| {
+        let piece = |(part, strided): &(Range<usize>, Strided)| {
             let both = overlap(range, &(param.start + part.start..param.start + part.end))?;
             let first = (both.start - param.start - part.start) as u64;
             let range = both.start - range.start..both.end - range.start;
-            Some(SegmentPiece { param: param.param, range, first, strided, key })
+            Some(SegmentPiece { param: param.param, range, first, strided: *strided, key })
         };
-        let pieces = parts.into_iter().filter_map(piece);
-        match tables.iter_mut().find(|t| t.group == group) {
-            Some(table) => table.pieces.extend(pieces),
-            None => tables.push(UpdateTable { group, pieces: pieces.collect(), segments: Vec::new() }),
+        let table = table_of(group, &mut tables, &mut of_group);
+        let whole = [(0..param.len, Strided::WHOLE)];
+        table.pieces.extend(parts.map_or(&whole[..], Vec::as_slice).iter().filter_map(piece));
+    }
+    for UpdateTable { pieces, segments, .. } in &mut tables {
+        pieces.shrink_to_fit();
+        segments.reserve_exact(pieces.len());
+    }
+    tables
+}
+
+/// Returns the table of a group, a new one if there is none. `of_group` has the index of every table, but the last one's only once
+/// another group has come: most ranges have one group.
+fn table_of<'t>(
+    group: usize,
+    tables: &'t mut Vec<UpdateTable>,
+    of_group: &mut HashMap<usize, usize>,
+) -> &'t mut UpdateTable {
+    if tables.last().is_none_or(|last| last.group != group) {
+        of_group.extend(tables.last().map(|last| (last.group, tables.len() - 1)));
+        match of_group.get(&group) {
+            Some(&known) => return &mut tables[known],
+            None => tables.push(UpdateTable { group, pieces: Vec::with_capacity(1), segments: Vec::new() }),
         }
     }
-    tables.iter_mut().for_each(|table| table.segments.reserve(table.pieces.len()));
-    tables
+    let last = tables.len() - 1;
+    &mut tables[last]
+}
+
+/// Returns the items that overlap `range`, and items without elements within it. The ranges of all items are disjoint and in
+/// ascending order.
+pub(crate) fn overlapping<'s, T>(
+    items: &'s [T],
+    range: &Range<usize>,
+    of: impl Fn(&T) -> Range<usize>,
+) -> &'s [T] {
+    let rest = &items[items.partition_point(|item| of(item).end <= range.start)..];
+    &rest[..rest.partition_point(|item| of(item).start < range.end)]
 }
 
 /// Returns the intersection of two ranges.

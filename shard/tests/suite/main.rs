@@ -22,6 +22,7 @@ mod freezing;
 mod gathers;
 mod grad_forms;
 mod group_predicates;
+mod growth;
 mod hyperparameters;
 mod layer_wise;
 mod lbfgs;

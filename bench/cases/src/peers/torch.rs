@@ -94,7 +94,7 @@ class Optimizer:
     def __init__(self, params, lr, fused=False, foreach=False, momentum=0.0): pass
     def step(self): pass
 optim = types.SimpleNamespace(AdamW=Optimizer, SGD=Optimizer)
-nn = types.SimpleNamespace(Parameter=lambda tensor: tensor, utils=types.SimpleNamespace(clip_grad_norm_=lambda *_: 0))
+nn = types.SimpleNamespace(Parameter=lambda tensor: tensor, utils=types.SimpleNamespace(clip_grad_norm_=lambda *_, **__: 0))
 "#,
         ),
         ("multiprocessing.py", "from multiprocessing import get_context\n"),
@@ -136,6 +136,7 @@ def destroy_process_group(): pass
         assert_eq!(torch.version, "stand-in");
         for case in [
             json!({ "case": "adamw fused", "length": 8, "threads": 2 }),
+            json!({ "case": "adamw foreach", "count": 3, "length": 8, "clip": true, "threads": 2 }),
             json!({ "case": "collective", "operation": "all_reduce", "bytes": 64, "ranks": 2 }),
             json!({ "case": "ddp", "count": 2, "length": 8, "ranks": 2 }),
             json!({ "case": "zero", "count": 2, "length": 8, "ranks": 2 }),

@@ -1,8 +1,10 @@
 //! Work that ranks do together, in turns with other work.
 
 mod beside;
+mod construction;
 
 pub use beside::{OURS, Race, in_turns};
+pub use construction::construction;
 
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::Instant;

@@ -4,6 +4,7 @@ mod comm;
 #[cfg(feature = "cuda")]
 pub(crate) mod gpu;
 mod kernels;
+mod many;
 mod memory;
 #[cfg(not(feature = "cuda"))]
 pub(crate) mod no_gpu;

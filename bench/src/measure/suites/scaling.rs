@@ -14,13 +14,13 @@ use meshstep_parallel3d::{Mesh, Plan, models::Llama3};
 use meshstep_shard::{Master, Options, Precision, Stage};
 use meshstep_tensor::DType;
 
-use super::comm;
+use super::{comm, many};
 use crate::measure::effort::Effort;
 use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
 use crate::measure::show::size;
 
 const ABOUT: &str = "Updates by size in turns with a copy of the same bytes; steps by ranks, which share this machine's cores; a step with \
-                     almost no data; plans of clusters; and predictions for clusters from a fitted model of collectives.";
+                     almost no data; many small parameters; plans of clusters; and predictions for clusters from a fitted model of collectives.";
 
 /// From this number of parameters on the cost per parameter must be constant, within this margin.
 const FLAT_FROM: usize = 10_000_000;
@@ -31,6 +31,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     by_parameters(&mut section, effort)?;
     by_ranks(&mut section, effort)?;
     empty(&mut section, effort)?;
+    many::run(&mut section, effort)?;
     plans(&mut section, effort.pick(&[1024, 100_000][..], &[1024, 16_384, 100_000]))?;
     predictions(&mut section, effort)?;
     Ok(section)

@@ -1,6 +1,7 @@
 //! Selection of a fragment's parameters and elements.
 
 use crate::{LocalError, ParamSpec};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// A selection among the parameters that train.
@@ -46,7 +47,8 @@ impl Select {
             Select::Names(names) => named(names, params)?,
             Select::Part { index, of } => part(*index, *of, params)?,
             Select::Elements { name, range } => {
-                let param = find(name, params)?;
+                let param = params.iter().position(|param| param.name == *name);
+                let param = param.ok_or_else(|| unknown(name, params))?;
                 let ParamSpec { len, whole, .. } = params[param];
                 if len != whole {
                     return Err(LocalError::CutElements { name: name.clone(), len, whole });
@@ -66,13 +68,16 @@ fn whole(params: &[ParamSpec], param: usize) -> Chosen {
     Chosen { param, range: 0..params[param].len }
 }
 
-fn find(name: &str, params: &[ParamSpec]) -> Result<usize, LocalError> {
-    let unknown = || LocalError::UnknownParam { name: name.to_owned(), count: params.len() };
-    params.iter().position(|param| param.name == name).ok_or_else(unknown)
+fn unknown(name: &str, params: &[ParamSpec]) -> LocalError {
+    LocalError::UnknownParam { name: name.to_owned(), count: params.len() }
 }
 
 fn named(names: &[String], params: &[ParamSpec]) -> Result<Vec<Chosen>, LocalError> {
-    let mut found = names.iter().map(|name| find(name, params)).collect::<Result<Vec<_>, _>>()?;
+    // Of parameters with one name the first counts.
+    let by_name: HashMap<&str, usize> =
+        params.iter().enumerate().rev().map(|(p, param)| (&*param.name, p)).collect();
+    let find = |name: &String| by_name.get(&**name).copied().ok_or_else(|| unknown(name, params));
+    let mut found = names.iter().map(find).collect::<Result<Vec<_>, _>>()?;
     found.sort_unstable();
     if let Some(twice) = found.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(LocalError::NamedTwice { name: params[twice[0]].name.clone() });

@@ -1,5 +1,6 @@
 //! One evaluation: publishes the point to every rank, and returns the closure's gradients.
 
+use crate::update::segments::{overlap, overlapping};
 use crate::{Combine, Error, Fault, MicroBatch, NotForLbfgs, Optimizer};
 use meshstep_optim::Loss;
 use meshstep_tensor::{DType, Slice, SliceMut};
@@ -50,11 +51,12 @@ impl Spread {
         {
             // If several ranks hold a range, one of them counts it.
             for (range, place) in owned.ranges().filter(|_| kept.among.counts_in_norm) {
-                let both = kept.counted.iter().map(|c| c.start.max(range.start)..c.end.min(range.end));
+                let both = overlapping(&kept.counted, range, Range::clone);
+                let both = both.iter().filter_map(|c| overlap(c, range));
                 let here = |c: Range<usize>| {
                     first + place.start + c.start - range.start..first + place.start + c.end - range.start
                 };
-                counted.extend(both.filter(|c| c.start < c.end).map(here));
+                counted.extend(both.map(here));
             }
         }
         counted

@@ -12,8 +12,11 @@ impl GradReducer {
     pub(super) fn open(&self, state: &mut State, b: usize) -> Result<bool, Error> {
         let BucketInfo { plan, series, .. } = &self.config.buckets[b];
         let buffer = if self.pooled() {
-            // Deferred buckets must not take memory from the others while others are still to come.
-            let before_others = state.order[state.next..].iter().any(|&other| !state.deferred[other]);
+            // Deferred buckets must not take memory from the others while others are still to come. The deferred ones are together:
+            // others come before them, and those added since the last step after them.
+            let coming = &state.order[state.next..];
+            let before_others =
+                coming.first().into_iter().chain(coming.last()).any(|&other| !state.deferred[other]);
             let apart = (state.deferred[b] && before_others).then(|| state.pool.grow(*series, plan.len).ok());
             let apart = apart.flatten();
             let lent = apart.or_else(|| state.pool.lend(*series, plan.len));
@@ -29,9 +32,7 @@ impl GradReducer {
     /// Waits for memory of bucket `b`'s series, or opens the bucket in memory beyond the plan.
     pub(super) fn make_room<'s>(&'s self, mut state: Guard<'s>, b: usize) -> Result<Guard<'s>, Error> {
         let BucketInfo { plan, series, .. } = &self.config.buckets[b];
-        let travels =
-            |&b: &usize| self.config.buckets[b].series == *series && state.fills[b].flight.is_some();
-        let oldest = (0..state.fills.len()).find(travels);
+        let oldest = state.pool.oldest(*series);
         // On a GPU the queue waits instead of the host.
         let there = self.config.queue.place() != Place::Cpu;
         let waits = |b: usize| there || !state.wait_budget.left().is_zero() || state.fills[b].has_arrived();
@@ -65,13 +66,13 @@ impl GradReducer {
         if wait_budget == Duration::MAX || self.config.queue.place() != Place::Cpu {
             return self.retire(state, b);
         }
-        let Some(flight) = state.fills[b].flight.take() else { return Ok(()) };
+        let Some(flight) = self.take_flight(&mut state, b) else { return Ok(()) };
         state.retiring.push(b);
         drop(state);
         let arrived = flight.ends_within(wait_budget);
         let mut state = self.lock();
         state.retiring.retain(|&other| other != b);
-        state.fills[b].flight = Some(flight);
+        self.put_flight(&mut state, b, flight);
         if arrived {
             return self.retire(state, b);
         }
@@ -83,7 +84,7 @@ impl GradReducer {
 
     /// Waits for bucket `b`, if it is in flight, and accumulates its reduced gradients.
     pub(super) fn retire(&self, mut state: Guard<'_>, b: usize) -> Result<(), Error> {
-        let Some(flight) = state.fills[b].flight.take() else { return Ok(()) };
+        let Some(flight) = self.take_flight(&mut state, b) else { return Ok(()) };
         let fresh = std::mem::take(&mut state.fills[b].shard_is_fresh);
         let mut shard = state.fills[b].shard.take();
         let last = state.last;
@@ -101,6 +102,19 @@ impl GradReducer {
         let taken = taken.map_err(|error| self.abort_with(error));
         self.rested.notify_all();
         taken
+    }
+
+    /// Records that bucket `b` is in flight.
+    pub(super) fn put_flight(&self, state: &mut State, b: usize, flight: InFlight) {
+        state.fills[b].flight = Some(flight);
+        state.pool.depart(self.config.buckets[b].series, b);
+    }
+
+    /// Takes the flight of bucket `b`, for which nobody else waits then.
+    fn take_flight(&self, state: &mut State, b: usize) -> Option<InFlight> {
+        let flight = state.fills[b].flight.take()?;
+        state.pool.arrive(self.config.buckets[b].series, b);
+        Some(flight)
     }
 
     /// Returns an idle bucket's memory to the pool, or to the bucket itself.

@@ -1,14 +1,19 @@
-//! Comparisons with one process: updates, and L-BFGS.
+//! Comparisons with one process: updates, steps of many parameters, and L-BFGS.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow, ensure};
 use meshstep_bench_cases::copies;
 use meshstep_bench_cases::peers::Torch;
 use meshstep_bench_cases::race::{Contestant, timed};
-use meshstep_bench_cases::ranks::Race;
+use meshstep_bench_cases::ranks::{Race, in_turns};
+use meshstep_bench_cases::shapes;
+use meshstep_bench_cases::step::{StepAndCopy, bytes_a_param};
 use meshstep_bench_cases::update::{Case, case};
+use meshstep_comm::Communicator;
 use meshstep_optim::{Alone, Lbfgs, LbfgsState, Loss};
+use meshstep_shard::Stage;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Slice, SliceMut};
 use rayon::prelude::*;
 use serde_json::json;
@@ -42,6 +47,30 @@ pub(super) fn updates(section: &mut Section, effort: Effort, torch: &mut Torch) 
         let on = model.map_or_else(|| format!("one tensor of {len}"), |_| "GPT-2's 148 tensors".to_owned());
         tell(section, &mut table, &format!("torch {theirs}, {on}"), &race, wanted);
     }
+    section.tables.push(table);
+    Ok(())
+}
+
+/// Compares a whole clipped step of one rank, its gradients handed over by name, with a clipped step on gradients that are
+/// there.
+pub(super) fn many(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<()> {
+    let (count, len, rounds) = (effort.pick(10_000, 1_000_000), 16, 3);
+    let (layout, threads) = (shapes::many(count, len, false).build()?, rayon::current_num_threads());
+    torch.case(
+        json!({ "case": "adamw foreach", "count": count, "length": len, "clip": true, "threads": threads }),
+    )?;
+    let own = |comm: Arc<dyn Communicator>| {
+        StepAndCopy::new(&comm, Stage::Replicated, &layout, bytes_a_param(1) * count * len)
+    };
+    let race = in_turns((1, rounds), own, || torch.run())?;
+    let mut table = table("a step of many parameters");
+    tell(
+        section,
+        &mut table,
+        &format!("torch adamw foreach, clipped, {count} tensors of {len}"),
+        &race,
+        10.0,
+    );
     section.tables.push(table);
     Ok(())
 }

@@ -30,6 +30,7 @@ pub(crate) fn run(effort: Effort, folder: &Path, left_out: &mut Vec<String>) -> 
         Ok(mut torch) => {
             section.about += &format!(" PyTorch {}.", torch.version);
             alone::updates(&mut section, effort, &mut torch)?;
+            alone::many(&mut section, effort, &mut torch)?;
             alone::lbfgs(&mut section, effort, &mut torch)?;
             ranks::steps(&mut section, effort, &mut torch)?;
             ranks::gloo(&mut section, effort, &mut torch)?;
