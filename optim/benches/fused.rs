@@ -6,8 +6,7 @@
 
 use meshstep_optim::{AdamW, Flat, Isa, Norm, NormAccumulator, Rule, Scalars, Segment, clip_coef};
 use meshstep_tensor::simd::Body;
-use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, bf16, narrow};
-use rayon::prelude::*;
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Threads, bf16, narrow};
 use std::time::Instant;
 
 /// Elements of a thread's chunk.
@@ -57,7 +56,7 @@ impl Vectors {
     /// Refills the gradients; both sides reset them to zero.
     fn new_grads(&mut self) {
         let grads = self.grads.typed_mut::<f32>().unwrap();
-        grads.par_iter_mut().enumerate().for_each(|(i, g)| *g = (i % 1000) as f32 * 1e-5);
+        grads.iter_mut().enumerate().for_each(|(i, g)| *g = (i % 1000) as f32 * 1e-5);
     }
 
     fn coef(&self) -> f64 {
@@ -82,16 +81,16 @@ impl Vectors {
     }
 
     fn separate(&mut self) {
-        let isa = Isa::detect();
+        let (isa, threads) = (Isa::detect(), Threads::shared());
         let coef = self.coef() as f32;
         let grads = self.grads.typed_mut::<f32>().unwrap();
-        grads.par_chunks_mut(CHUNK).for_each(|g| isa.run(Scale(g, coef)));
+        threads.for_each(grads.chunks_mut(CHUNK), |g| isa.run(Scale(g, coef)));
         self.update(1.0, false);
-        let params = self.params.typed::<f32>().unwrap().par_chunks(CHUNK);
-        let copy = self.copy.typed_mut::<bf16>().unwrap().par_chunks_mut(CHUNK);
-        params.zip(copy).for_each(|(p, c)| isa.run(Cast(p, c)));
+        let params = self.params.typed::<f32>().unwrap().chunks(CHUNK);
+        let copy = self.copy.typed_mut::<bf16>().unwrap().chunks_mut(CHUNK);
+        threads.for_each(params.zip(copy), |(p, c)| isa.run(Cast(p, c)));
         let grads = self.grads.typed_mut::<f32>().unwrap();
-        grads.par_chunks_mut(CHUNK).for_each(|g| g.fill(0.0));
+        threads.for_each(grads.chunks_mut(CHUNK), |g| g.fill(0.0));
     }
 }
 
@@ -143,11 +142,7 @@ fn main() {
         times.sort_by(f64::total_cmp);
         times[rounds / 2]
     });
-    println!(
-        "{} parameters, {} threads, medians of {rounds} rounds",
-        1 << log2,
-        rayon::current_num_threads()
-    );
+    println!("{} parameters, {} threads, medians of {rounds} rounds", 1 << log2, Threads::shared().count());
     println!("norm, then one fused pass                {:7.2} ms", fused * 1e3);
     println!("norm, scale, update, cast, zero          {:7.2} ms", separate * 1e3);
     println!("fused is {:.2} times as fast", separate / fused);

@@ -71,8 +71,9 @@ pub trait Rule: Send + Sync + Debug {
         segments: &[Segment],
         scalars: &Scalars,
         sums: &mut [TensorSums],
+        queue: &Queue,
     ) -> Result<(), Error> {
-        let _ = (isa, flat, segments, scalars, sums);
+        let _ = (isa, flat, segments, scalars, sums, queue);
         Ok(())
     }
 
@@ -98,7 +99,7 @@ pub trait Rule: Send + Sync + Debug {
 
     /// Advances the elements of `segments` by one step; the rest of `flat` stays unchanged.
     ///
-    /// All checks come first: after an error all memory is unchanged. Uses rayon's threads for large updates, and allocates nothing
+    /// All checks come first: after an error all memory is unchanged. Large updates are shared by the queue's threads. Allocates nothing
     /// except, for Muon, memory for one matrix.
     fn update(
         &self,

@@ -1,5 +1,5 @@
 //! Types that most programs name, for a glob import. It exports no `Error`: that of this crate is `meshstep_tensor::Error`.
 
 pub use crate::{
-    Buffer, Category, DType, Element, Layout, Meter, Param, Place, Queue, Slice, SliceMut, bf16, f16,
+    Buffer, Category, DType, Element, Layout, Meter, Param, Place, Queue, Slice, SliceMut, Threads, bf16, f16,
 };

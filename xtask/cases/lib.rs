@@ -9,6 +9,7 @@
 #[cfg(target_os = "linux")]
 pub mod flood;
 pub mod mpirun;
+pub mod occupied;
 pub mod process;
 pub mod seeds;
 

@@ -2,26 +2,27 @@
 
 use std::hint::black_box;
 
-use rayon::prelude::*;
+use meshstep_tensor::Threads;
 
 /// Size of a copy that exceeds all caches.
 pub const FLOOR_BYTES: usize = 256 << 20;
 
-/// Parts per thread, as in an update; memory is slow at the beginning of each part.
-const PARTS: usize = 8;
+/// Least number of elements of a part, as in an update.
+const PART: usize = 32 << 10;
 
 /// Reads all of `values` and writes them back unchanged: the mask is zero, but the compiler does not know that.
 pub fn in_place(values: &mut [u64]) {
-    let mask = black_box(0u64);
-    let part = values.len().div_ceil(PARTS * rayon::current_num_threads()).max(1);
-    values.par_chunks_mut(part).for_each(|part| part.iter_mut().for_each(|word| *word ^= mask));
+    let (mask, threads) = (black_box(0u64), Threads::shared());
+    let part = threads.part_len(values.len(), PART);
+    threads.for_each(values.chunks_mut(part), |part| part.iter_mut().for_each(|word| *word ^= mask));
 }
 
 /// Reads all of `values`.
 pub fn read(values: &[u32]) {
-    let part = values.len().div_ceil(PARTS * rayon::current_num_threads()).max(1);
-    let all = values.par_chunks(part).map(|part| part.iter().fold(0, |all, word| all ^ word));
-    black_box(all.reduce(|| 0, |a, b| a ^ b));
+    let threads = Threads::shared();
+    let part = threads.part_len(values.len(), PART);
+    let work = |all: &mut u32, part: &[u32]| *all = part.iter().fold(*all, |all, word| all ^ word);
+    black_box(threads.fold(values.chunks(part), || 0, work, |all, other| *all ^= other));
 }
 
 /// Returns the bytes that [`in_place`] moves.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs;
 
 use meshstep_optim::Isa;
+use meshstep_tensor::Threads;
 use serde::{Deserialize, Serialize};
 
 /// Properties of a machine that figures depend on. Two reports are comparable if all of them are equal.
@@ -35,7 +36,7 @@ impl Machine {
         Machine {
             processor: field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(unknown),
             cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            threads: rayon::current_num_threads(),
+            threads: Threads::shared().count(),
             vectors: format!("{:?}", Isa::detect()),
             memory: memory.map_or(0, |kib| kib * 1024),
             system: format!("{} {}", std::env::consts::OS, read("/proc/sys/kernel/osrelease").trim()),

@@ -8,19 +8,26 @@ use std::env;
 use std::num::NonZero;
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
+use meshstep_tensor::Threads;
 
 const VARIABLE: &str = "RAYON_NUM_THREADS";
 
 /// Gives each of `ranks` ranks its part of `threads` threads (`None`: one per core), with a restart of the program if
-/// necessary, and starts the pool that updates share. If other processes run the other ranks, updates have only this rank's part.
+/// necessary, and starts the threads that updates share. If other processes run the other ranks, updates have only this rank's part.
 pub(crate) fn prepare(threads: Option<usize>, ranks: usize, one_rank: bool) -> Result<()> {
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, NonZero::get));
     if env::var_os(VARIABLE).is_none() {
         restart(per_rank(threads, ranks))?;
     }
     let threads = if one_rank { per_rank(threads, ranks) } else { threads };
-    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("starting the thread pool")
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build_global()
+        .context("starting candle's threads")?;
+    let shared = Threads::new(threads).context("starting the threads of updates")?;
+    ensure!(Threads::set_shared(shared), "updates have begun before their threads were set");
+    Ok(())
 }
 
 fn per_rank(threads: usize, ranks: usize) -> usize {

@@ -3,7 +3,7 @@
 //!
 //! A [`Flat`] may hold gradients in bf16 or f16, state in bf16, a rounded copy of the parameters, and bf16 parameters with a
 //! remainder. [`update_elements`] checks the types, converts block by block, rounds to nearest or stochastically, writes copy and
-//! remainder, resets gradients, and spreads long vectors over rayon's threads. The rule sees numbers of one type [`Real`]: f64 for
+//! remainder, resets gradients, and spreads long vectors over the queue's threads. The rule sees numbers of one type [`Real`]: f64 for
 //! f64 parameters, else f32.
 //!
 //! ```
@@ -66,8 +66,8 @@
 //!         StateSlot::average(self.beta)
 //!     }
 //!
-//!     fn update_on(&self, isa: Isa, flat: Flat, segments: &[Segment], scalars: &Scalars, _: &Queue) -> Result<(), Error> {
-//!         update_elements(self, isa, flat, segments, scalars)
+//!     fn update_on(&self, isa: Isa, flat: Flat, segments: &[Segment], scalars: &Scalars, queue: &Queue) -> Result<(), Error> {
+//!         update_elements(self, isa, flat, segments, scalars, queue)
 //!     }
 //! }
 //!
@@ -94,8 +94,10 @@
 pub use crate::engine::sweep::Step;
 pub use crate::precision::number::{Divide, Real};
 
+use crate::engine::cpu::Cpu;
 use crate::engine::pass::{PassKind, pass};
 use crate::{Error, Flat, Isa, Rule, Scalars, Segment};
+use meshstep_tensor::Queue;
 
 /// Rule with `S` state vectors that updates each element on its own.
 pub trait ElementRule<const S: usize>: Rule {
@@ -114,13 +116,14 @@ pub fn update_elements<const S: usize>(
     flat: Flat<'_, '_>,
     segments: &[Segment],
     scalars: &Scalars,
+    queue: &Queue,
 ) -> Result<(), Error> {
     rule.check()?;
     let expected = rule.state();
     if expected.len() != S {
         return Err(Error::StateCount { rule: rule.name(), given: S, expected });
     }
-    pass(&Outside(rule), rule, isa, flat, segments, scalars)
+    pass(&Outside(rule), rule, Cpu { isa, threads: queue.threads() }, flat, segments, scalars)
 }
 
 struct Outside<'r, R>(&'r R);

@@ -96,12 +96,13 @@ macro_rules! update_on {
             flat: $crate::Flat<'_, '_>,
             segments: &[$crate::Segment],
             scalars: &$crate::Scalars,
-            _queue: &meshstep_tensor::Queue,
+            queue: &meshstep_tensor::Queue,
         ) -> Result<(), $crate::Error> {
             self.check()?;
+            let on = $crate::engine::cpu::Cpu { isa, threads: queue.threads() };
             match self.state().len() {
-                $($states => $crate::engine::pass::pass::<$states>(self, self, isa, flat, segments, scalars),)*
-                _ => $crate::engine::pass::pass::<$last>(self, self, isa, flat, segments, scalars),
+                $($states => $crate::engine::pass::pass::<$states>(self, self, on, flat, segments, scalars),)*
+                _ => $crate::engine::pass::pass::<$last>(self, self, on, flat, segments, scalars),
             }
         }
     };

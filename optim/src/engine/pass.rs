@@ -1,6 +1,7 @@
 //! From untyped memory to one typed sweep: all checks are done here, before anything is written.
 
 use crate::engine::check::check_isa;
+use crate::engine::cpu::Cpu;
 use crate::engine::streams::{Stream, Streams};
 use crate::engine::sweep::{Step, Sweep};
 use crate::engine::view::View;
@@ -22,13 +23,13 @@ pub(crate) trait PassKind<const S: usize>: Sync {
 pub(crate) fn pass<const S: usize>(
     kind: &impl PassKind<S>,
     rule: &dyn Rule,
-    isa: Isa,
+    on: Cpu<'_>,
     flat: Flat<'_, '_>,
     segments: &[Segment],
     scalars: &Scalars,
 ) -> Result<(), Error> {
-    check(rule, isa, &flat, segments, scalars)?;
-    let run = Run { kind, isa, segments, scalars };
+    check(rule, on.isa, &flat, segments, scalars)?;
+    let run = Run { kind, on, segments, scalars };
     if flat.params.dtype() == DType::F64 { run.typed::<f64, S>(flat) } else { run.typed::<f32, S>(flat) }
 }
 
@@ -126,7 +127,7 @@ fn check_scalars<T: Real>(scalars: &Scalars) -> Result<(), Error> {
 /// Arguments of a sweep besides memory.
 struct Run<'a, K> {
     kind: &'a K,
-    isa: Isa,
+    on: Cpu<'a>,
     segments: &'a [Segment],
     scalars: &'a Scalars,
 }
@@ -139,7 +140,7 @@ impl<K> Run<'_, K> {
         let Scalars { zero_grads, rounding, .. } = *self.scalars;
         let streams = streams::<T, S>(flat)?;
         let constants = |segment: &Segment| self.kind.constants::<T>(self.scalars, segment);
-        Sweep { constants, isa: self.isa, zero_grads, rounding }.run(streams, self.segments);
+        Sweep { constants, on: self.on, zero_grads, rounding }.run(streams, self.segments);
         Ok(())
     }
 }

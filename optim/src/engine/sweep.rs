@@ -3,11 +3,13 @@
 //! Memory in another type than that of the computation is converted block by block, in loops independent of the rule: every rule is
 //! compiled for f32 and f64 only, and the conversions are compiled once.
 
+use crate::engine::cpu::Cpu;
 use crate::engine::streams::{Draw, Streams};
 use crate::engine::view::ViewPlace;
 use crate::precision::number::Real;
 use crate::precision::philox::{self, Bits};
 use crate::{Rounding, Segment};
+use meshstep_tensor::SplitParts;
 use meshstep_tensor::fetch::{LINE, fetch, fetch_line};
 use meshstep_tensor::simd::{Body, Isa};
 
@@ -23,12 +25,8 @@ pub trait Step<T: Real, const S: usize>: Copy + Send + Sync {
     }
 }
 
-/// Above this many elements work is split in two; below, starting a second thread costs more than it saves.
-const SPLIT_FROM: usize = 64 << 10;
-
-/// Number of parts per thread for long ranges: enough for balance. Memory is slow at the beginning of each part. Measured: AdamW on 64 Mi
-/// takes 0.88 of the time with parts of `SPLIT_FROM`.
-const PARTS: usize = 8;
+/// Least number of elements of a part: waking a second thread costs more than shorter ones save.
+const PART: usize = 32 << 10;
 
 /// Elements converted, updated, copied out and reset in turn: few enough that the memory, which only the update prefetches, is not idle
 /// during the other loops. Measured: with a remainder AdamW runs at 82% of a copy's speed with twice as many.
@@ -46,10 +44,10 @@ const FAR_AHEAD: usize = 2 * BLOCK;
 const TURN: usize = 256;
 
 /// Settings of one pass.
-pub(crate) struct Sweep<F> {
+pub(crate) struct Sweep<'a, F> {
     /// Function that returns a segment's constants.
     pub(crate) constants: F,
-    pub(crate) isa: Isa,
+    pub(crate) on: Cpu<'a>,
     pub(crate) zero_grads: bool,
     pub(crate) rounding: Rounding,
 }
@@ -62,7 +60,7 @@ struct SweepScratch<'r, T, const S: usize> {
     random: &'r mut [u16],
 }
 
-impl<F> Sweep<F> {
+impl<F> Sweep<'_, F> {
     /// Updates the elements of `segments`, which ascend within `streams` without overlap.
     pub(crate) fn run<T, C, const S: usize>(&self, mut streams: Streams<'_, T, S>, segments: &[Segment])
     where
@@ -72,40 +70,15 @@ impl<F> Sweep<F> {
     {
         let (Some(first), Some(last)) = (segments.first(), segments.last()) else { return };
         let (from, span) = (first.range.start, first.range.start..last.range.end);
-        if span.len() > SPLIT_FROM && rayon::current_num_threads() > 1 {
-            let part = SPLIT_FROM.max(span.len() / (PARTS * rayon::current_num_threads()));
-            self.fork(from, streams.part(span), segments, part);
-        } else {
-            self.leaf(from, streams.part(span), segments);
-        }
-    }
-
-    /// Splits a range that begins at `from` into halves that run in parallel, until it is no longer than `part`.
-    fn fork<T, C, const S: usize>(
-        &self,
-        from: usize,
-        streams: Streams<'_, T, S>,
-        segments: &[Segment],
-        part: usize,
-    ) where
-        T: Real,
-        C: Step<T, S>,
-        F: Fn(&Segment) -> C + Sync,
-    {
-        let len = streams.params.len();
-        if len <= part || segments.is_empty() {
-            return self.leaf(from, streams, segments);
-        }
-        let half = (len / 2).next_multiple_of(BLOCK);
-        let middle = from + half;
-        let (left, right) = streams.split_at(half);
-        // A segment across the middle is in both tables.
-        let left_segments = &segments[..segments.partition_point(|s| s.range.start < middle)];
-        let right_segments = &segments[segments.partition_point(|s| s.range.end <= middle)..];
-        rayon::join(
-            || self.fork(from, left, left_segments, part),
-            || self.fork(middle, right, right_segments, part),
-        );
+        let part = self.on.threads.part_len(span.len(), PART).next_multiple_of(BLOCK);
+        let parts = SplitParts::new(streams.part(span.clone()), span.len(), part, Streams::split_at);
+        self.on.threads.for_each(parts, |(first, streams)| {
+            let (start, end) = (from + first, from + first + streams.params.len());
+            // A segment across the border of two parts is in both tables.
+            let first = segments.partition_point(|segment| segment.range.end <= start);
+            let last = segments.partition_point(|segment| segment.range.start < end);
+            self.leaf(start, streams, &segments[first..last.max(first)]);
+        });
     }
 
     /// Updates the parts of `segments` within a range that begins at `from`.
@@ -146,14 +119,14 @@ impl<F> Sweep<F> {
             }
             let pass = Pass {
                 step: (self.constants)(segment),
-                isa: self.isa,
+                isa: self.on.isa,
                 zero_grads: self.zero_grads,
                 segment,
                 rounding: self.rounding,
                 offset: both.start - segment.range.start,
             };
             let streams = streams.part(both.start - from..both.end - from);
-            if self.isa == Isa::Reference { pass.run_plainly(streams) } else { pass.run(streams, room) }
+            if self.on.isa == Isa::Reference { pass.run_plainly(streams) } else { pass.run(streams, room) }
         }
     }
 }

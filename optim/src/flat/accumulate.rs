@@ -1,13 +1,14 @@
 //! Weighted addition of one vector to another: accumulates gradients.
 
 use crate::engine::check::check_isa;
+use crate::engine::cpu::Cpu;
 use crate::precision::number::{Real, Stored};
 use crate::{Error, Isa};
 use meshstep_tensor::simd::Body;
-use meshstep_tensor::{DType, Element, Queue, Slice, SliceMut, bf16, f16};
+use meshstep_tensor::{DType, Element, Queue, Slice, SliceMut, Threads, bf16, f16};
 
-/// Above this many elements work is split in two; below, starting a second thread costs more than it saves.
-const SPLIT_FROM: usize = 128 << 10;
+/// Least number of elements of a part: waking a second thread costs more than shorter ones save.
+const PART: usize = 64 << 10;
 
 /// Computes `dst = weight * src` if `first`, else `dst = fma(weight, src, dst)`, for vectors of one type: f32, f64, bf16 or f16.
 ///
@@ -36,13 +37,13 @@ pub fn accumulate(
         check(&dst, src, weight)?;
         return crate::cuda::flat::accumulate(stream, dst, src, weight, first);
     }
-    let _ = queue;
-    accumulate_on(Isa::detect(), dst, src, weight, first)
+    accumulate_on(Isa::detect(), queue.threads(), dst, src, weight, first)
 }
 
-/// Same as [`accumulate`] with given instructions, for tests and benches: the bits are the same with any.
+/// Same as [`accumulate`] on the CPU with given instructions, for tests and benches, and threads: the bits are the same with any.
 pub fn accumulate_on(
     isa: Isa,
+    threads: &Threads,
     dst: SliceMut<'_>,
     src: Slice<'_>,
     weight: f64,
@@ -50,11 +51,12 @@ pub fn accumulate_on(
 ) -> Result<(), Error> {
     check_isa(isa)?;
     check(&dst, src, weight)?;
+    let on = Cpu { isa, threads };
     match dst.dtype() {
-        DType::F32 => typed::<f32, f32>(isa, dst, src, weight, first),
-        DType::BF16 => typed::<f32, bf16>(isa, dst, src, weight, first),
-        DType::F16 => typed::<f32, f16>(isa, dst, src, weight, first),
-        _ => typed::<f64, f64>(isa, dst, src, weight, first),
+        DType::F32 => typed::<f32, f32>(on, dst, src, weight, first),
+        DType::BF16 => typed::<f32, bf16>(on, dst, src, weight, first),
+        DType::F16 => typed::<f32, f16>(on, dst, src, weight, first),
+        _ => typed::<f64, f64>(on, dst, src, weight, first),
     }
 }
 
@@ -74,7 +76,7 @@ fn check(dst: &SliceMut<'_>, src: Slice<'_>, weight: f64) -> Result<(), Error> {
 }
 
 fn typed<T: Real, X: Stored<T>>(
-    isa: Isa,
+    on: Cpu<'_>,
     dst: SliceMut<'_>,
     src: Slice<'_>,
     weight: f64,
@@ -86,7 +88,7 @@ fn typed<T: Real, X: Stored<T>>(
         (true, false) => How::Scale(factor),
         (false, _) => How::Add(factor),
     };
-    spread(isa, how, dst.into_typed::<X>()?, src.typed()?);
+    spread(on, how, dst.into_typed::<X>()?, src.typed()?);
     Ok(())
 }
 
@@ -97,18 +99,13 @@ enum How<T> {
     Add(T),
 }
 
-/// Splits the vectors into halves that run in parallel until they are short.
-fn spread<T: Real, X: Stored<T>>(isa: Isa, how: How<T>, dst: &mut [X], src: &[X]) {
-    if dst.len() <= SPLIT_FROM || rayon::current_num_threads() == 1 {
-        return match isa {
-            Isa::Reference => plainly(how, dst, src),
-            _ => isa.run(Pass { how, dst, src }),
-        };
-    }
-    let half = dst.len() / 2;
-    let (dst_left, dst_right) = dst.split_at_mut(half);
-    let (src_left, src_right) = src.split_at(half);
-    rayon::join(|| spread(isa, how, dst_left, src_left), || spread(isa, how, dst_right, src_right));
+/// Accumulates on several threads if the vectors are long.
+fn spread<T: Real, X: Stored<T>>(Cpu { isa, threads }: Cpu<'_>, how: How<T>, dst: &mut [X], src: &[X]) {
+    let part = threads.part_len(dst.len(), PART);
+    threads.for_each(dst.chunks_mut(part).zip(src.chunks(part)), |(dst, src)| match isa {
+        Isa::Reference => plainly(how, dst, src),
+        _ => isa.run(Pass { how, dst, src }),
+    });
 }
 
 /// Accumulates element by element: the definition.

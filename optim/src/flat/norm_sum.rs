@@ -2,7 +2,7 @@
 
 #[cfg(feature = "cuda")]
 use crate::cuda::NormThere;
-use crate::{Error, Norm, NormAccumulator};
+use crate::{Error, Isa, Norm, NormAccumulator};
 #[cfg(feature = "cuda")]
 use meshstep_tensor::SliceMut;
 use meshstep_tensor::{Meter, Queue, Slice};
@@ -32,9 +32,8 @@ impl NormSum {
 
     /// Adds every element of `values`, after all work of the queue so far: f32, f64, bf16 or f16.
     pub fn add(&mut self, values: Slice<'_>, queue: &Queue) -> Result<(), Error> {
-        let _ = queue;
         match &mut self.0 {
-            Sum::Here(sum) => sum.add(values),
+            Sum::Here(sum) => sum.add_on(Isa::detect(), queue.threads(), values),
             #[cfg(feature = "cuda")]
             Sum::There(sum) => sum.add(values, queue),
         }
@@ -42,9 +41,8 @@ impl NormSum {
 
     /// Counts the non-finite elements of `values` and adds nothing: for elements that another rank counts in the norm.
     pub fn watch(&mut self, values: Slice<'_>, queue: &Queue) -> Result<(), Error> {
-        let _ = queue;
         match &mut self.0 {
-            Sum::Here(sum) => sum.watch(values),
+            Sum::Here(sum) => sum.watch_on(queue.threads(), values),
             #[cfg(feature = "cuda")]
             Sum::There(sum) => sum.watch(values, queue),
         }

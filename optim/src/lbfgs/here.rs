@@ -2,10 +2,10 @@
 
 use super::fold::{Fold, Scalar};
 use super::passes::{Asked, Measure, NewPair, Passes, Rows};
-use super::vectors::{Number, SPLIT_FROM, combine, difference, leave, walk};
+use super::vectors::{Number, PART, combine, difference, leave, walk};
 use crate::norm::{CHUNK, Chunk, add_dot};
 use crate::{Error, ExactSum, Isa, Norm, NormAccumulator};
-use meshstep_tensor::{Slice, SliceMut};
+use meshstep_tensor::{Slice, SliceMut, Threads};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -13,6 +13,7 @@ use std::sync::{Mutex, PoisonError};
 /// Passes over vectors of `T`.
 #[derive(Debug)]
 pub(super) struct Here<T> {
+    threads: Threads,
     counted: Vec<Range<usize>>,
     /// Bits of the direction's largest magnitude.
     d_max: u64,
@@ -23,10 +24,10 @@ pub(super) struct Here<T> {
 
 impl<T> Here<T> {
     /// Creates passes over `len` elements, which all count, with `history_len` pairs.
-    pub(super) fn new(history_len: usize, len: usize) -> Self {
+    pub(super) fn new(history_len: usize, len: usize, threads: &Threads) -> Self {
         let counted = std::iter::once(0..len).collect();
         let products = (0..2 * (history_len + 1)).map(|_| Mutex::new(ExactSum::new())).collect();
-        Here { counted, d_max: 0, products, of: PhantomData }
+        Here { threads: threads.clone(), counted, d_max: 0, products, of: PhantomData }
     }
 }
 
@@ -36,12 +37,12 @@ impl<T: Number> Passes for Here<T> {
     }
 
     fn walk(&mut self, x: SliceMut<'_>, start: Slice<'_>, t: f64, d: Slice<'_>) -> Result<(), Error> {
-        walk::<T>(x.into_typed()?, start.typed()?, t, d.typed()?);
+        walk::<T>(&self.threads, x.into_typed()?, start.typed()?, t, d.typed()?);
         Ok(())
     }
 
     fn leave(&mut self, x: SliceMut<'_>, start: SliceMut<'_>, t: f64, d: Slice<'_>) -> Result<(), Error> {
-        leave::<T>(x.into_typed()?, start.into_typed()?, t, d.typed()?);
+        leave::<T>(&self.threads, x.into_typed()?, start.into_typed()?, t, d.typed()?);
         Ok(())
     }
 
@@ -52,7 +53,7 @@ impl<T: Number> Passes for Here<T> {
         rows: &Rows<'_>,
     ) -> Result<(), Error> {
         let row = |i: usize| Ok((rows.coef(i), rows.row(i).typed::<T>()?));
-        self.d_max = combine(d.typed_mut::<T>()?, (coef, g.typed()?), rows.len(), &row)?;
+        self.d_max = combine(&self.threads, d.typed_mut::<T>()?, (coef, g.typed()?), rows.len(), &row)?;
         Ok(())
     }
 
@@ -62,8 +63,11 @@ impl<T: Number> Passes for Here<T> {
         let observed = match pair {
             Some(pair) => self.measure_pair(vectors, asked, pair, fold)?,
             None => {
-                let parts = self.counted.iter().map(|range| observe(asked, vectors.part(range)));
-                parts.fold(Observed::nothing(), Observed::merged)
+                let mut observed = Observed::nothing();
+                let parts =
+                    self.counted.iter().map(|range| observe(&self.threads, asked, vectors.part(range)));
+                parts.for_each(|part| observed.merge(part));
+                observed
             }
         };
         observed.tell(fold);
@@ -86,8 +90,7 @@ impl<T: Number> Here<T> {
         let products = &mut self.products[..rows.len() + 2];
         products.iter_mut().for_each(|sum| *sum = Mutex::new(ExactSum::new()));
         let (counted, products) = (&self.counted, &*products);
-        let look = |first: usize, y: &[T]| {
-            let mut observed = Observed::nothing();
+        let look = |observed: &mut Observed, first: usize, y: &[T]| {
             for range in counted {
                 let [begin, end] = [range.start, range.end].map(|at| at.clamp(first, first + y.len()));
                 if begin < end {
@@ -102,10 +105,9 @@ impl<T: Number> Here<T> {
                     add_products(vectors.g, &row, products);
                 }
             }
-            observed
         };
-        let grads = (vectors.g, before.typed()?);
-        let observed = difference(y.into_typed()?, grads, &look, &Observed::merged);
+        let (y, grads) = (y.into_typed()?, (vectors.g, before.typed()?));
+        let observed = difference(&self.threads, y, grads, Observed::nothing, look, Observed::merge);
         for (into, sum) in fold.products_mut(products.len()).iter_mut().zip(products) {
             into.clone_from(&sum.lock().unwrap_or_else(PoisonError::into_inner));
         }
@@ -128,18 +130,18 @@ fn add_products<'v, T: Number>(g: &[T], row: &impl Fn(usize) -> &'v [T], product
     }
 }
 
-/// Measures the requested sums in chunks, splitting long vectors into halves that run in parallel.
-fn observe<T: Number>(asked: Asked, vectors: Vectors<'_, T>) -> Observed {
+/// Measures the requested sums in chunks, on several threads if the vectors are long.
+fn observe<T: Number>(threads: &Threads, asked: Asked, vectors: Vectors<'_, T>) -> Observed {
     let len = vectors.g.len();
-    if len <= SPLIT_FROM {
-        let mut observed = Observed::nothing();
-        (0..len).step_by(CHUNK).for_each(|at| observed.add(asked, vectors.part(&(at..len.min(at + CHUNK)))));
-        return observed;
-    }
-    let half = len / 2;
-    let [left, right] = [0..half, half..len].map(|range| vectors.part(&range));
-    let (left, right) = rayon::join(|| observe(asked, left), || observe(asked, right));
-    left.merged(right)
+    let part = threads.part_len(len, PART).next_multiple_of(CHUNK);
+    let work = |observed: &mut Observed, start: usize| {
+        let end = len.min(start + part);
+        (start..end)
+            .step_by(CHUNK)
+            .for_each(|at| observed.add(asked, vectors.part(&(at..end.min(at + CHUNK)))));
+    };
+    let starts = (0..len.div_ceil(part)).map(|i| i * part);
+    threads.fold(starts, Observed::nothing, work, Observed::merge)
 }
 
 /// Gradient and direction.
@@ -178,10 +180,10 @@ impl Observed {
     fn add<T: Number>(&mut self, asked: Asked, Vectors { g, d }: Vectors<'_, T>) {
         let isa = Isa::detect();
         if asked.gradient {
-            self.squares.spread(isa, g);
+            self.squares.inline(isa, g);
         }
         if asked.magnitudes {
-            self.magnitudes.spread(isa, g);
+            self.magnitudes.inline(isa, g);
         }
         if asked.slope {
             add_dot(isa, g, d, &mut self.slope);
@@ -191,19 +193,18 @@ impl Observed {
     /// Adds a part of a new pair.
     fn add_pair<T: Number>(&mut self, d: &[T], y: &[T]) {
         let isa = Isa::detect();
-        self.of_d.spread(isa, d);
-        self.of_y.spread(isa, y);
+        self.of_d.inline(isa, d);
+        self.of_y.inline(isa, y);
         add_dot(isa, d, y, &mut self.d_y);
     }
 
-    fn merged(mut self, other: Observed) -> Self {
+    fn merge(&mut self, other: Observed) {
         self.squares.merge(&other.squares);
         self.magnitudes.merge(&other.magnitudes);
         self.slope.merge(&other.slope);
         self.of_d.merge(&other.of_d);
         self.of_y.merge(&other.of_y);
         self.d_y.merge(&other.d_y);
-        self
     }
 
     fn tell(&self, fold: &mut Fold) {

@@ -100,10 +100,10 @@ fn passes(
         let there = super::there::There::new(history_len, (len, dtype), stream, meter)?;
         return Ok(Box::new(there));
     }
-    let _ = (queue, meter);
+    let _ = meter;
     Ok(match dtype {
-        DType::F32 => Box::new(Here::<f32>::new(history_len, len)),
-        _ => Box::new(Here::<f64>::new(history_len, len)),
+        DType::F32 => Box::new(Here::<f32>::new(history_len, len, queue.threads())),
+        _ => Box::new(Here::<f64>::new(history_len, len, queue.threads())),
     })
 }
 

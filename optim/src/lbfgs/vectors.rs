@@ -4,6 +4,7 @@ use crate::norm::{CHUNK, Source, Wide};
 use crate::precision::number::Real;
 use crate::{Isa, Norm, NormAccumulator};
 use meshstep_tensor::simd::Body;
+use meshstep_tensor::{SplitParts, Threads};
 use std::array::from_fn;
 
 /// Number type of vectors: f32 or f64.
@@ -17,50 +18,55 @@ const BLOCK: usize = 8192;
 /// Rows added to a block at a time.
 const TOGETHER: usize = 4;
 
-/// Above this number of elements a pass is split in two; below, starting a second thread costs more than it saves.
-pub(super) const SPLIT_FROM: usize = 128 << 10;
+/// Least number of elements of a part: waking a second thread costs more than shorter ones save.
+pub(super) const PART: usize = 64 << 10;
 
 /// Computes `x = fma(t, d, start)`.
-pub(super) fn walk<T: Number>(x: &mut [T], start: &[T], t: f64, d: &[T]) {
+pub(super) fn walk<T: Number>(threads: &Threads, x: &mut [T], start: &[T], t: f64, d: &[T]) {
     let t = T::from_f64(t);
-    let along = |first: usize, [x]: [&mut [T]; 1]| {
+    let along = |(first, [x]): (usize, [&mut [T]; 1])| {
         let (start, d) = (&start[first..], &d[first..]);
         Isa::detect().run(Each { out: x, value: |i| t.fma(d[i], start[i]) });
     };
-    spread(0, [x], SPLIT_FROM, &along, &|(), ()| ());
+    spread(threads, [x], PART, || (), |(), part| along(part), |(), ()| ());
 }
 
 /// Computes `start = x` and `x = fma(t, d, start)`.
-pub(super) fn leave<T: Number>(x: &mut [T], start: &mut [T], t: f64, d: &[T]) {
+pub(super) fn leave<T: Number>(threads: &Threads, x: &mut [T], start: &mut [T], t: f64, d: &[T]) {
     let t = T::from_f64(t);
-    let along = |first: usize, [x, start]: [&mut [T]; 2]| {
+    let along = |(first, [x, start]): (usize, [&mut [T]; 2])| {
         for (b, (x, start)) in x.chunks_mut(BLOCK).zip(start.chunks_mut(BLOCK)).enumerate() {
             start.copy_from_slice(x);
             let d = &d[first + b * BLOCK..];
             Isa::detect().run(Each { out: x, value: |i| t.fma(d[i], start[i]) });
         }
     };
-    spread(0, [x, start], SPLIT_FROM, &along, &|(), ()| ());
+    spread(threads, [x, start], PART, || (), |(), part| along(part), |(), ()| ());
 }
 
 /// Computes `y = g - before`. Calls `work` with pieces of at most [`CHUNK`] elements and their start index, while they are in the cache.
 pub(super) fn difference<T: Number, S: Send>(
+    threads: &Threads,
     y: &mut [T],
     (g, before): (&[T], &[T]),
-    work: &(impl Fn(usize, &[T]) -> S + Sync),
-    merge: &(impl Fn(S, S) -> S + Sync),
+    zero: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, usize, &[T]) + Sync,
+    merge: impl Fn(&mut S, S) + Sync,
 ) -> S {
-    let part = |first: usize, [y]: [&mut [T]; 1]| {
-        let (g, before) = (&g[first..], &before[first..]);
-        Isa::detect().run(Each { out: y, value: |i| g[i] - before[i] });
-        work(first, y)
+    let part = |sum: &mut S, (first, [y]): (usize, [&mut [T]; 1])| {
+        for (first, y) in (first..).step_by(CHUNK).zip(y.chunks_mut(CHUNK)) {
+            let (g, before) = (&g[first..], &before[first..]);
+            Isa::detect().run(Each { out: y, value: |i| g[i] - before[i] });
+            work(sum, first, y);
+        }
     };
-    spread(0, [y], CHUNK, &part, merge)
+    spread(threads, [y], CHUNK, zero, part, merge)
 }
 
 /// Computes `d = coef g + sum over i of coef_i row_i`, each element in f64 by fused multiply-adds in that order, rounded once. Returns
 /// the bits of the largest magnitude, or of infinity if an element is not finite.
 pub(super) fn combine<'r, T: Number>(
+    threads: &Threads,
     d: &mut [T],
     (coef, g): (f64, &[T]),
     rows: usize,
@@ -69,12 +75,13 @@ pub(super) fn combine<'r, T: Number>(
     // Check all rows before writing anything.
     (0..rows).try_for_each(|i| row(i).map(|_| ()))?;
     let of_row = |i: usize| row(i).unwrap_or((0.0, &[]));
-    let part = |first: usize, [d]: [&mut [T]; 1]| combine_part(first, d, (coef, g), rows, &of_row);
-    Ok(spread(0, [d], SPLIT_FROM, &part, &u64::max))
+    let part = |largest: &mut u64, (first, [d]): (usize, [&mut [T]; 1])| {
+        *largest = combine_part(first, d, (coef, g), rows, &of_row).max(*largest);
+    };
+    Ok(spread(threads, [d], PART, || 0, part, |largest, other| *largest = other.max(*largest)))
 }
 
-/// Computes the elements from `first` on. Not inlined, so that the stack holds its block once, not at every halving.
-#[inline(never)]
+/// Computes the elements from `first` on.
 fn combine_part<'r, T: Number>(
     first: usize,
     d: &mut [T],
@@ -99,33 +106,29 @@ fn combine_part<'r, T: Number>(
         }
         (i..rows).for_each(|i| Isa::detect().run(Added { sum, rows: [at(i)] }));
         Isa::detect().run(Each { out: d, value: |i| T::from_f64(room[i]) });
-        largest.spread(Isa::detect(), d);
+        largest.inline(Isa::detect(), d);
     }
     if largest.non_finite() > 0 { f64::INFINITY.to_bits() } else { largest.max_bits() }
 }
 
-/// Halves vectors of one length until they have `most` elements; the halves run in parallel. `work` receives the start index of its part,
-/// and `merge` combines the results of two parts.
+/// Folds parts of vectors of one length, each with the index of its first element, on several threads if they are long.
 fn spread<T: Number, S: Send, const N: usize>(
-    first: usize,
+    threads: &Threads,
     vectors: [&mut [T]; N],
-    most: usize,
-    work: &(impl Fn(usize, [&mut [T]; N]) -> S + Sync),
-    merge: &(impl Fn(S, S) -> S + Sync),
+    least: usize,
+    zero: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, (usize, [&mut [T]; N])) + Sync,
+    merge: impl Fn(&mut S, S) + Sync,
 ) -> S {
     let len = vectors.first().map_or(0, |vector| vector.len());
-    if len <= most {
-        return work(first, vectors);
-    }
-    let half = len / 2;
-    let mut halves = vectors.map(|vector| vector.split_at_mut(half));
+    let part = threads.part_len(len, least).next_multiple_of(CHUNK);
+    threads.fold(SplitParts::new(vectors, len, part, split), zero, work, merge)
+}
+
+fn split<T, const N: usize>(vectors: [&mut [T]; N], at: usize) -> ([&mut [T]; N], [&mut [T]; N]) {
+    let mut halves = vectors.map(|vector| vector.split_at_mut(at));
     let right = halves.each_mut().map(|(_, right)| std::mem::take(right));
-    let left = halves.map(|(left, _)| left);
-    let (left, right) = rayon::join(
-        || spread(first, left, most, work, merge),
-        || spread(first + half, right, most, work, merge),
-    );
-    merge(left, right)
+    (halves.map(|(left, _)| left), right)
 }
 
 struct Each<'a, T, F> {

@@ -2,13 +2,13 @@
 
 use super::{Merge, OuterStep};
 use crate::{Flat, Scalars, Segment};
-use meshstep_tensor::{Error, Queue, Slice, SliceMut, cast};
+use meshstep_tensor::{Error, Queue, Slice, SliceMut, SplitParts, Threads, cast};
 use std::ops::Range;
 
 /// Elements of a block: four blocks of f64 stay in the L1 cache.
 const BLOCK: usize = 1 << 10;
-/// Number of elements above which a vector is divided among rayon's threads.
-const SPLIT_FROM: usize = 1 << 16;
+/// Least number of elements of a part for one thread.
+const PART: usize = 1 << 15;
 /// Bytes above which a vector is copied by non-temporal stores, which do not read the lines they overwrite. Measured with a last-level
 /// cache of 32 MiB: an exchange of three vectors of 32 MiB between 2 workers takes 0.8 of the time; with vectors of 1 MiB there is no
 /// difference.
@@ -32,9 +32,30 @@ fn blocks(len: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(BLOCK).map(move |start| start..len.min(start + BLOCK))
 }
 
-/// Returns the index at which a vector is split in two, if it is.
-fn middle(len: usize) -> Option<usize> {
-    (len > SPLIT_FROM && rayon::current_num_threads() > 1).then_some(len / 2)
+/// Calls `work` with parts of vectors of `len` elements, on several threads if they are long. Returns the first error found.
+fn in_parts<V: Send>(
+    threads: &Threads,
+    (len, vectors): (usize, V),
+    split: impl Fn(V, usize) -> Result<(V, V), Error> + Sync,
+    work: impl Fn(V) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    let split = |vectors: Result<V, Error>, at| match vectors.and_then(|vectors| split(vectors, at)) {
+        Ok((left, right)) => (Ok(left), Ok(right)),
+        Err(error) => (Err(error.clone()), Err(error)),
+    };
+    let part = threads.part_len(len, PART).next_multiple_of(BLOCK);
+    let parts = SplitParts::new(Ok(vectors), len, part, split);
+    let work = |done: &mut Result<(), Error>, (_, part): (usize, Result<V, Error>)| {
+        if done.is_ok() {
+            *done = part.and_then(&work);
+        }
+    };
+    let merge = |done: &mut Result<(), Error>, other| {
+        if done.is_ok() {
+            *done = other;
+        }
+    };
+    threads.fold(parts, || Ok(()), work, merge)
 }
 
 fn read(from: Slice<'_>, range: &Range<usize>, into: &mut [f64]) -> Result<(), Error> {
@@ -79,17 +100,18 @@ fn copy_to(into: Slice<'_>, from: Slice<'_>) -> Copy {
 }
 
 /// Implements [`Merge::mean`].
-pub(super) fn mean(merge: Merge<'_>, values: SliceMut<'_>) -> Result<(), Error> {
+pub(super) fn mean(merge: Merge<'_>, values: SliceMut<'_>, threads: &Threads) -> Result<(), Error> {
     let copy = copy_to(values.as_slice(), merge.mean);
-    mean_in_parts(merge, values, copy)
+    let work = |(merge, values): Merged<'_>| mean_of_part(merge, values, copy);
+    in_parts(threads, (values.len(), (merge, values)), split_merged, work)
 }
 
-fn mean_in_parts(merge: Merge<'_>, values: SliceMut<'_>, copy: Copy) -> Result<(), Error> {
-    let Some(at) = middle(values.len()) else { return mean_of_part(merge, values, copy) };
+/// Arguments of [`mean`].
+type Merged<'a> = (Merge<'a>, SliceMut<'a>);
+
+fn split_merged<'a>((merge, values): Merged<'a>, at: usize) -> Result<(Merged<'a>, Merged<'a>), Error> {
     let ([left, right], (first, second)) = (merge.split_at(at)?, values.split_at(at)?);
-    let (left, right) =
-        rayon::join(|| mean_in_parts(left, first, copy), || mean_in_parts(right, second, copy));
-    left.and(right)
+    Ok(((left, first), (right, second)))
 }
 
 fn mean_of_part(mut merge: Merge<'_>, mut values: SliceMut<'_>, copy: Copy) -> Result<(), Error> {
@@ -192,25 +214,27 @@ pub(super) fn mix_zeros(mut values: SliceMut<'_>, taken: f64) -> Result<(), Erro
 }
 
 /// Implements [`super::pack`].
-pub(super) fn pack(values: Slice<'_>, anchor: Option<Slice<'_>>, into: SliceMut<'_>) -> Result<(), Error> {
-    let copy = copy_to(into.as_slice(), values);
-    pack_in_parts(values, anchor, into, copy)
-}
-
-fn pack_in_parts(
+pub(super) fn pack(
     values: Slice<'_>,
     anchor: Option<Slice<'_>>,
     into: SliceMut<'_>,
-    copy: Copy,
+    threads: &Threads,
 ) -> Result<(), Error> {
-    let Some(at) = middle(values.len()) else { return pack_part(values, anchor, into, copy) };
+    let copy = copy_to(into.as_slice(), values);
+    let work = |(values, anchor, into): Packed<'_>| pack_part(values, anchor, into, copy);
+    in_parts(threads, (values.len(), (values, anchor, into)), split_packed, work)
+}
+
+/// Arguments of [`pack`].
+type Packed<'a> = (Slice<'a>, Option<Slice<'a>>, SliceMut<'a>);
+
+fn split_packed<'a>(
+    (values, anchor, into): Packed<'a>,
+    at: usize,
+) -> Result<(Packed<'a>, Packed<'a>), Error> {
     let ((left, right), (first, second)) = (halves(values, at)?, into.split_at(at)?);
     let (anchor, other) = anchor.map(|anchor| halves(anchor, at)).transpose()?.unzip();
-    let (left, right) = rayon::join(
-        || pack_in_parts(left, anchor, first, copy),
-        || pack_in_parts(right, other, second, copy),
-    );
-    left.and(right)
+    Ok(((left, anchor, first), (right, other, second)))
 }
 
 fn pack_part(

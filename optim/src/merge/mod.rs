@@ -49,8 +49,7 @@ impl Merge<'_> {
         if let Some(stream) = queue.stream() {
             return gpu::mean(self, values, stream);
         }
-        let _ = queue;
-        Ok(cpu::mean(self, values)?)
+        Ok(cpu::mean(self, values, queue.threads())?)
     }
 
     /// Takes a step of an outer optimizer from the anchor `a` with gradient `d = a - mean`. The result is `mean + (p - (a - d))` for a
@@ -118,8 +117,7 @@ pub fn pack(
     if let Some(stream) = queue.stream() {
         return gpu::pack(values, anchor, into, stream);
     }
-    let _ = queue;
-    Ok(cpu::pack(values, anchor, into)?)
+    Ok(cpu::pack(values, anchor, into, queue.threads())?)
 }
 
 /// Checks that `vector` has a type that merges support, equal to `dtype`, and the length of `like`.

@@ -9,11 +9,12 @@ mod lanes;
 pub(crate) mod tensor_sums;
 
 use crate::engine::check::check_isa;
+use crate::engine::cpu::Cpu;
 use crate::precision::number::Stored;
 use crate::{Error, Isa};
 pub(crate) use block::{Adder, Ahead, Blocks, LEN as BLOCK_LEN, Source, Wide};
 pub(crate) use extent::Extent;
-use meshstep_tensor::{DType, Slice, bf16, f16};
+use meshstep_tensor::{DType, Slice, Threads, bf16, f16};
 
 pub(crate) use dot::{CHUNK, Chunk, add_dot};
 pub use exact::ExactSum;
@@ -66,8 +67,8 @@ pub struct NormAccumulator {
     non_finite: u64,
 }
 
-/// Above this number of elements an addition is split in two; below, starting a second thread costs more than it saves.
-const SPLIT_FROM: usize = 128 << 10;
+/// Least number of elements of a part: waking a second thread costs more than shorter ones save.
+const PART: usize = 64 << 10;
 
 impl NormAccumulator {
     /// Creates the norm of no elements.
@@ -85,20 +86,21 @@ impl NormAccumulator {
         *self = NormAccumulator::new(self.norm);
     }
 
-    /// Adds every element of `values`: f32, f64, bf16 or f16.
+    /// Adds every element of `values`, f32, f64, bf16 or f16, on the threads that the process shares.
     pub fn add(&mut self, values: Slice<'_>) -> Result<(), Error> {
-        self.add_on(Isa::detect(), values)
+        self.add_on(Isa::detect(), &Threads::shared(), values)
     }
 
-    /// Same as [`add`](Self::add) with given instructions, for tests and benches: the bits are the same with any.
-    pub fn add_on(&mut self, isa: Isa, values: Slice<'_>) -> Result<(), Error> {
+    /// Same as [`add`](Self::add) with given instructions, for tests and benches, and threads: the bits are the same with any.
+    pub fn add_on(&mut self, isa: Isa, threads: &Threads, values: Slice<'_>) -> Result<(), Error> {
         check_isa(isa)?;
         self.norm.check()?;
+        let on = Cpu { isa, threads };
         match values.dtype() {
-            DType::F32 => self.spread::<f32>(isa, values.typed()?),
-            DType::F64 => self.spread::<f64>(isa, values.typed()?),
-            DType::BF16 => self.spread::<bf16>(isa, values.typed()?),
-            DType::F16 => self.spread::<f16>(isa, values.typed()?),
+            DType::F32 => self.spread::<f32>(on, values.typed()?),
+            DType::F64 => self.spread::<f64>(on, values.typed()?),
+            DType::BF16 => self.spread::<bf16>(on, values.typed()?),
+            DType::F16 => self.spread::<f16>(on, values.typed()?),
             given => {
                 return Err(Error::DType {
                     what: "the input of a norm",
@@ -112,8 +114,13 @@ impl NormAccumulator {
 
     /// Counts the non-finite elements of `values` and adds nothing: for elements that another rank counts in the norm.
     pub fn watch(&mut self, values: Slice<'_>) -> Result<(), Error> {
+        self.watch_on(&Threads::shared(), values)
+    }
+
+    /// Same as [`watch`](Self::watch) with given threads.
+    pub fn watch_on(&mut self, threads: &Threads, values: Slice<'_>) -> Result<(), Error> {
         let mut seen = NormAccumulator::new(Norm::Inf);
-        seen.add(values)?;
+        seen.add_on(Isa::detect(), threads, values)?;
         self.non_finite += seen.non_finite;
         Ok(())
     }
@@ -159,18 +166,20 @@ impl NormAccumulator {
         self.non_finite
     }
 
-    /// Adds every element of `values`, splitting long slices into halves that run in parallel.
-    pub(crate) fn spread<X: Source>(&mut self, isa: Isa, values: &[X]) {
-        if values.len() <= SPLIT_FROM || rayon::current_num_threads() == 1 {
+    /// Adds every element of `values`, on several threads if there are many.
+    fn spread<X: Source>(&mut self, Cpu { isa, threads }: Cpu<'_>, values: &[X]) {
+        let part = threads.part_len(values.len(), PART).next_multiple_of(block::LEN);
+        if values.len() <= part {
             return self.inline(isa, values);
         }
-        let (left, right) = values.split_at((values.len() / 2).next_multiple_of(block::LEN));
-        let mut other = NormAccumulator::new(self.norm);
-        rayon::join(|| self.spread(isa, left), || other.spread(isa, right));
-        self.merge(&other);
+        let norm = self.norm;
+        let zero = || NormAccumulator::new(norm);
+        let work = |sum: &mut NormAccumulator, part: &[X]| sum.inline(isa, part);
+        self.merge(&threads.fold(values.chunks(part), zero, work, |sum, other| sum.merge(&other)));
     }
 
-    fn inline<X: Source>(&mut self, isa: Isa, values: &[X]) {
+    /// Adds every element of `values` on this thread.
+    pub(crate) fn inline<X: Source>(&mut self, isa: Isa, values: &[X]) {
         match (isa, self.norm) {
             (Isa::Reference, _) | (_, Norm::P(_)) => {
                 values.iter().for_each(|x| self.add_plainly(x.exactly()))

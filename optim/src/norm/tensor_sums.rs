@@ -1,5 +1,6 @@
 //! Two norms of each tensor, summed over its parts, by which layer-wise rules scale their steps.
 
+use crate::engine::cpu::Cpu;
 use crate::engine::pass::{self, PassKind};
 use crate::engine::sweep::Step;
 use crate::engine::view::View;
@@ -121,14 +122,14 @@ const BLOCK: usize = norm::BLOCK_LEN / 2;
 const GROUP: usize = 256;
 const GROUP_OF_SEVERAL: usize = 128;
 
-/// Above this number of elements work is split in two; merging two halves takes as long as measuring some thousand elements.
-const SPLIT_FROM: usize = 1 << 20;
+/// Least number of elements of a part: merging the sums of two threads takes as long as measuring some thousand elements.
+const PART: usize = 512 << 10;
 
 /// Adds each segment's part to its pair of `sums`; only `sums` is written.
 pub(crate) fn measure<K, const S: usize>(
     kind: &K,
     rule: &dyn Rule,
-    isa: Isa,
+    on: Cpu<'_>,
     flat: &Flat<'_, '_>,
     segments: &[Segment],
     scalars: &Scalars,
@@ -139,20 +140,20 @@ where
     K::Step<f32>: Direction<f32, S>,
     K::Step<f64>: Direction<f64, S>,
 {
-    pass::check(rule, isa, flat, segments, scalars)?;
+    pass::check(rule, on.isa, flat, segments, scalars)?;
     if sums.len() != segments.len() {
         return Err(Error::Len { what: "sums", given: sums.len(), expected: segments.len() });
     }
     let wide = flat.params.dtype() == DType::F64;
     for (segment, sums) in segments.iter().zip(sums) {
-        let of = (kind, isa, scalars, segment);
+        let of = (kind, on, scalars, segment);
         if wide { add::<f64, K, S>(of, flat, sums)? } else { add::<f32, K, S>(of, flat, sums)? }
     }
     Ok(())
 }
 
 fn add<T: Real + Source<Wide = T> + Wide, K: PassKind<S>, const S: usize>(
-    (kind, isa, scalars, segment): (&K, Isa, &Scalars, &Segment),
+    (kind, on, scalars, segment): (&K, Cpu<'_>, &Scalars, &Segment),
     flat: &Flat<'_, '_>,
     sums: &mut TensorSums,
 ) -> Result<(), Error>
@@ -167,7 +168,7 @@ where
     let params = pass::view(flat.params.as_slice(), remainder)?;
     let grads = pass::view(flat.grads.as_slice(), None)?;
     let views = Views { step: kind.constants::<T>(scalars, segment), params, grads, state };
-    views.part(segment.range.clone()).add(isa, sums);
+    views.part(segment.range.clone()).add(on, sums);
     Ok(())
 }
 
@@ -181,19 +182,15 @@ struct Views<'a, T, C, const S: usize> {
 }
 
 impl<T: Real + Source<Wide = T> + Wide, C: Direction<T, S>, const S: usize> Views<'_, T, C, S> {
-    fn add(self, isa: Isa, sums: &mut TensorSums) {
+    fn add(self, Cpu { isa, threads }: Cpu<'_>, sums: &mut TensorSums) {
         let len = self.params.len();
-        if len > SPLIT_FROM && rayon::current_num_threads() > 1 {
-            let half = (len / 2).next_multiple_of(BLOCK);
-            let mut other = TensorSums::new();
-            let (left, right) = (self.part(0..half), self.part(half..len));
-            rayon::join(|| left.add(isa, sums), || right.add(isa, &mut other));
-            sums.merge(&other);
-        } else if isa == Isa::Reference {
-            self.add_plainly(sums);
-        } else {
-            self.add_fast(isa, sums);
-        }
+        let part = threads.part_len(len, PART).next_multiple_of(BLOCK);
+        let work = |sums: &mut TensorSums, start: usize| {
+            let views = self.part(start..len.min(start + part));
+            if isa == Isa::Reference { views.add_plainly(sums) } else { views.add_fast(isa, sums) }
+        };
+        let starts = (0..len.div_ceil(part)).map(|i| i * part);
+        sums.merge(&threads.fold(starts, TensorSums::new, work, |sums, other| sums.merge(&other)));
     }
 
     /// Adds element by element: the definition.

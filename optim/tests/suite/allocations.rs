@@ -1,8 +1,10 @@
-//! Updates, norms and accumulations of small vectors allocate nothing; with large ones rayon's own queues may grow.
+//! Updates, norms and accumulations allocate nothing: small vectors at all times, large ones once the threads have started.
 
 use crate::common::{DTYPES, Memory, rules, segment, tried};
-use meshstep_optim::{Alone, Flat, Isa, Lbfgs, LineSearch, Loss, Norm, NormAccumulator, Scalars, accumulate};
-use meshstep_tensor::{DType, Meter, Place, Queue, Slice, SliceMut};
+use meshstep_optim::{
+    AdamW, Alone, Flat, Isa, Lbfgs, LineSearch, Loss, Norm, NormAccumulator, Rule as _, Scalars, accumulate,
+};
+use meshstep_tensor::{DType, Meter, Place, Queue, Slice, SliceMut, Threads};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -101,4 +103,22 @@ fn norms_and_hand_overs_allocate_nothing() {
     }
     let add = || accumulate((&mut dst[..]).into(), (&src[..]).into(), 0.5, false, &Queue::cpu()).unwrap();
     assert_eq!(allocations(add), 0);
+}
+
+#[test]
+fn several_threads_allocate_nothing() {
+    let queue = Queue::cpu_on(&Threads::new(3).unwrap());
+    let len = 1 << 21;
+    let (mut p, mut g, mut m, mut v) = (vec![1f32; len], vec![0.5f32; len], vec![0f32; len], vec![0f32; len]);
+    let mut round = || {
+        let mut state = [(&mut m[..]).into(), (&mut v[..]).into()];
+        let (params, grads) = ((&mut p[..]).into(), (&mut g[..]).into());
+        let flat = Flat { params, grads, state: &mut state, copy: None, remainder: None };
+        AdamW::default().update(flat, &[segment(0..len, 1)], &Scalars::default(), &queue).unwrap();
+        let mut norm = NormAccumulator::new(Norm::L2);
+        norm.add_on(Isa::detect(), queue.threads(), (&p[..]).into()).unwrap();
+        accumulate((&mut p[..]).into(), (&g[..]).into(), 0.5, false, &queue).unwrap();
+    };
+    round();
+    assert_eq!(allocations(|| (0..5).for_each(|_| round())), 0);
 }

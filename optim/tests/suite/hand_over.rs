@@ -2,7 +2,7 @@
 
 use crate::common::{LENGTHS, Random, Values, fast};
 use meshstep_optim::{Isa, accumulate_on};
-use meshstep_tensor::DType;
+use meshstep_tensor::{DType, Threads};
 
 const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
 
@@ -15,7 +15,7 @@ fn result(isa: Isa, dst: &Values, src: &Values, offset: usize, weight: f64, firs
     let mut dst = dst.clone();
     let range = offset..src.slice().len();
     let to = dst.slice_mut().slice(range.clone()).unwrap();
-    accumulate_on(isa, to, src.slice().slice(range).unwrap(), weight, first).unwrap();
+    accumulate_on(isa, &Threads::shared(), to, src.slice().slice(range).unwrap(), weight, first).unwrap();
     dst
 }
 

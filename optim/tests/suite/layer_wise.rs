@@ -36,7 +36,7 @@ fn measure(memory: &mut Memory, rule: &dyn Rule, isa: Isa, segments: &[Segment])
     let mut state: Vec<SliceMut<'_>> = memory.state.iter_mut().map(Values::slice_mut).collect();
     let (params, grads) = (memory.params.slice_mut(), memory.grads.slice_mut());
     let flat = Flat { params, grads, state: &mut state, copy: None, remainder: None };
-    rule.measure_on(isa, &flat, segments, &SCALARS, &mut sums).unwrap();
+    rule.measure_on(isa, &flat, segments, &SCALARS, &mut sums, &Queue::cpu()).unwrap();
     sums
 }
 
@@ -192,7 +192,8 @@ fn as_many_sums_as_segments() {
         copy: None,
         remainder: None,
     };
-    let refused = rule.measure_on(Isa::detect(), &flat, &[Segment::new(0..8, 1)], &SCALARS, &mut []);
+    let refused =
+        rule.measure_on(Isa::detect(), &flat, &[Segment::new(0..8, 1)], &SCALARS, &mut [], &Queue::cpu());
     assert_eq!(refused, Err(Error::Len { what: "sums", given: 0, expected: 1 }));
 }
 

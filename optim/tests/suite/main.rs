@@ -27,3 +27,4 @@ mod recipes;
 mod refusals;
 mod schedules;
 mod state_slots;
+mod threads;

@@ -3,7 +3,7 @@
 use crate::common::naive::{Naive, words};
 use crate::common::{Random, Values, cases, fast};
 use meshstep_optim::{ExactSum, Isa, Norm, NormAccumulator};
-use meshstep_tensor::{DType, Slice};
+use meshstep_tensor::{DType, Slice, Threads};
 use proptest::prelude::*;
 
 /// Returns sum, largest magnitude and non-finite count, by definition.
@@ -27,7 +27,7 @@ fn parts(norm: &NormAccumulator) -> (Vec<u64>, u64, u64) {
 
 fn of(norm: Norm, isa: Isa, values: Slice<'_>) -> NormAccumulator {
     let mut accumulator = NormAccumulator::new(norm);
-    accumulator.add_on(isa, values).unwrap();
+    accumulator.add_on(isa, &Threads::shared(), values).unwrap();
     accumulator
 }
 

@@ -80,9 +80,9 @@ impl Rule for Outside {
         flat: Flat<'_, '_>,
         segments: &[Segment],
         scalars: &Scalars,
-        _: &Queue,
+        queue: &Queue,
     ) -> Result<(), Error> {
-        update_elements(self, isa, flat, segments, scalars)
+        update_elements(self, isa, flat, segments, scalars, queue)
     }
 }
 

@@ -142,7 +142,9 @@ pub struct Options {
     /// dynamic loss scale can still fall does not count.
     pub max_skips: u32,
     /// Queue of the optimizer: the place that holds parameters, gradients and state, and the order of all work on them. The CPU's
-    /// queue, or a stream of the communicator's GPU. It also orders the caller's own reads and writes.
+    /// queue, or a stream of the communicator's GPU. It also orders the caller's own reads and writes. The CPU's queue holds the
+    /// threads that share a step's work with the rank's own: those of the process, or others with
+    /// [`Queue::cpu_on`]. Ranks may differ in them.
     pub queue: Queue,
     /// Meter that counts bytes. Clones of these options share it: give each rank its own meter to tell ranks apart.
     pub meter: Meter,

@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::reduce::reducer::GradReducer;
 use crate::reduce::reducer_config::{BucketInfo, ReducerConfig};
-use meshstep_optim::{NormAccumulator, NormSum, accumulate};
+use meshstep_optim::{Isa, NormAccumulator, NormSum, accumulate};
 use meshstep_tensor::{Buffer, Place, Queue, Slice};
 use std::sync::{MutexGuard, PoisonError};
 
@@ -30,8 +30,8 @@ impl GradReducer {
         let mut part = NormAccumulator::new(options.norm);
         let mut count = |values: Slice<'_>| -> Result<(), Error> {
             Ok(match (here, among.counts_in_norm) {
-                (true, true) => part.add(values),
-                (true, false) => part.watch(values),
+                (true, true) => part.add_on(Isa::detect(), queue.threads(), values),
+                (true, false) => part.watch_on(queue.threads(), values),
                 (false, true) => self.sum().add(values, queue),
                 (false, false) => self.sum().watch(values, queue),
             }?)

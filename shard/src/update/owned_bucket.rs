@@ -156,8 +156,8 @@ impl Owned {
         due: impl Fn(usize) -> Option<ParamUpdate>,
         scalars: &Scalars,
     ) -> Result<(), Error> {
-        self.each_table(grads, groups, due, scalars, |rule, flat, table, scalars| {
-            Ok(rule.update(flat, &table.segments, scalars, &Queue::cpu())?)
+        self.each_table(grads, groups, due, scalars, |rule, flat, table, scalars, queue| {
+            Ok(rule.update(flat, &table.segments, scalars, queue)?)
         })
     }
 
@@ -171,11 +171,11 @@ impl Owned {
         sums: &mut [TensorSums],
     ) -> Result<(), Error> {
         let is_due = |param: usize| due(param).is_some();
-        self.each_table(grads, groups, &due, scalars, |rule, flat, table, scalars| {
+        self.each_table(grads, groups, &due, scalars, |rule, flat, table, scalars, queue| {
             let params = table.pieces.iter().map(|piece| piece.param).filter(|&p| is_due(p));
             for (segment, param) in table.segments.iter().zip(params) {
                 let (segment, sums) = (std::slice::from_ref(segment), std::slice::from_mut(&mut sums[param]));
-                rule.measure_on(Isa::detect(), &flat, segment, scalars, sums)?;
+                rule.measure_on(Isa::detect(), &flat, segment, scalars, sums, queue)?;
             }
             Ok(())
         })
@@ -188,7 +188,7 @@ impl Owned {
         groups: &[RuleGroup],
         due: impl Fn(usize) -> Option<ParamUpdate>,
         scalars: &Scalars,
-        mut then: impl FnMut(&dyn Rule, Flat<'_, '_>, &UpdateTable, &Scalars) -> Result<(), Error>,
+        mut then: impl FnMut(&dyn Rule, Flat<'_, '_>, &UpdateTable, &Scalars, &Queue) -> Result<(), Error>,
     ) -> Result<(), Error> {
         for OwnedRange { range, kept, tables, .. } in &mut self.runs {
             for table in tables {
@@ -199,7 +199,7 @@ impl Owned {
                     OwnedRange::flat(self.len, range, kept, vectors, self.master.as_mut(), &mut state)?;
                 let RuleGroup { rule, lr_scale, .. } = &groups[table.group];
                 let scalars = Scalars { lr: scalars.lr * lr_scale, rounding: self.rounding, ..*scalars };
-                then(&**rule, flat, table, &scalars)?;
+                then(&**rule, flat, table, &scalars, &self.queue)?;
             }
         }
         Ok(())

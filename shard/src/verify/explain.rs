@@ -105,7 +105,9 @@ impl Comparison<'_> {
         let rank = self.reducer.config.comm.rank();
         let (first, values) = self.piece(item)?;
         let was = kept.unwrap_or(hash);
-        let change = host_words::read(&queue, &meter, values, |values| hash::change(values, first, was))?;
+        let change = host_words::read(&queue, &meter, values, |values| {
+            hash::change(values, first, was, queue.threads())
+        })?;
         let held = |bits| [Held { rank, bits, hash }];
         Ok(match change {
             Some(change) => encode(Some((first + change.index) as u64), Some(change.was), &held(change.is)),

@@ -1,10 +1,10 @@
 //! A 64-bit hash of the bits of flat memory: a sum over its elements, so that parts may be hashed separately and in any order.
 
 use meshstep_tensor::simd::{Body, Isa};
-use meshstep_tensor::{Error, Slice};
+use meshstep_tensor::{Error, Slice, Threads};
 
-/// Bytes up to which one thread hashes alone.
-const SPLIT_FROM: usize = 1 << 19;
+/// Least number of bytes of a part for one thread.
+const PART: usize = 1 << 18;
 
 /// Keys of positions are multiples of this odd number: 2^64 over the golden ratio.
 const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -15,19 +15,18 @@ const INVERSES: [u64; 2] = [inverse(FACTORS[0]), inverse(FACTORS[1])];
 /// Returns the sum over all elements of `mix(bits ^ key(i))`, modulo 2^64, with `i` counted from `first`: hashes of parts add up
 /// to the hash of the whole. `mix` is a bijection, so a change of one element always changes the hash; any other change goes
 /// unnoticed in one of 2^64 cases.
-pub(crate) fn hash(values: Slice<'_>, first: usize) -> Result<u64, Error> {
-    Ok(spread(Isa::detect(), values.bytes()?, values.dtype().size(), first as u64))
+pub(crate) fn hash(values: Slice<'_>, first: usize, threads: &Threads) -> Result<u64, Error> {
+    Ok(spread(Isa::detect(), values.bytes()?, (values.dtype().size(), first as u64), threads))
 }
 
-fn spread(isa: Isa, bytes: &[u8], size: usize, first: u64) -> u64 {
-    if bytes.len() <= SPLIT_FROM || rayon::current_num_threads() == 1 {
-        return isa.run(Sum { bytes, size, first });
-    }
-    let half = bytes.len() / size / 2;
-    let (left, right) = bytes.split_at(half * size);
-    let second = first.wrapping_add(half as u64);
-    let (left, right) = rayon::join(|| spread(isa, left, size, first), || spread(isa, right, size, second));
-    left.wrapping_add(right)
+fn spread(isa: Isa, bytes: &[u8], (size, first): (usize, u64), threads: &Threads) -> u64 {
+    let part = threads.part_len(bytes.len(), PART).next_multiple_of(size);
+    let work = |sum: &mut u64, (i, bytes): (usize, &[u8])| {
+        let first = first.wrapping_add((i * (part / size)) as u64);
+        *sum = sum.wrapping_add(isa.run(Sum { bytes, size, first }));
+    };
+    let merge = |sum: &mut u64, other: u64| *sum = sum.wrapping_add(other);
+    threads.fold(bytes.chunks(part).enumerate(), || 0, work, merge)
 }
 
 /// The loop, compiled for the machine's instructions: its 64-bit products are slow without AVX-512.
@@ -73,9 +72,14 @@ pub(crate) struct Change {
 /// Finds the change of one element that explains why `values`, counted from `first`, no longer have the hash `was`. `mix` is
 /// invertible, so the hash gives each element's hypothetical old value; one that exceeds its type is ruled out. A change of a
 /// single bit is preferred; `None` if no change, or more than one, explains it.
-pub(crate) fn change(values: Slice<'_>, first: usize, was: u64) -> Result<Option<Change>, Error> {
+pub(crate) fn change(
+    values: Slice<'_>,
+    first: usize,
+    was: u64,
+    threads: &Threads,
+) -> Result<Option<Change>, Error> {
     let (bytes, size) = (values.bytes()?, values.dtype().size());
-    let off = spread(Isa::detect(), bytes, size, first as u64).wrapping_sub(was);
+    let off = spread(Isa::detect(), bytes, (size, first as u64), threads).wrapping_sub(was);
     let (mut fits, mut found) = (None, 0u64);
     for (index, element) in bytes.chunks_exact(size).enumerate() {
         let (is, key) = (bits(element), key((first + index) as u64));
@@ -135,6 +139,14 @@ const fn inverse(odd: u64) -> u64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn hash(values: Slice<'_>, first: usize) -> Result<u64, Error> {
+        super::hash(values, first, &Threads::shared())
+    }
+
+    fn change(values: Slice<'_>, first: usize, was: u64) -> Result<Option<Change>, Error> {
+        super::change(values, first, was, &Threads::shared())
+    }
 
     /// Hashes one element at a time, by the formula.
     fn naive(values: &[u32], first: usize) -> u64 {
@@ -210,12 +222,11 @@ mod tests {
         let values: Vec<f32> = (0..700_001u32).map(|i| i as f32).collect();
         let bits: Vec<u32> = values.iter().map(|x| x.to_bits()).collect();
         assert_eq!(hash(Slice::from(&values[..]), 3).unwrap(), naive(&bits, 3));
+        let bytes = Slice::from(&values[..]).bytes().unwrap().to_vec();
         for isa in Isa::available() {
-            assert_eq!(
-                spread(isa, Slice::from(&values[..]).bytes().unwrap(), 4, 3),
-                naive(&bits, 3),
-                "{isa}"
-            );
+            for threads in [Threads::caller(), Threads::new(3).unwrap()] {
+                assert_eq!(spread(isa, &bytes, (4, 3), &threads), naive(&bits, 3), "{isa} {threads:?}");
+            }
         }
     }
 
@@ -228,9 +239,9 @@ mod tests {
         assert_ne!(hash(nan), hash(f32::NAN));
         assert_eq!(hash(nan), hash(nan));
         // Flips two signs, which are the highest bits of their numbers.
-        let of = |values: [f64; 3]| super::hash(Slice::from(&values[..]), 0).unwrap();
+        let of = |values: [f64; 3]| super::tests::hash(Slice::from(&values[..]), 0).unwrap();
         assert_ne!(of([1.0, 2.0, 3.0]), of([-1.0, 2.0, -3.0]));
-        assert_eq!(super::hash(Slice::from(&[] as &[f64]), 5).unwrap(), 0);
+        assert_eq!(super::tests::hash(Slice::from(&[] as &[f64]), 5).unwrap(), 0);
     }
 
     #[test]

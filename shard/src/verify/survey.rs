@@ -235,7 +235,9 @@ impl Comparison<'_> {
         let mut sum = 0u64;
         for start in part.clone().step_by(at_once) {
             let block = values.slice(start..part.end.min(start + at_once))?;
-            let hashed = host_words::read(&queue, &meter, block, |block| hash::hash(block, first + start))?;
+            let hashed = host_words::read(&queue, &meter, block, |block| {
+                hash::hash(block, first + start, queue.threads())
+            })?;
             sum = sum.wrapping_add(hashed);
         }
         Ok(sum)

@@ -33,7 +33,7 @@ impl Run {
                 let flat = Flat { params, grads, state: &mut slots, copy: None, remainder: None };
                 let mut all = [Segment::new(0..self.lens[i], t)];
                 let mut sums = [TensorSums::new()];
-                rule.measure_on(Isa::Reference, &flat, &all, &scalars, &mut sums).unwrap();
+                rule.measure_on(Isa::Reference, &flat, &all, &scalars, &mut sums, &Queue::cpu()).unwrap();
                 all[0].ratio = rule.ratio(&sums[0]);
                 rule.update(flat, &all, &scalars, &Queue::cpu()).unwrap();
             }

@@ -131,13 +131,10 @@ fn count() {
             let (number, _) = allocations(&ahead.stage(stage));
             assert_eq!(number, 0, "{stage:?}, {micro_batches} micro-batches, bucket by bucket");
         }
-        // Large enough for several threads: only rayon's queues may grow by a block now and then.
+        // Large enough for several threads.
         let options = Options { bucket_len: None, ..Options::default() };
         let large = Run { lens: vec![len, 100_000], ranks: 2, options, ..Run::default() };
         let (number, largest) = allocations(&large.stage(stage));
-        assert!(
-            largest <= 4096 && number <= 200,
-            "{stage:?}: {number} allocations, the largest {largest} bytes"
-        );
+        assert_eq!((number, largest), (0, 0), "{stage:?}, on several threads");
     }
 }

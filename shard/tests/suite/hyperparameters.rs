@@ -60,8 +60,9 @@ impl Rule for Switched {
         segments: &[Segment],
         scalars: &Scalars,
         sums: &mut [TensorSums],
+        queue: &Queue,
     ) -> Result<(), meshstep_optim::Error> {
-        self.rule().measure_on(isa, flat, segments, scalars, sums)
+        self.rule().measure_on(isa, flat, segments, scalars, sums, queue)
     }
 
     fn reach(&self, lr: f64, matrix: Option<(usize, usize)>) -> f64 {

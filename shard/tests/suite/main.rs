@@ -40,6 +40,7 @@ mod propagate;
 mod reads;
 mod recipes;
 mod schedules;
+mod threads;
 mod verify;
 
 use meshstep_shard_cases as common;

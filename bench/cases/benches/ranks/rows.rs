@@ -8,7 +8,7 @@ use meshstep_bench_cases::shapes::even;
 use meshstep_bench_cases::step::{StepAndCopy, bytes_a_param};
 use meshstep_bench_cases::update::case;
 use meshstep_shard::Stage;
-use meshstep_tensor::{DType, Layout};
+use meshstep_tensor::{DType, Layout, Threads};
 use serde_json::{Value, json};
 
 use crate::settings::Settings;
@@ -84,9 +84,8 @@ impl Row {
     pub(crate) fn measure(&self, rounds: usize) -> Result<Value> {
         match self.work {
             Work::Update { name, len } => {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(self.ranks).build()?;
-                let mut case = case(name, len)?;
-                let [copy, update] = pool.install(|| case.times(rounds))?;
+                let mut case = case(name, len)?.on(&Threads::new(self.ranks)?);
+                let [copy, update] = case.times(rounds)?;
                 let bytes = case.bytes() * len;
                 Ok(figures(&update, &copy, bytes, json!({ "params": len, "threads": self.ranks })))
             }

@@ -15,7 +15,7 @@ use meshstep_bench_cases::step::{StepAndCopy, bytes_a_param};
 use meshstep_bench_cases::update::{Case, case};
 use meshstep_comm::Communicator;
 use meshstep_shard::Stage;
-use meshstep_tensor::DType;
+use meshstep_tensor::{DType, Threads};
 use serde_json::{Value, json};
 
 use crate::rows::{PARAMS, shown};
@@ -96,11 +96,9 @@ impl Row {
         let turns = (self.ranks, rounds);
         match self.work {
             Work::Update { len } => {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(self.ranks).build()?;
+                let mut case = case("adamw", len)?.on(&Threads::new(self.ranks)?);
                 let theirs: Contestant<'_, Case> = Box::new(|_| torch.run());
-                let ours = timed(|case: &mut Case| pool.install(|| case.update()));
-                let copy = timed(|case: &mut Case| pool.install(|| case.copy()));
-                Race::run(&mut case("adamw", len)?, rounds, [ours, theirs, copy])
+                Race::run(&mut case, rounds, [timed(Case::update), theirs, timed(Case::copy)])
             }
             Work::Collective { idx, bytes } => {
                 let own = |comm: Arc<dyn Communicator>| Only::new(comm, bytes / DType::F32.size(), idx);

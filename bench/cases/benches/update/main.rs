@@ -11,6 +11,7 @@ mod race;
 
 use criterion::Criterion;
 use meshstep_bench_cases::update::{Memory, rows};
+use meshstep_tensor::Threads;
 use race::race;
 use std::hint::black_box;
 
@@ -20,7 +21,7 @@ fn setting(name: &str, default: usize) -> usize {
 
 fn updates(len: usize, rounds: usize) {
     let only = std::env::var("UPDATE_BENCH_ONLY").unwrap_or_default();
-    println!("{len} parameters, {} threads, medians of {rounds} rounds", rayon::current_num_threads());
+    println!("{len} parameters, {} threads, medians of {rounds} rounds", Threads::shared().count());
     println!(
         "{:44} {:>6} {:>8} {:>8} {:>7} {:>7}",
         "rule and recipe", "B/elem", "ms", "GB/s", "of copy", "bar"

@@ -2,6 +2,7 @@
 
 use crate::race::race;
 use meshstep_optim::{Norm, NormAccumulator};
+use meshstep_tensor::Threads;
 use meshstep_tensor::simd::{Body, Isa};
 use std::hint::black_box;
 
@@ -25,14 +26,11 @@ pub(crate) fn races(len: usize, rounds: usize) {
     }
 }
 
-/// Sums into 64 f32 lanes, with the same halving as a norm.
+/// Sums into 64 f32 lanes, in the same parts as a norm.
 fn sum(x: &[f32]) -> f32 {
-    if x.len() > 128 << 10 {
-        let (left, right) = x.split_at(x.len() / 2);
-        let (left, right) = rayon::join(|| sum(left), || sum(right));
-        return left + right;
-    }
-    Isa::detect().run(Sum(x))
+    let threads = Threads::shared();
+    let parts = x.chunks(threads.part_len(x.len(), 64 << 10));
+    threads.fold(parts, || 0.0, |sum, part| *sum += Isa::detect().run(Sum(part)), |sum, other| *sum += other)
 }
 
 struct Sum<'a>(&'a [f32]);

@@ -1,6 +1,7 @@
 //! One row on a vector, with the copy of its bytes.
 
 use anyhow::{Context as _, Result};
+use meshstep_tensor::Threads;
 
 use super::{Memory, Row, rows};
 use crate::race::{race, timed};
@@ -15,6 +16,11 @@ pub struct Case {
 impl Case {
     pub fn new(row: Row, len: usize) -> Result<Self> {
         Ok(Case { memory: Memory::new(&row, len)?, row })
+    }
+
+    /// Sets the threads of updates and copies.
+    pub fn on(self, threads: &Threads) -> Self {
+        Case { memory: self.memory.on(threads), ..self }
     }
 
     /// Returns the bytes that an update must read and write for each element.

@@ -3,7 +3,7 @@
 use super::rows::Row;
 use meshstep_optim::{Flat, Isa, Scalars, Sees, Segment, TensorSums};
 use meshstep_tensor::simd::Body;
-use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut, SplitParts, Threads};
 use std::hint::black_box;
 
 /// Vectors of one length; their addresses differ modulo a page, as in the optimizer.
@@ -16,6 +16,7 @@ pub struct Memory {
     /// True if the rule measures sums before the update, and if it also reads its state for them.
     measured: bool,
     state_too: bool,
+    queue: Queue,
 }
 
 impl Memory {
@@ -40,7 +41,13 @@ impl Memory {
             remainder: recipe.remainder.then(|| vector(DType::U16, Category::Master, 0.0)).transpose()?,
             measured: row.rule.sees() == Sees::TensorSums,
             state_too: row.measures_state,
+            queue: Queue::cpu(),
         })
+    }
+
+    /// Sets the threads of updates and copies.
+    pub fn on(self, threads: &Threads) -> Self {
+        Memory { queue: Queue::cpu_on(threads), ..self }
     }
 
     /// Returns the bytes that an update must read and write for each element.
@@ -71,20 +78,20 @@ impl Memory {
         let scalars = Scalars { lr: 1e-9, grad_scale: 0.5, rounding, ..Scalars::default() };
         if self.measured {
             let mut sums = [TensorSums::new()];
-            row.rule.measure_on(Isa::detect(), &flat, &segment, &scalars, &mut sums).unwrap();
+            row.rule.measure_on(Isa::detect(), &flat, &segment, &scalars, &mut sums, &self.queue).unwrap();
             segment[0].ratio = row.rule.ratio(&sums[0]);
         }
-        row.rule.update(flat, &segment, &scalars, &Queue::cpu()).unwrap();
+        row.rule.update(flat, &segment, &scalars, &self.queue).unwrap();
     }
 
     /// Reads the inputs of an update and writes its outputs in place, without a change: the mask is zero, but the compiler
     /// does not know that.
     pub fn copy(&mut self) {
-        let (mask, part) = (black_box(0), part(self.params.len()));
+        let (mask, threads) = (black_box(0), self.queue.threads());
         if self.measured {
             let state = self.state.iter().filter(|_| self.state_too);
             let read = [&self.params, &self.grads].into_iter().chain(state).map(Buffer::as_slice);
-            black_box(read_all(read.collect(), part));
+            black_box(read_all(read.collect(), threads));
         }
         let written = [&mut self.params]
             .into_iter()
@@ -96,7 +103,7 @@ impl Memory {
             written.collect(),
             self.copy.as_mut().map(Buffer::as_mut),
             mask,
-            part,
+            threads,
         );
     }
 }
@@ -119,24 +126,21 @@ fn fill(mut values: SliceMut<'_>, seed: u32, size: f32) {
     }
 }
 
-/// Returns the number of elements up to which work is not split, as in an update.
-fn part(len: usize) -> usize {
-    (64 << 10).max(len / (8 * rayon::current_num_threads()))
-}
+/// Least number of elements of a part, as in an update.
+const PART: usize = 32 << 10;
 
 /// Elements processed stream by stream.
 const BLOCK: usize = 1 << 10;
 
-fn read_all(streams: Vec<Slice<'_>>, part: usize) -> u64 {
+fn read_all(streams: Vec<Slice<'_>>, threads: &Threads) -> u64 {
     let len = streams[0].len();
-    if len > part {
-        let half =
-            |range: std::ops::Range<usize>| streams.iter().map(|s| s.slice(range.clone()).unwrap()).collect();
-        let (left, right) = (half(0..len / 2), half(len / 2..len));
-        let (left, right) = rayon::join(|| read_all(left, part), || read_all(right, part));
-        return left ^ right;
-    }
-    Isa::detect().run(Read(&streams))
+    let part = threads.part_len(len, PART);
+    let work = |all: &mut u64, start: usize| {
+        let range = start..len.min(start + part);
+        let streams: Vec<_> = streams.iter().map(|stream| stream.slice(range.clone()).unwrap()).collect();
+        *all ^= Isa::detect().run(Read(&streams));
+    };
+    threads.fold((0..len.div_ceil(part)).map(|i| i * part), || 0, work, |all, other| *all ^= other)
 }
 
 fn move_all(
@@ -144,23 +148,11 @@ fn move_all(
     written: Vec<SliceMut<'_>>,
     filled: Option<SliceMut<'_>>,
     mask: u64,
-    part: usize,
+    threads: &Threads,
 ) {
-    let len = read.len();
-    if len > part {
-        let half = (len / 2).next_multiple_of(BLOCK);
-        let (mut left, mut right) = (Vec::new(), Vec::new());
-        for stream in written {
-            let (l, r) = stream.split_at(half).unwrap();
-            left.push(l);
-            right.push(r);
-        }
-        let (l, r) = filled.map(|f| f.split_at(half).unwrap()).unzip();
-        let (first, second) = (read.slice(0..half).unwrap(), read.slice(half..len).unwrap());
-        rayon::join(|| move_all(first, left, l, mask, part), || move_all(second, right, r, mask, part));
-        return;
-    }
-    Isa::detect().run(Move { read, written, filled, mask });
+    let part = threads.part_len(read.len(), PART).next_multiple_of(BLOCK);
+    let parts = SplitParts::new(Move { read, written, filled, mask }, read.len(), part, Move::split_at);
+    threads.for_each(parts, |(_, part)| Isa::detect().run(part));
 }
 
 struct Read<'a, 's>(&'s [Slice<'a>]);
@@ -179,6 +171,19 @@ struct Move<'a> {
     written: Vec<SliceMut<'a>>,
     filled: Option<SliceMut<'a>>,
     mask: u64,
+}
+
+impl Move<'_> {
+    fn split_at(self, at: usize) -> (Self, Self) {
+        let Move { read, written, filled, mask } = self;
+        let (written, right) = written.into_iter().map(|stream| stream.split_at(at).unwrap()).unzip();
+        let (filled, other) = filled.map(|stream| stream.split_at(at).unwrap()).unzip();
+        let (first, second) = (read.slice(0..at).unwrap(), read.slice(at..read.len()).unwrap());
+        (
+            Move { read: first, written, filled, mask },
+            Move { read: second, written: right, filled: other, mask },
+        )
+    }
 }
 
 impl Body for Move<'_> {

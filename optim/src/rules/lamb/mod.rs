@@ -20,6 +20,7 @@ mod kernel;
 mod reference;
 
 use crate::engine::check::Check;
+use crate::engine::cpu::Cpu;
 use crate::engine::pass::{PassKind, pass};
 use crate::norm::tensor_sums::{measure, usable_ratio};
 use crate::precision::number::{Real, power};
@@ -111,9 +112,11 @@ impl Rule for Lamb {
         segments: &[Segment],
         scalars: &Scalars,
         sums: &mut [TensorSums],
+        queue: &Queue,
     ) -> Result<(), Error> {
         self.check()?;
-        measure::<_, 2>(self, self, isa, flat, segments, scalars, sums)
+        let on = Cpu { isa, threads: queue.threads() };
+        measure::<_, 2>(self, self, on, flat, segments, scalars, sums)
     }
 
     fn ratio(&self, sums: &TensorSums) -> f64 {
@@ -127,10 +130,10 @@ impl Rule for Lamb {
         flat: Flat<'_, '_>,
         segments: &[Segment],
         scalars: &Scalars,
-        _queue: &Queue,
+        queue: &Queue,
     ) -> Result<(), Error> {
         self.check()?;
-        pass::<2>(self, self, isa, flat, segments, scalars)
+        pass::<2>(self, self, Cpu { isa, threads: queue.threads() }, flat, segments, scalars)
     }
 }
 

@@ -17,6 +17,7 @@ mod kernel;
 mod reference;
 
 use crate::engine::check::Check;
+use crate::engine::cpu::Cpu;
 use crate::engine::pass::{PassKind, pass};
 use crate::norm::tensor_sums::{measure, usable_ratio};
 use crate::precision::number::Real;
@@ -98,9 +99,11 @@ impl Rule for Lars {
         segments: &[Segment],
         scalars: &Scalars,
         sums: &mut [TensorSums],
+        queue: &Queue,
     ) -> Result<(), Error> {
         self.check()?;
-        measure::<_, 1>(self, self, isa, flat, segments, scalars, sums)
+        let on = Cpu { isa, threads: queue.threads() };
+        measure::<_, 1>(self, self, on, flat, segments, scalars, sums)
     }
 
     fn ratio(&self, sums: &TensorSums) -> f64 {
@@ -115,10 +118,10 @@ impl Rule for Lars {
         flat: Flat<'_, '_>,
         segments: &[Segment],
         scalars: &Scalars,
-        _queue: &Queue,
+        queue: &Queue,
     ) -> Result<(), Error> {
         self.check()?;
-        pass::<1>(self, self, isa, flat, segments, scalars)
+        pass::<1>(self, self, Cpu { isa, threads: queue.threads() }, flat, segments, scalars)
     }
 }
 

@@ -21,7 +21,7 @@ use crate::engine::pass;
 use crate::engine::streams::{Stream, Streams};
 use crate::precision::number::Real;
 use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment, StateSlot};
-use meshstep_tensor::{DType, Queue};
+use meshstep_tensor::{DType, Queue, Threads};
 use orthogonalize::{NewtonSchulz, Product};
 
 const NAME: &str = "muon";
@@ -130,14 +130,15 @@ impl Rule for Muon {
         flat: Flat<'_, '_>,
         segments: &[Segment],
         scalars: &Scalars,
-        _queue: &Queue,
+        queue: &Queue,
     ) -> Result<(), Error> {
         self.check()?;
         pass::check(self, isa, &flat, segments, scalars)?;
         segments.iter().enumerate().try_for_each(check_matrix)?;
+        let threads = queue.threads();
         match flat.params.dtype() {
-            DType::F64 => self.matrices::<f64>(pass::streams(flat)?, segments, scalars),
-            _ => self.matrices::<f32>(pass::streams(flat)?, segments, scalars),
+            DType::F64 => self.matrices::<f64>(pass::streams(flat)?, segments, scalars, threads),
+            _ => self.matrices::<f32>(pass::streams(flat)?, segments, scalars, threads),
         }
         Ok(())
     }
@@ -149,13 +150,20 @@ impl Muon {
         mut streams: Streams<'_, T, 1>,
         segments: &[Segment],
         scalars: &Scalars,
+        threads: &Threads,
     ) {
         for segment in segments.iter().filter(|s| !s.range.is_empty()) {
-            self.matrix(streams.part(segment.range.clone()), segment, scalars);
+            self.matrix(streams.part(segment.range.clone()), segment, scalars, threads);
         }
     }
 
-    fn matrix<T: Real + Product>(&self, streams: Streams<'_, T, 1>, segment: &Segment, scalars: &Scalars) {
+    fn matrix<T: Real + Product>(
+        &self,
+        streams: Streams<'_, T, 1>,
+        segment: &Segment,
+        scalars: &Scalars,
+        threads: &Threads,
+    ) {
         let Some(shape) = segment.matrix else { return };
         let Streams { mut params, mut grads, state: [mut buffer], mut copy } = streams;
         let mut step = self.ahead(&grads, &mut buffer, segment, scalars);
@@ -164,7 +172,7 @@ impl Muon {
             steps: self.ns_steps,
             eps: self.eps,
         };
-        newton_schulz.orthogonalize(&mut step, shape);
+        newton_schulz.orthogonalize(&mut step, shape, threads);
         let length = T::from_f64(scalars.lr * self.adjustment(shape));
         let lw = T::from_f64(scalars.lr * self.weight_decay);
         for (i, &o) in step.iter().enumerate() {

@@ -9,8 +9,8 @@
 //! Singular values of `x` become `c0 s + c1 s^3 + c2 s^5`: with the published coefficients they end near 1, not at it.
 
 use crate::precision::number::Real;
-use crate::{Norm, NormAccumulator};
-use meshstep_tensor::Slice;
+use crate::{Isa, Norm, NormAccumulator};
+use meshstep_tensor::{Slice, Threads};
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, LinalgScalar};
 
@@ -28,9 +28,9 @@ pub(super) struct NewtonSchulz<T> {
 
 impl<T: Product> NewtonSchulz<T> {
     /// Orthogonalises the row-major matrix of `(rows, cols)` in place; neither is 0.
-    pub(super) fn orthogonalize(&self, matrix: &mut [T], (rows, cols): (usize, usize)) {
+    pub(super) fn orthogonalize(&self, matrix: &mut [T], (rows, cols): (usize, usize), threads: &Threads) {
         // Computed in f64, in which the inverse of any norm is a normal number.
-        let inverse = 1.0 / frobenius(matrix).max(self.eps);
+        let inverse = 1.0 / frobenius(matrix, threads).max(self.eps);
         matrix.iter_mut().for_each(|x| *x = T::from_f64((*x).into() * inverse));
         let Ok(view) = ArrayView2::from_shape((rows, cols), &*matrix) else {
             unreachable!("{rows} x {cols} elements were counted")
@@ -60,10 +60,10 @@ impl<T: Product> NewtonSchulz<T> {
 }
 
 /// Returns the root of the exact sum of squares.
-fn frobenius<T: Real>(matrix: &[T]) -> f64 {
+fn frobenius<T: Real>(matrix: &[T], threads: &Threads) -> f64 {
     let mut norm = NormAccumulator::new(Norm::L2);
     // Norms support f32 and f64, so this cannot fail.
-    let added = norm.add(Slice::from(matrix));
+    let added = norm.add_on(Isa::detect(), threads, Slice::from(matrix));
     assert!(added.is_ok(), "f32 and f64 have norms");
     norm.finish()
 }
@@ -98,7 +98,11 @@ mod tests {
         for shape in [(4, 9), (9, 4), (5, 5), (1, 7), (7, 1), (1, 1)] {
             let mut x = random(shape.0 * shape.1);
             let start = x.clone();
-            NewtonSchulz { coefficients: CUBIC, steps: 60, eps: 1e-7 }.orthogonalize(&mut x, shape);
+            NewtonSchulz { coefficients: CUBIC, steps: 60, eps: 1e-7 }.orthogonalize(
+                &mut x,
+                shape,
+                &Threads::caller(),
+            );
             for (i, row) in gram(&x, shape).iter().enumerate() {
                 for (j, dot) in row.iter().enumerate() {
                     let expected = if i == j { 1.0 } else { 0.0 };
@@ -115,13 +119,20 @@ mod tests {
     fn five_steps_bring_singular_values_near_one_and_zeros_stay() {
         let shape = (6, 10);
         let mut x = random(60);
-        NewtonSchulz { coefficients: JORDAN, steps: 5, eps: 1e-7 }.orthogonalize(&mut x, shape);
+        NewtonSchulz { coefficients: JORDAN, steps: 5, eps: 1e-7 }.orthogonalize(
+            &mut x,
+            shape,
+            &Threads::caller(),
+        );
         for (i, row) in gram(&x, shape).iter().enumerate() {
             assert!((0.4..1.5).contains(&row[i]), "{}", row[i]);
         }
         let mut zeros = vec![0f32; 6];
-        NewtonSchulz { coefficients: JORDAN.map(|c| c as f32), steps: 5, eps: 1e-7 }
-            .orthogonalize(&mut zeros, (2, 3));
+        NewtonSchulz { coefficients: JORDAN.map(|c| c as f32), steps: 5, eps: 1e-7 }.orthogonalize(
+            &mut zeros,
+            (2, 3),
+            &Threads::caller(),
+        );
         assert_eq!(zeros, [0.0; 6]);
     }
 }

@@ -4,7 +4,7 @@ use crate::common::{Random, Values};
 use meshstep_optim::cuda::{self, THREADS};
 use meshstep_optim::{Isa, accumulate_on};
 use meshstep_simt::Device;
-use meshstep_tensor::{DType, Slice, SliceMut, cast};
+use meshstep_tensor::{DType, Slice, SliceMut, Threads, cast};
 use std::collections::BTreeSet;
 
 const LENGTHS: [usize; 10] = [0, 1, 127, 128, 129, 2047, 2049, 65_535, 65_537, 278_011];
@@ -56,7 +56,8 @@ fn accumulate_equals_its_reference() {
             for (mut weight, first) in [(1.0, true), (0.3, true), (1.0, false), (-2.7, false)] {
                 let (mut expected, mut found) = (start.clone(), start.clone());
                 let dst = part_mut(&mut expected, to, len);
-                accumulate_on(Isa::Reference, dst, part(&src, from, len), weight, first).unwrap();
+                accumulate_on(Isa::Reference, &Threads::caller(), dst, part(&src, from, len), weight, first)
+                    .unwrap();
                 let mut flag = u32::from(first);
                 let more = [(&raw mut weight).cast(), (&raw mut flag).cast()];
                 launch(&device, &kernel, part_mut(&mut found, to, len), part(&src, from, len), more);

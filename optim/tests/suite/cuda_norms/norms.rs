@@ -5,7 +5,7 @@ use crate::common::{Random, Values, long, tried};
 use meshstep_optim::cuda::{self, CARRY_SUMS, NormAt, THREADS, WRITE_SUM};
 use meshstep_optim::{ExactSum, Isa, Norm, NormAccumulator};
 use meshstep_simt::{self as simt, Device};
-use meshstep_tensor::DType;
+use meshstep_tensor::{DType, Threads};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -30,7 +30,7 @@ impl Words {
 fn reference(norm: Norm, values: &Values, ranges: &[Range<usize>]) -> Words {
     let mut sum = NormAccumulator::new(norm);
     for range in ranges {
-        sum.add_on(Isa::Reference, values.slice().slice(range.clone()).unwrap()).unwrap();
+        sum.add_on(Isa::Reference, &Threads::caller(), values.slice().slice(range.clone()).unwrap()).unwrap();
     }
     Words::of(&sum)
 }

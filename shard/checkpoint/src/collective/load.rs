@@ -15,8 +15,7 @@ use crate::store::Store;
 use crate::store::reader::Saved;
 use crate::tensors::{PARAM, REMAINDER, Read, SavedTensor};
 use meshstep_shard::extend::{OptimizerShard, VectorKind as Slot};
-use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Slice, SliceMut};
-use rayon::prelude::*;
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Slice, SliceMut, Threads};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -102,7 +101,7 @@ pub(crate) fn take_in(
     for (param, slot, values) in vectors {
         let into = parts.vector_mut(*param, *slot)?;
         match into.place() {
-            Place::Cpu => copy(values.as_slice(), into)?,
+            Place::Cpu => copy(values.as_slice(), into, queue.threads())?,
             _ => queue.upload(values.as_slice(), into)?,
         }
     }
@@ -110,12 +109,12 @@ pub(crate) fn take_in(
     parts.resume(settings)
 }
 
-/// Copies on all cores; one core does not saturate the memory bandwidth.
-fn copy(from: Slice<'_>, mut into: SliceMut<'_>) -> Result<(), meshstep_shard::Error> {
+/// Copies on several threads; one core does not saturate the memory bandwidth.
+fn copy(from: Slice<'_>, mut into: SliceMut<'_>, threads: &Threads) -> Result<(), meshstep_shard::Error> {
     let (len, from, into) = (WINDOW as usize, from.bytes()?, into.bytes_mut()?);
     assert_eq!(from.len(), into.len(), "memory was made for all of a vector");
-    let parts = into.par_chunks_mut(len).zip(from.par_chunks(len));
-    parts.for_each(|(into, from)| into.copy_from_slice(from));
+    let parts = into.chunks_mut(len).zip(from.chunks(len));
+    threads.for_each(parts, |(into, from)| into.copy_from_slice(from));
     Ok(())
 }
 

@@ -148,7 +148,7 @@ impl ShardWriter {
     }
 
     /// Writes and hashes at the same time, as the disk and the hashes take about equally long. Hashing has a thread of its own instead of
-    /// rayon's pool: training steps use that pool during a background save.
+    /// those that training steps share during a background save.
     fn hash_and_write(&mut self, at: u64, bytes: &[u8]) -> std::io::Result<()> {
         let ShardWriter { file, hashes, .. } = self;
         let mut apart = false;

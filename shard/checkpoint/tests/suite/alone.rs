@@ -2,7 +2,8 @@
 
 use crate::common::{Run, draws, params};
 use crate::hooked::{Call, Hooked};
-use crate::layouts::{DIR, train};
+use crate::layouts::{self, DIR, train};
+use meshstep_cases::occupied::while_rayon_is_full;
 use meshstep_checkpoint::{self as checkpoint, CheckpointError, Save, Saver, Store};
 use meshstep_checkpoint_cases::Sim;
 use meshstep_comm::loopback::{Config, spawn, spawn_with};
@@ -62,6 +63,17 @@ fn a_background_save_ends_while_all_threads_of_rayon_are_busy() {
         assert!(both, "the save waits for a thread of the pool");
     });
     store.latest().unwrap().verify().unwrap();
+}
+
+/// A load copies on threads that steps use, not on rayon's.
+#[test]
+fn a_load_ends_while_all_threads_of_rayon_are_busy() {
+    let run = Run { lens: vec![600_000, 700_000], ranks: 2, ..Run::default() };
+    let store = Store::on(Arc::new(Sim::new(DIR)), DIR);
+    let (_, end) = layouts::save(&run, &store, 1);
+    let started = Instant::now();
+    let loaded = while_rayon_is_full(|| layouts::load(&run, &store, (1, 0)).1);
+    assert!(loaded == end && started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
 }
 
 /// Removing on this disk does not end before `go_on` is set.

@@ -14,8 +14,7 @@ use meshstep_bench_cases::update::{Case, case};
 use meshstep_comm::Communicator;
 use meshstep_optim::{Alone, Lbfgs, LbfgsState, Loss};
 use meshstep_shard::Stage;
-use meshstep_tensor::{Buffer, Category, DType, Meter, Slice, SliceMut};
-use rayon::prelude::*;
+use meshstep_tensor::{Buffer, Category, DType, Meter, Slice, SliceMut, Threads};
 use serde_json::json;
 
 use super::rows::{table, tell};
@@ -33,7 +32,7 @@ const READ: usize = 2 * (2 * HISTORY + 1) + 1 + 3;
 
 pub(super) fn updates(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<()> {
     let mut table = table("updates");
-    let threads = rayon::current_num_threads();
+    let threads = Threads::shared().count();
     let (len, rounds) = (effort.pick(1 << 18, 1 << 26), effort.pick(3, 11));
     let gpt2 = effort.pick(None, Some("gpt2"));
     for (rule, theirs, len, model, wanted) in [
@@ -95,7 +94,9 @@ pub(super) fn candle(section: &mut Section, effort: Effort) -> Result<()> {
 /// Compares one iteration with a full history on `len` parameters; the loss is cheap on both sides.
 pub(super) fn lbfgs(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<()> {
     let (len, rounds) = (effort.pick(100_000, 10_000_000), effort.pick(3, 11));
-    torch.case(json!({ "case": "lbfgs", "length": len, "history": HISTORY, "threads": rayon::current_num_threads() }))?;
+    torch.case(
+        json!({ "case": "lbfgs", "length": len, "history": HISTORY, "threads": Threads::shared().count() }),
+    )?;
     let rule = Lbfgs {
         lr: 0.1,
         max_iter: 1,
@@ -150,9 +151,9 @@ impl Own {
 /// Runs one iteration. The gradient is computed from vectors of the same length by the same formula as on the other side.
 fn iterate(rule: &Lbfgs, Own { x, state, target, weight }: &mut Own) -> Result<()> {
     let closure = |x: Slice<'_>, mut grad: SliceMut<'_>| -> Result<Loss, meshstep_tensor::Error> {
-        let to = target.par_chunks(CHUNK).zip(weight.par_chunks(CHUNK));
-        let from = x.typed::<f32>()?.par_chunks(CHUNK).zip(to);
-        grad.typed_mut::<f32>()?.par_chunks_mut(CHUNK).zip(from).for_each(|(grad, (x, (target, weight)))| {
+        let to = target.chunks(CHUNK).zip(weight.chunks(CHUNK));
+        let parts = grad.typed_mut::<f32>()?.chunks_mut(CHUNK).zip(x.typed::<f32>()?.chunks(CHUNK).zip(to));
+        Threads::shared().for_each(parts, |(grad, (x, (target, weight)))| {
             let terms = x.iter().zip(target).zip(weight);
             grad.iter_mut()
                 .zip(terms)

@@ -1,4 +1,14 @@
-//! Queues that order work on a device.
+//! Queues that order work on a device, and the threads that share it on the CPU.
+
+mod crew;
+mod parts;
+#[cfg(test)]
+mod tests;
+mod threads;
+
+pub use crew::Helper;
+pub use parts::SplitParts;
+pub use threads::Threads;
 
 #[cfg(feature = "cuda")]
 use crate::cuda::Stream;
@@ -6,23 +16,45 @@ use crate::{Error, Place, Slice, SliceMut};
 
 /// Order of work on one device.
 ///
-/// On the CPU the work is done when the call returns, so the queue holds nothing. Every signature takes a queue, so that the same
-/// code orders work on a GPU's stream.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// On the CPU the work is done when the call returns, so the queue holds only the threads that share it. Every signature takes a queue,
+/// so that the same code orders work on a GPU's stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queue(Order);
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Order {
-    #[default]
-    Cpu,
+    Cpu(Threads),
     #[cfg(feature = "cuda")]
     Cuda(Stream),
 }
 
+impl Default for Queue {
+    fn default() -> Self {
+        Self::cpu()
+    }
+}
+
 impl Queue {
-    /// Returns the CPU's queue: work is done when the call that does it returns.
+    /// Returns the CPU's queue: work is done when the call that does it returns, by the threads that the process shares.
     pub const fn cpu() -> Self {
-        Queue(Order::Cpu)
+        Queue(Order::Cpu(Threads::shared()))
+    }
+
+    /// Returns the CPU's queue with these threads.
+    pub fn cpu_on(threads: &Threads) -> Self {
+        Queue(Order::Cpu(threads.clone()))
+    }
+
+    /// Returns the threads that share work on CPU memory. On a GPU's queue, which may leave such work to the host, the process's.
+    pub fn threads(&self) -> &Threads {
+        match &self.0 {
+            Order::Cpu(threads) => threads,
+            #[cfg(feature = "cuda")]
+            Order::Cuda(_) => {
+                static SHARED: Threads = Threads::shared();
+                &SHARED
+            }
+        }
     }
 
     /// Returns the queue of a stream: work runs asynchronously to the call that enqueues it.
@@ -35,7 +67,7 @@ impl Queue {
     #[cfg(feature = "cuda")]
     pub fn stream(&self) -> Option<&Stream> {
         match &self.0 {
-            Order::Cpu => None,
+            Order::Cpu(_) => None,
             Order::Cuda(stream) => Some(stream),
         }
     }
@@ -43,7 +75,7 @@ impl Queue {
     /// Returns the place where the work runs.
     pub fn place(&self) -> Place {
         match &self.0 {
-            Order::Cpu => Place::Cpu,
+            Order::Cpu(_) => Place::Cpu,
             #[cfg(feature = "cuda")]
             Order::Cuda(stream) => Place::Cuda(stream.device().ordinal()),
         }
@@ -52,7 +84,7 @@ impl Queue {
     /// Waits until all work so far is done.
     pub fn synchronize(&self) -> Result<(), Error> {
         match &self.0 {
-            Order::Cpu => Ok(()),
+            Order::Cpu(_) => Ok(()),
             #[cfg(feature = "cuda")]
             Order::Cuda(stream) => Ok(stream.synchronize()?),
         }
@@ -64,7 +96,7 @@ impl Queue {
         into.place().check(self.place())?;
         values.place().check(Place::Cpu)?;
         match &self.0 {
-            Order::Cpu => into.copy_from(values),
+            Order::Cpu(_) => into.copy_from(values),
             #[cfg(feature = "cuda")]
             Order::Cuda(stream) => {
                 same_kind(values, into.as_slice())?;
@@ -79,7 +111,7 @@ impl Queue {
         from.place().check(self.place())?;
         into.place().check(Place::Cpu)?;
         match &self.0 {
-            Order::Cpu => into.copy_from(from),
+            Order::Cpu(_) => into.copy_from(from),
             #[cfg(feature = "cuda")]
             Order::Cuda(stream) => {
                 same_kind(from, into.as_slice())?;
@@ -93,7 +125,7 @@ impl Queue {
         from.place().check(self.place())?;
         into.place().check(self.place())?;
         match &self.0 {
-            Order::Cpu => into.copy_from(from),
+            Order::Cpu(_) => into.copy_from(from),
             #[cfg(feature = "cuda")]
             Order::Cuda(stream) => {
                 same_kind(from, into.as_slice())?;
@@ -106,7 +138,7 @@ impl Queue {
     pub fn zero(&self, mut memory: SliceMut<'_>) -> Result<(), Error> {
         memory.place().check(self.place())?;
         match &self.0 {
-            Order::Cpu => memory.zero(),
+            Order::Cpu(_) => memory.zero(),
             #[cfg(feature = "cuda")]
             Order::Cuda(stream) => Ok(stream.zero(memory)?),
         }
