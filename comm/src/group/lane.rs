@@ -63,6 +63,9 @@ struct LaneSlot<S: RankSeat> {
     wanted: bool,
 }
 
+/// An operation that was taken in: its ticket, and its task if the caller begins it.
+type Enqueued<S> = (usize, Option<Task<<S as RankSeat>::Memory>>);
+
 /// An operation, with the data needed to run it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task<M> {
@@ -112,7 +115,7 @@ impl<S: RankSeat> Lane<S> {
         &self,
         op: Op,
         (buffer, lent): (Buffer, Option<LentValues>),
-    ) -> Result<(usize, Option<Task<S::Memory>>), (Buffer, Error)> {
+    ) -> Result<Enqueued<S>, (Buffer, Error)> {
         if let Err(error) = op.check(self.rank, self.world_size, buffer.len(), buffer.dtype()) {
             return Err((buffer, error));
         }

@@ -42,11 +42,14 @@ struct MeetingState {
     cause: Option<Arc<Error>>,
 }
 
+/// Result of an operation, or the group's failure.
+type MeetingResult = Result<Ended<MeetingSeat>, Arc<Error>>;
+
 /// Operations that a rank has posted and not collected, in order.
 #[derive(Debug)]
 struct Posts {
     /// Operations that have a party: their numbers, and their results once they have ended.
-    met: VecDeque<(u64, Option<Result<Ended<MeetingSeat>, Arc<Error>>>)>,
+    met: VecDeque<(u64, Option<MeetingResult>)>,
     /// Calls after those, which wait for other ranks.
     waiting: VecDeque<(Called, View)>,
     /// Time since which it is the turn of the first of these.
@@ -356,7 +359,7 @@ impl Posts {
     }
 
     /// Records the result of an operation that has a party.
-    fn end(&mut self, op_number: u64, result: Result<Ended<MeetingSeat>, Arc<Error>>) {
+    fn end(&mut self, op_number: u64, result: MeetingResult) {
         let at = self.met.partition_point(|&(number, _)| number < op_number);
         self.met[at].1 = Some(result);
     }

@@ -6,7 +6,8 @@ use meshstep_simt::Device;
 
 #[test]
 fn rows_count_the_tiles_before_them() {
-    let segments = [0..1, 1..1, 5..2053, 2053..6150, 6208..8256, 10_000..10_000].map(|range| Segment::new(range, 3));
+    let segments =
+        [0..1, 1..1, 5..2053, 2053..6150, 6208..8256, 10_000..10_000].map(|range| Segment::new(range, 3));
     let mut table = Vec::new();
     append(&mut table, DType::F32, &AdamW::default(), 1.0, &segments).unwrap();
     // Tiles are anchored at multiples of 64: 5..2053 has elements of two, 2053..6150 begins at 2048, 6208..8256 is one.

@@ -189,9 +189,13 @@ fn refused(error: Error, log: &[u8]) -> Error {
         Error::PtxDisabled
     } else if is(Code::CUDA_ERROR_UNSUPPORTED_PTX_VERSION) {
         Error::PtxTooNew { log }
-    } else if [Code::CUDA_ERROR_INVALID_PTX, Code::CUDA_ERROR_INVALID_IMAGE, Code::CUDA_ERROR_NO_BINARY_FOR_GPU]
-        .into_iter()
-        .any(is)
+    } else if [
+        Code::CUDA_ERROR_INVALID_PTX,
+        Code::CUDA_ERROR_INVALID_IMAGE,
+        Code::CUDA_ERROR_NO_BINARY_FOR_GPU,
+    ]
+    .into_iter()
+    .any(is)
     {
         Error::Ptx { log }
     } else {

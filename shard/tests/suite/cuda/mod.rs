@@ -18,7 +18,7 @@ mod shared;
 mod verify;
 mod windows;
 
-use crate::common::gpus::{all, alone, devices, on_ranks, room_for, seed, some, stand_in};
+use crate::common::gpus::{alone, devices, on_ranks, room_for, seed, some, stand_in};
 use crate::common::{End, Run, WhichRule};
 use meshstep_comm::nccl;
 use meshstep_optim::Norm;

@@ -54,7 +54,7 @@ pub(super) fn updates(section: &mut Section, effort: Effort, torch: &mut Torch) 
 /// there.
 pub(super) fn many(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<()> {
     let (count, len, rounds) = (effort.pick(10_000, 1_000_000), 16, 3);
-    let (layout, threads) = (shapes::many(count, len, false).build()?, rayon::current_num_threads());
+    let (layout, threads) = (shapes::many(count, len, false).build()?, Threads::shared().count());
     torch.case(
         json!({ "case": "adamw foreach", "count": count, "length": len, "clip": true, "threads": threads }),
     )?;
