@@ -18,7 +18,7 @@
 
 use super::cut::{Cut, CutPart};
 use super::moves;
-use super::transfers::Work;
+use super::transfers::TransferShare;
 use crate::Action;
 use crate::group::segments::{LentValues, Segment};
 use crate::sync::Counter;
@@ -255,14 +255,14 @@ impl Portion<'_> {
 
 /// Moves bytes of a transfer in a group of `world_size` until no portion is left to draw. Returns the non-finite elements found in
 /// the result, or `None` after a panic.
-pub(super) fn move_bytes(work: &mut Work, world_size: usize) -> Option<u64> {
+pub(super) fn move_bytes(work: &mut TransferShare, world_size: usize) -> Option<u64> {
     // From `Transfers::join` to `Transfers::leave`, the group holds every member's operation: its result is recorded after the last
     // thread has left the transfer. All members have posted operations that agree, with lengths and types that agree. So each thread
     // makes the same cut of the same views and shares the transfer's counter, which was zero when the last member arrived: no number
     // is drawn twice, and different numbers are disjoint portions. The memory stays allocated, because a rank's buffer remains in its
     // lane until the rank has collected the result, and the call that lends values returns after that (`RankWorker::keep`). A transfer
     // may move at the same time as another of the same ranks: their buffers are different.
-    let Work { called, rank, views, portions, .. } = work;
+    let TransferShare { called, rank, views, portions, .. } = work;
     let cut = Cut::new(called.action, *rank, world_size, views[*rank].len);
     let share = Share { action: called.action, cut, views: views.as_mut_slice(), next: portions };
     // A panic would be a bug of this crate. Even then no buffer goes back while other threads access it, and no rank treats the

@@ -15,7 +15,7 @@ const ROOM: usize = 16;
 #[derive(Debug)]
 pub(super) struct Transfers {
     world_size: usize,
-    all: Vec<Transfer>,
+    all: Vec<MeetingTransfer>,
     free: Vec<usize>,
     /// Memory for views of threads that will move bytes.
     spare: Vec<Vec<View>>,
@@ -25,7 +25,7 @@ pub(super) struct Transfers {
 
 /// Operation whose bytes move.
 #[derive(Debug)]
-struct Transfer {
+struct MeetingTransfer {
     /// Call of one member, and its rank.
     called: Called,
     rank: usize,
@@ -49,7 +49,7 @@ struct Transfer {
 
 /// A thread's part in a transfer, with its own copy of the views.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(super) struct TransferShare {
     index: usize,
     pub(super) called: Called,
     pub(super) rank: usize,
@@ -59,7 +59,7 @@ pub(super) struct Work {
 
 /// A transfer that has ended.
 #[derive(Debug)]
-pub(super) struct Moved {
+pub(super) struct FinishedTransfer {
     index: usize,
     pub(super) spoilt: bool,
     pub(super) non_finite: u64,
@@ -69,7 +69,7 @@ impl Transfers {
     pub(super) fn new(world_size: usize) -> Self {
         Transfers {
             world_size,
-            all: (0..ROOM).map(|_| Transfer::new(world_size)).collect(),
+            all: (0..ROOM).map(|_| MeetingTransfer::new(world_size)).collect(),
             free: (0..ROOM).collect(),
             spare: (0..ROOM).map(|_| Vec::with_capacity(world_size)).collect(),
             open: VecDeque::with_capacity(ROOM),
@@ -85,7 +85,7 @@ impl Transfers {
         members: impl Iterator<Item = (usize, u64)>,
     ) -> bool {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.all.push(Transfer::new(self.world_size));
+            self.all.push(MeetingTransfer::new(self.world_size));
             self.all.len() - 1
         });
         let transfer = &mut self.all[index];
@@ -102,7 +102,7 @@ impl Transfers {
     }
 
     /// Joins the first transfer that has portions left; with `solo`, the first that a single thread moves.
-    pub(super) fn join(&mut self, solo: bool) -> Option<Work> {
+    pub(super) fn join(&mut self, solo: bool) -> Option<TransferShare> {
         let at = self.open.iter().position(|&index| !solo || self.all[index].solo)?;
         let index = self.open[at];
         let transfer = &mut self.all[index];
@@ -112,13 +112,13 @@ impl Transfers {
         transfer.movers += 1;
         let mut views = self.spare.pop().unwrap_or_default();
         views.extend_from_slice(&transfer.views);
-        let Transfer { called, rank, ref portions, .. } = *transfer;
-        Some(Work { index, called, rank, views, portions: Arc::clone(portions) })
+        let MeetingTransfer { called, rank, ref portions, .. } = *transfer;
+        Some(TransferShare { index, called, rank, views, portions: Arc::clone(portions) })
     }
 
     /// Leaves a transfer that has no portion left, with the non-finite elements found; `None` if this thread panicked. Returns the
     /// transfer if it has ended.
-    pub(super) fn leave(&mut self, mut work: Work, found: Option<u64>) -> Option<Moved> {
+    pub(super) fn leave(&mut self, mut work: TransferShare, found: Option<u64>) -> Option<FinishedTransfer> {
         work.views.clear();
         self.spare.push(work.views);
         let transfer = &mut self.all[work.index];
@@ -128,21 +128,21 @@ impl Transfers {
         if !std::mem::replace(&mut transfer.drained, true) {
             self.open.retain(|&index| index != work.index);
         }
-        let Transfer { spoilt, non_finite, movers, .. } = *transfer;
-        (movers == 0).then_some(Moved { index: work.index, spoilt, non_finite })
+        let MeetingTransfer { spoilt, non_finite, movers, .. } = *transfer;
+        (movers == 0).then_some(FinishedTransfer { index: work.index, spoilt, non_finite })
     }
 
     /// Calls `each` with every member of a transfer that has ended, and its operation; then forgets the transfer.
-    pub(super) fn end(&mut self, moved: &Moved, each: impl FnMut((usize, u64))) {
+    pub(super) fn end(&mut self, moved: &FinishedTransfer, each: impl FnMut((usize, u64))) {
         self.all[moved.index].members.drain(..).for_each(each);
         self.free.push(moved.index);
     }
 }
 
-impl Transfer {
+impl MeetingTransfer {
     fn new(world_size: usize) -> Self {
         let nothing = Called { op_number: 0, action: Action::Barrier, len: 0, dtype: DType::F32, by: None };
-        Transfer {
+        MeetingTransfer {
             called: nothing,
             rank: 0,
             views: Vec::with_capacity(world_size),
