@@ -112,7 +112,9 @@
 //! # Limits
 //!
 //! - Loopback is one process.
-//! - A deadline bounds the wait for other ranks; once all have arrived, the transfer runs to its end.
+//! - A deadline bounds the wait for other ranks; once all have arrived, the transfer runs to its end. On loopback the deadline of a
+//!   small operation that was started is noticed when its rank waits for it, asks for it, or has a large operation behind it.
+//! - A barrier does not wait for operations that other ranks started before it.
 //! - f64 and u64 have no wider accumulator. An f64 sum carries its rounding error in a second f64, which is itself rounded; a u64
 //!   sum wraps. Sums of f64, and of bf16 in f32, overflow where their accumulators do, so the mean of values near the largest is
 //!   infinite.

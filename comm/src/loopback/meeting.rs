@@ -152,6 +152,8 @@ impl MeetingGroup {
             match posts.met.front() {
                 Some((_, Some(_))) => {
                     let ended = posts.met.pop_front().and_then(|(_, result)| result);
+                    // The next operation's deadline does not count the bytes of this one.
+                    posts.since = posts.since.max(self.clock.now());
                     return ended.unwrap_or_else(|| unreachable!("the arm has seen the result"));
                 }
                 Some((_, None)) => {}

@@ -113,12 +113,14 @@ impl RankSeat for P2pSeat {
         OpMemory::of(buffer)
     }
 
-    unsafe fn begin(&self, _: Called, _: OpMemory) -> Begun {
-        // Alone there is nobody to wait for.
-        if self.group.world_size == 1 { Begun::Posted { carried: true } } else { Begun::Not }
+    unsafe fn begin(&self, called: Called, _: OpMemory) -> Begun {
+        // Alone there is nobody to wait for, and without a factor nothing to compute.
+        let done = called.action.is_done_alone(self.group.world_size);
+        if done { Begun::Posted { carried: true } } else { Begun::Not }
     }
 
     fn is_ready(&self, _: Duration) -> bool {
+        // Only a group of one rank posts.
         self.group.world_size == 1
     }
 

@@ -169,7 +169,7 @@ int cuModuleLoadDataEx(void **module, const char *text, unsigned count, const in
     bool machine = std::strncmp(text, "\177ELF", 4) == 0;
     // Driver 580 answers so, and writes nothing into the log.
     if (!machine && !std::strstr(text, ".version ")) return InvalidImage;
-    if (!machine && !std::strstr(text, ".target ")) {
+    if (!machine && !std::strstr(text, ".target ") && !std::strstr(text, ".entry ")) {
         say("stand-in: the text has no .target", count, options, values);
         return InvalidPtx;
     }
