@@ -12,6 +12,7 @@ use crate::group::verdict::{Party, Stand, Verdict, timeout, verdict};
 use crate::sync::{Condvar, Mutex};
 use crate::{Action, Called, Clock, Error};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ pub(super) struct MeetingGroup {
     timeout: Duration,
     state: Mutex<MeetingState>,
     changed: Condvar,
+    /// Number of changes for which a thread that moves bytes looks at the state again.
+    changes: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -97,6 +100,7 @@ impl MeetingGroup {
             timeout,
             state: Mutex::new(state),
             changed: Condvar::new(),
+            changes: AtomicUsize::new(0),
         });
         let weak: Weak<MeetingGroup> = Arc::downgrade(&group);
         clock.register(weak);
@@ -133,50 +137,37 @@ impl MeetingGroup {
         }
         let carries = state.transfers.has_work(true);
         drop(state);
-        while carries && self.work(true) {}
+        while carries && self.work(rank, true, None) {}
         Ok(carried)
     }
 
     /// Waits for the operation that is next for `rank` to collect, and takes its result. Meanwhile this thread moves bytes of any
     /// operation of the group.
-    pub(super) fn collect(
-        &self,
-        rank: usize,
-        called: Called,
-        after: Duration,
-    ) -> Result<Ended<MeetingSeat>, Arc<Error>> {
+    pub(super) fn collect(&self, rank: usize, called: Called, after: Duration) -> MeetingResult {
         let (mut state, mut tired) = (self.state.lock(), false);
         loop {
-            let mut left = None;
             let posts = &mut state.posts[rank];
-            match posts.met.front() {
-                Some((_, Some(_))) => {
-                    let ended = posts.met.pop_front().and_then(|(_, result)| result);
-                    // The next operation's deadline does not count the bytes of this one.
-                    posts.since = posts.since.max(self.clock.now());
-                    return ended.unwrap_or_else(|| unreachable!("the arm has seen the result"));
-                }
-                Some((_, None)) => {}
-                None => {
-                    let deadline = posts.since.saturating_add(after);
-                    if let Some(cause) = state.cause.clone() {
-                        state.posts[rank].waiting.pop_front();
-                        state.turn(rank, self.clock.now());
-                        return Err(cause);
-                    }
-                    if self.clock.now() >= deadline {
-                        let error = timeout(&state.stands, rank, called, after);
-                        self.fail_locked(&mut state, error);
-                        continue;
-                    }
-                    left = self.clock.sleep_for(deadline);
-                }
+            if let Some(result) = posts.take_result() {
+                // The next operation's deadline does not count the bytes of this one.
+                posts.since = posts.since.max(self.clock.now());
+                return result;
             }
-            if state.transfers.has_work(false) {
+            // An operation that has a party has no deadline.
+            let deadline = posts.met.is_empty().then(|| posts.since.saturating_add(after));
+            if let (Some(_), Some(cause)) = (deadline, state.cause.clone()) {
+                state.posts[rank].waiting.pop_front();
+                state.turn(rank, self.clock.now());
+                return Err(cause);
+            }
+            if deadline.is_some_and(|deadline| self.clock.now() >= deadline) {
+                let error = timeout(&state.stands, rank, called, after);
+                self.fail_locked(&mut state, error);
+            } else if state.transfers.has_work(false) {
                 drop(state);
-                self.work(false);
+                self.work(rank, false, deadline);
                 state = self.state.lock();
             } else {
+                let left = deadline.and_then(|deadline| self.clock.sleep_for(deadline));
                 state = self.changed.wait_awake(state, left, &mut tired);
             }
         }
@@ -192,17 +183,23 @@ impl MeetingGroup {
         }
     }
 
-    /// Moves bytes of the first transfer that has some left, until it has none; with `solo`, of one that a single thread moves.
-    /// Returns false without one.
-    fn work(&self, solo: bool) -> bool {
-        // A statement of its own, which unlocks the state.
-        let work = self.state.lock().transfers.join(solo);
+    /// Moves bytes of the first transfer that has some left, on a thread of `rank`; with `solo`, of one that a single thread moves.
+    /// It stops when none is left, and between two portions when any operation has ended or the clock has reached `deadline`.
+    /// Returns false without such a transfer.
+    fn work(&self, rank: usize, solo: bool, deadline: Option<Duration>) -> bool {
+        let (work, seen) = {
+            let mut state = self.state.lock();
+            (state.transfers.join(solo), self.changes.load(Relaxed))
+        };
         let Some(mut work) = work else { return false };
-        let found = move_bytes(&mut work, self.world_size);
+        let whole = work.solo;
+        let is_late = || deadline.is_some_and(|deadline| self.clock.now() >= deadline);
+        let stops = || !whole && (self.changes.load(Relaxed) != seen || is_late());
+        let found = move_bytes(&mut work, self.world_size, &stops);
         let mut state = self.state.lock();
         if found.is_none() {
             let message = "while moving bytes".to_owned();
-            self.fail_locked(&mut state, Error::Panicked { rank: work.rank, message });
+            self.fail_locked(&mut state, Error::Panicked { rank, message });
         }
         let MeetingState { transfers, posts, cause, .. } = &mut *state;
         if let Some(moved) = transfers.leave(work, found) {
@@ -211,6 +208,7 @@ impl MeetingGroup {
                 let ended = || Ok(Ended { formed: None, non_finite: moved.non_finite });
                 posts[member].end(op_number, cause.map_or_else(ended, |cause| Err(Arc::clone(cause))));
             });
+            self.changes.fetch_add(1, Relaxed);
             drop(state);
             self.changed.notify_all();
         }
@@ -265,6 +263,7 @@ impl MeetingGroup {
             tracing::warn!(%error, "communicator failed");
             Arc::new(error)
         }));
+        self.changes.fetch_add(1, Relaxed);
         self.changed.notify_all();
         cause
     }
@@ -310,6 +309,7 @@ impl MeetingGroup {
         members().for_each(|member| state.turn(member, now));
         // A rank that waits for a thread's transfer sleeps on.
         if shared || bytes == 0 {
+            self.changes.fetch_add(usize::from(!shared), Relaxed);
             self.changed.notify_all();
         }
     }
@@ -360,6 +360,13 @@ impl Posts {
         Posts { met, waiting, since: Duration::ZERO }
     }
 
+    /// Takes the first operation's result, once that has ended.
+    fn take_result(&mut self) -> Option<MeetingResult> {
+        let result = self.met.front_mut()?.1.take()?;
+        self.met.pop_front();
+        Some(result)
+    }
+
     /// Records the result of an operation that has a party.
     fn end(&mut self, op_number: u64, result: MeetingResult) {
         let at = self.met.partition_point(|&(number, _)| number < op_number);
@@ -373,3 +380,6 @@ impl Wake for MeetingGroup {
         self.changed.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,20 +26,13 @@ const AHEAD: usize = 1 << 10;
 
 /// Moves portions until none is left. Returns the non-finite elements of the result in them, if the operation keeps former values.
 pub(super) fn perform(share: Share<'_>) -> u64 {
-    // A barrier may carry a buffer of any type.
-    if !share.action().moves_data() || share.is_done() {
-        return 0;
-    }
     match share.dtype() {
         DType::F32 => typed::<f32>(share),
         DType::F64 => typed::<f64>(share),
         DType::BF16 => typed::<bf16>(share),
         DType::F16 => typed::<f16>(share),
         DType::U64 => typed::<u64>(share),
-        other => {
-            debug_assert!(false, "{other} is refused by `Op::check`");
-            0
-        }
+        other => unreachable!("{other} is refused by `Op::check`"),
     }
 }
 
@@ -89,6 +82,7 @@ impl<T: WireElement, const TIMES: bool, const KEEPS: bool> Body for Fold<'_, T, 
     fn run(mut self) -> u64 {
         let (n, to_all) = (self.share.world_size(), matches!(self.share.action(), Action::AllReduce(_)));
         let streams = KEEPS && self.share.bytes() >= KEPT_NON_TEMPORAL_FROM;
+        let done = self.share.action().is_done_alone(n);
         let (mut sum, mut rounded) = ([T::Wide::ZERO; BLOCK], [T::narrow(T::Wide::ZERO); BLOCK]);
         let mut non_finite = 0;
         while let Some(mut portion) = self.share.claim() {
@@ -103,7 +97,12 @@ impl<T: WireElement, const TIMES: bool, const KEEPS: bool> Body for Fold<'_, T, 
                 let first = if KEEPS { portion.to_line(run.start) } else { 0 };
                 for block in blocks(run, first, reduce::block::<T>()) {
                     let (sum, rounded) = (&mut sum[..block.len()], &mut rounded[..block.len()]);
-                    reduce_block::<T, TIMES>(&mut portion, &block, (sum, &mut *rounded), (self.reduction, n));
+                    if KEEPS && done {
+                        rounded.copy_from_slice(portion.slice(0, block.clone()));
+                    } else {
+                        let into = (sum, &mut *rounded);
+                        reduce_block::<T, TIMES>(&mut portion, &block, into, (self.reduction, n));
+                    }
                     for rank in targets.clone() {
                         if KEEPS {
                             portion.keep::<T>(rank, block.clone(), |to, from| {

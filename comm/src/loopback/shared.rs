@@ -88,12 +88,15 @@ impl View {
 }
 
 /// Memory of an operation while bytes move, as seen by one thread.
-#[derive(Debug)]
 pub(super) struct Share<'a> {
     action: Action,
     cut: Cut,
     views: &'a mut [View],
     next: &'a Counter,
+    /// Returns true if this thread draws no further portion.
+    stops: &'a dyn Fn() -> bool,
+    /// Set when no portion is left.
+    drained: &'a mut bool,
 }
 
 /// Elements that one thread may access exclusively until this is dropped.
@@ -125,24 +128,23 @@ impl Share<'_> {
         self.views[self.cut.rank].bytes() * buffers
     }
 
-    /// Returns true if the buffer of the only rank is the result already.
-    pub(super) fn is_done(&self) -> bool {
-        self.action.is_done_alone(self.views.len()) && !self.keeps()
-    }
-
     /// Returns true if a rank lends values, whose former contents are kept.
     pub(super) fn keeps(&self) -> bool {
         self.views.iter().any(View::keeps)
     }
 
-    /// Claims the next portion.
+    /// Claims the next portion; `None` if none is left, or if this thread is to stop.
     pub(super) fn claim(&mut self) -> Option<Portion<'_>> {
-        loop {
-            let (part, range) = self.cut.portion(self.next.next())?;
+        while !(self.stops)() {
+            let Some((part, range)) = self.cut.portion(self.next.next()) else {
+                *self.drained = true;
+                return None;
+            };
             if !range.is_empty() {
                 return Some(Portion { part, range, cut: self.cut, views: &mut *self.views });
             }
         }
+        None
     }
 }
 
@@ -253,18 +255,22 @@ impl Portion<'_> {
     }
 }
 
-/// Moves bytes of a transfer in a group of `world_size` until no portion is left to draw. Returns the non-finite elements found in
-/// the result, or `None` after a panic.
-pub(super) fn move_bytes(work: &mut TransferShare, world_size: usize) -> Option<u64> {
+/// Moves bytes of a transfer in a group of `world_size` until no portion is left to draw, or until `stops` before a portion. Returns
+/// the non-finite elements found in the result, or `None` after a panic.
+pub(super) fn move_bytes(
+    work: &mut TransferShare,
+    world_size: usize,
+    stops: &dyn Fn() -> bool,
+) -> Option<u64> {
     // From `Transfers::join` to `Transfers::leave`, the group holds every member's operation: its result is recorded after the last
     // thread has left the transfer. All members have posted operations that agree, with lengths and types that agree. So each thread
     // makes the same cut of the same views and shares the transfer's counter, which was zero when the last member arrived: no number
     // is drawn twice, and different numbers are disjoint portions. The memory stays allocated, because a rank's buffer remains in its
     // lane until the rank has collected the result, and the call that lends values returns after that (`RankWorker::keep`). A transfer
     // may move at the same time as another of the same ranks: their buffers are different.
-    let TransferShare { called, rank, views, portions, .. } = work;
-    let cut = Cut::new(called.action, *rank, world_size, views[*rank].len);
-    let share = Share { action: called.action, cut, views: views.as_mut_slice(), next: portions };
+    let TransferShare { called, rank, views, portions, drained, .. } = work;
+    let (action, cut) = (called.action, Cut::new(called.action, *rank, world_size, views[*rank].len));
+    let share = Share { action, cut, views: views.as_mut_slice(), next: portions, stops, drained };
     // A panic would be a bug of this crate. Even then no buffer goes back while other threads access it, and no rank treats the
     // result as valid.
     catch_unwind(AssertUnwindSafe(|| moves::perform(share))).ok()

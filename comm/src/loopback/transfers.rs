@@ -55,6 +55,10 @@ pub(super) struct TransferShare {
     pub(super) rank: usize,
     pub(super) views: Vec<View>,
     pub(super) portions: Arc<Counter>,
+    /// This thread moves all bytes.
+    pub(super) solo: bool,
+    /// This thread found no portion left to draw.
+    pub(super) drained: bool,
 }
 
 /// A transfer that has ended.
@@ -112,12 +116,13 @@ impl Transfers {
         transfer.movers += 1;
         let mut views = self.spare.pop().unwrap_or_default();
         views.extend_from_slice(&transfer.views);
-        let MeetingTransfer { called, rank, ref portions, .. } = *transfer;
-        Some(TransferShare { index, called, rank, views, portions: Arc::clone(portions) })
+        let MeetingTransfer { called, rank, ref portions, solo, .. } = *transfer;
+        let portions = Arc::clone(portions);
+        Some(TransferShare { index, called, rank, views, portions, solo, drained: false })
     }
 
-    /// Leaves a transfer that has no portion left, with the non-finite elements found; `None` if this thread panicked. Returns the
-    /// transfer if it has ended.
+    /// Leaves a transfer, with the non-finite elements found; `None` if this thread panicked. Returns the transfer if it has ended:
+    /// no portion is left, and no other thread moves one.
     pub(super) fn leave(&mut self, mut work: TransferShare, found: Option<u64>) -> Option<FinishedTransfer> {
         work.views.clear();
         self.spare.push(work.views);
@@ -125,11 +130,12 @@ impl Transfers {
         transfer.movers -= 1;
         transfer.non_finite += found.unwrap_or(0);
         transfer.spoilt |= found.is_none();
-        if !std::mem::replace(&mut transfer.drained, true) {
+        // After a panic nobody moves the rest.
+        if (work.drained || found.is_none()) && !std::mem::replace(&mut transfer.drained, true) {
             self.open.retain(|&index| index != work.index);
         }
-        let MeetingTransfer { spoilt, non_finite, movers, .. } = *transfer;
-        (movers == 0).then_some(FinishedTransfer { index: work.index, spoilt, non_finite })
+        let MeetingTransfer { spoilt, non_finite, movers, drained, .. } = *transfer;
+        (drained && movers == 0).then_some(FinishedTransfer { index: work.index, spoilt, non_finite })
     }
 
     /// Calls `each` with every member of a transfer that has ended, and its operation; then forgets the transfer.

@@ -315,3 +315,23 @@ fn what_was_kept_goes_back() {
     })
     .unwrap();
 }
+
+#[test]
+fn one_rank_leaves_and_keeps_the_bits_of_a_signalling_nan() {
+    let bits = [0x7f80_0001, 0x8000_0000, 0x3f80_0000];
+    for &backend in BACKENDS {
+        backend
+            .spawn(1, |comm| {
+                let mut values = bits.map(f32::from_bits);
+                let kept = Buffer::zeroed(3, DType::F32, &Meter::new(), Category::Staging).unwrap();
+                let mut slices = [SliceMut::from(&mut values)];
+                let (kept, found) = comm.all_reduce_keeping(Reduction::Sum, None, &mut slices, kept);
+                assert_eq!(found, Ok(1), "{backend:?}");
+                assert_eq!(values.map(f32::to_bits), bits, "{backend:?}");
+                let kept: Vec<u32> =
+                    kept.typed::<f32>().unwrap().iter().map(|value| value.to_bits()).collect();
+                assert_eq!(kept, bits, "{backend:?}");
+            })
+            .unwrap();
+    }
+}

@@ -25,8 +25,9 @@ pub trait Step<T: Real, const S: usize>: Copy + Send + Sync {
     }
 }
 
-/// Least number of elements of a part: waking a second thread costs more than shorter ones save.
-const PART: usize = 32 << 10;
+/// Least number of elements of a part: waking a second thread costs more than shorter ones save. Measured: AdamW of 65,536 f32 elements
+/// takes 1.27 times as long on two threads, and 100,000 take 1.22 times.
+const PART: usize = 64 << 10;
 
 /// Elements converted, updated, copied out and reset in turn: few enough that the memory, which only the update prefetches, is not idle
 /// during the other loops. Measured: with a remainder AdamW runs at 82% of a copy's speed with twice as many.

@@ -47,6 +47,10 @@ static SHARED: OnceLock<Threads> = OnceLock::new();
 /// Parts of the work for each thread: enough for balance.
 const PARTS: usize = 8;
 
+/// Parts of the least work that is worth a second thread. Measured: AdamW of 131,072 elements on two threads takes 25 us, and with
+/// one part for each thread 37.
+const FINER: usize = 4;
+
 impl Threads {
     /// Returns the threads that the whole process shares, the default: as many as the process may use at once, the calling one
     /// included, or those of [`set_shared`](Self::set_shared). Helpers start with the first work that they can share; if the system
@@ -92,16 +96,13 @@ impl Threads {
         1 + self.crew().map_or(0, |crew| crew.helpers())
     }
 
-    /// Returns the length of parts into which to cut work on `len` elements: at least `least`, and short enough for balance. Work that is
-    /// not longer than two parts of `least` stays whole.
+    /// Returns the length of parts into which to cut work on `len` elements. Work of less than twice `least` elements stays whole: waking
+    /// a second thread takes longer than it saves. Parts of longer work are short enough for balance.
     pub fn part_len(&self, len: usize, least: usize) -> usize {
-        let most = len / least.max(1);
-        if most <= 1 {
-            return len.max(1);
-        }
+        let least = least.max(1);
         match self.count() {
-            1 => len,
-            count => len.div_ceil(most.min(PARTS * count)),
+            count if count > 1 && len / least > 1 => len.div_ceil((FINER * (len / least)).min(PARTS * count)),
+            _ => len.max(1),
         }
     }
 

@@ -140,13 +140,13 @@ rule!(
 
 /// Constants of the sequence above, for one `t`.
 #[derive(Clone, Copy)]
-pub(crate) struct Constants<T> {
+pub(crate) struct Constants<T: Real> {
     frame: Frame<T>,
     w1: T,
     b2: T,
     w2: T,
     bc2s: T,
-    bc2s_divisor: f64,
+    bc2s_divisor: T::Divisor,
     eps: T,
     step: T,
 }

@@ -53,13 +53,13 @@ impl Default for Lamb {
 
 /// Constants of the sequence above, for one segment.
 #[derive(Clone, Copy)]
-pub(crate) struct Constants<T> {
+pub(crate) struct Constants<T: Real> {
     scale: T,
     w1: T,
     b2: T,
     w2: T,
     bc2s: T,
-    bc2s_divisor: f64,
+    bc2s_divisor: T::Divisor,
     eps: T,
     wd: T,
     k: T,

@@ -97,13 +97,13 @@ impl Rule for QhAdamW {
 
 /// Constants of the sequence above, for one `t`.
 #[derive(Clone, Copy)]
-pub(crate) struct Constants<T> {
+pub(crate) struct Constants<T: Real> {
     frame: Frame<T>,
     mix: Mix<T>,
     b2: T,
     w2: T,
     bc2s: T,
-    bc2s_divisor: f64,
+    bc2s_divisor: T::Divisor,
     eps: T,
     lr: T,
 }
