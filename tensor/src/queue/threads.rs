@@ -99,10 +99,13 @@ impl Threads {
     /// Returns the length of parts into which to cut work on `len` elements. Work of less than twice `least` elements stays whole: waking
     /// a second thread takes longer than it saves. Parts of longer work are short enough for balance.
     pub fn part_len(&self, len: usize, least: usize) -> usize {
-        let least = least.max(1);
+        let most = len / least.max(1);
+        if most <= 1 {
+            return len.max(1);
+        }
         match self.count() {
-            count if count > 1 && len / least > 1 => len.div_ceil((FINER * (len / least)).min(PARTS * count)),
-            _ => len.max(1),
+            1 => len,
+            count => len.div_ceil((FINER * most).min(PARTS * count)),
         }
     }
 
