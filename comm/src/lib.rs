@@ -158,6 +158,7 @@ pub use communicator::Communicator;
 pub use communicator::call_name::{CallName, name_calls};
 pub use communicator::in_flight::{InFlight, Tickets};
 pub use communicator::stats::{Kind, Stats, Traffic};
+pub use communicator::writing::WriteChunk;
 pub use error::{Called, Error};
 pub use group::faults::Faults;
 pub use op::{Action, Op, Reduction};

@@ -4,12 +4,14 @@ pub(crate) mod call_name;
 pub(crate) mod in_flight;
 pub(crate) mod keeping;
 pub(crate) mod stats;
+pub(crate) mod writing;
 
 use crate::{Error, InFlight, Op, Reduction, Stats};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, SliceMut};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use writing::WriteChunk;
 
 /// One rank's handle to a group of ranks that exchange buffers. Passed as `Arc<dyn Communicator>`.
 ///
@@ -67,6 +69,26 @@ pub trait Communicator: Send + Sync + Debug {
     ) -> (Buffer, Result<u64, Error>) {
         let op = Op::all_reduce(reduction);
         keeping::through_a_copy(self, within.map_or(op, |within| op.within(within)), values, kept)
+    }
+
+    /// Gathers `buffer` on all ranks while this rank still writes its chunk, and waits: an [`Op::all_gather`] of chunks that are computed.
+    ///
+    /// `write` is called on this thread with consecutive parts of the chunk, until it has written all of it, whatever becomes of the
+    /// operation. Parts that are written travel while they are in the cache. On return chunk `q` has what rank `q` wrote, for all `q`.
+    /// Other ranks may call it at the same time or [`Op::all_gather`]. `on` is the queue of the buffer's place; its threads share the
+    /// work of a copy.
+    ///
+    /// `buffer` always comes back; after an error its contents are unspecified. If `write` breaks, the group is aborted
+    /// ([`Error::Aborted`] on every rank); if it panics, the others get [`Error::Panicked`].
+    ///
+    /// The default calls `write` once, with the whole chunk, and then gathers.
+    fn all_gather_written(
+        &self,
+        buffer: Buffer,
+        on: &Queue,
+        write: &mut WriteChunk<'_>,
+    ) -> (Buffer, Result<(), Error>) {
+        writing::before_gather(self, buffer, on, write)
     }
 
     /// Starts two operations, one after the other, both or none: for small ones that a backend may launch as one group. Every

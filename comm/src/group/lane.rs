@@ -1,7 +1,6 @@
 //! One rank's queue of operations, and the slots that hold their buffers until they are waited for.
 
-use super::seat::{Ended, RankSeat};
-use super::segments::LentValues;
+use super::seat::{Besides, Ended, RankSeat};
 use crate::clock::Wake;
 use crate::communicator::call_name;
 use crate::sync::{Condvar, Mutex};
@@ -74,6 +73,8 @@ pub(crate) struct Task<M> {
     pub(crate) called: Called,
     pub(crate) memory: M,
     pub(crate) stage: TaskStage,
+    /// Only the caller that collects the operation runs it.
+    pub(crate) own: bool,
 }
 
 /// Progress of an operation before it runs.
@@ -110,11 +111,11 @@ impl<S: RankSeat> Lane<S> {
     }
 
     /// Takes an operation in, or returns the buffer with the error. If all earlier ones have begun, the caller also gets the task and
-    /// begins it ([`begun`](Lane::begun)). With `lent`, the operation is an all-reduce of these values, and the buffer keeps them.
+    /// begins it ([`begun`](Lane::begun)).
     pub(crate) fn enqueue(
         &self,
         op: Op,
-        (buffer, lent): (Buffer, Option<LentValues>),
+        (buffer, besides): (Buffer, Besides),
     ) -> Result<Enqueued<S>, (Buffer, Error)> {
         if let Err(error) = op.check(self.rank, self.world_size, buffer.len(), buffer.dtype()) {
             return Err((buffer, error));
@@ -136,10 +137,11 @@ impl<S: RankSeat> Lane<S> {
             by: call_name::current(),
         };
         state.started += 1;
-        let memory = S::memory(&buffer, op.action(), lent);
+        let memory = S::memory(&buffer, op.action(), besides);
+        let own = matches!(besides, Besides::Writer);
         let begins = state.not_begun == 0;
         let stage = if begins { TaskStage::Beginning } else { TaskStage::Queued };
-        let ticket = state.place(|slot| Task { slot, op, called, memory, stage }, buffer);
+        let ticket = state.place(|slot| Task { slot, op, called, memory, stage, own }, buffer);
         state.queue.push_back(ticket);
         state.not_begun += 1;
         let task = begins.then(|| state.slots[ticket].task);
@@ -175,7 +177,7 @@ impl<S: RankSeat> Lane<S> {
         let mut state = self.state.lock();
         loop {
             if state.closed || state.wanted > 0 && state.callers == 0 {
-                if let Some(task) = state.take() {
+                if let Some(task) = state.take(None) {
                     return Some(task);
                 }
                 if state.closed && !state.busy && state.queue.is_empty() {
@@ -214,7 +216,7 @@ impl<S: RankSeat> Lane<S> {
     pub(crate) fn collect(
         &self,
         ticket: usize,
-        carry_out: impl Fn(&Task<S::Memory>),
+        mut carry_out: impl FnMut(&Task<S::Memory>),
     ) -> (Buffer, Result<(), Error>, Ended<S>) {
         let (mut state, mut tired) = (self.state.lock(), false);
         state.callers += 1;
@@ -222,7 +224,7 @@ impl<S: RankSeat> Lane<S> {
             if let Some(ended) = state.vacate(ticket) {
                 break ended;
             }
-            if let Some(task) = state.take() {
+            if let Some(task) = state.take(Some(ticket)) {
                 drop(state);
                 carry_out(&task);
                 state = self.state.lock();
@@ -251,7 +253,8 @@ impl<S: RankSeat> Lane<S> {
             if state.slots[ticket].result.is_some() {
                 return true;
             }
-            let ready = |task: &Task<S::Memory>| task.stage == TaskStage::Posted && is_ready(task);
+            let ready =
+                |task: &Task<S::Memory>| task.stage == TaskStage::Posted && !task.own && is_ready(task);
             let Some(task) = state.take_if(ready) else { return false };
             drop(state);
             carry_out(&task);
@@ -333,9 +336,10 @@ impl<S: RankSeat> LaneState<S> {
         !self.busy && (self.closed || none_waits && !self.queue.is_empty())
     }
 
-    /// Takes the next operation, unless one is running or the next is being begun.
-    fn take(&mut self) -> Option<Task<S::Memory>> {
-        self.take_if(|_| true)
+    /// Takes the next operation, unless one is running, the next is being begun, or it is another caller's own. `by` is the operation
+    /// that the caller collects.
+    fn take(&mut self, by: Option<usize>) -> Option<Task<S::Memory>> {
+        self.take_if(|task| !task.own || by == Some(task.slot))
     }
 
     /// Takes the next operation if it is as wanted, unless one is running.

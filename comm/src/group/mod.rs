@@ -1,5 +1,6 @@
 //! What backends of CPU ranks share: the queue of a rank's operations, its threads, its communicator, and the comparison of calls.
 
+pub(crate) mod chunk_writer;
 pub(crate) mod faults;
 pub(crate) mod lane;
 pub(crate) mod rank;

@@ -1,13 +1,14 @@
 //! Communicator handle of a rank, and its drop.
 
+use super::chunk_writer::{ChunkWriter, has_parts};
 use super::seat::RankSeat;
 use super::thread_end::ThreadEnd;
 use super::worker::RankWorker;
-use crate::communicator::{keeping, nothing};
+use crate::communicator::{keeping, nothing, writing};
 use crate::group::faults::Faults;
 use crate::op::Action;
 use crate::sync::{self, Mutex};
-use crate::{Communicator, Error, InFlight, Op, Reduction, Stats};
+use crate::{Communicator, Error, InFlight, Op, Reduction, Stats, WriteChunk};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, SliceMut};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard as StdGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -156,6 +157,24 @@ impl<S: RankSeat> Communicator for GroupRank<S> {
         } else {
             keeping::through_a_copy(self, op, values, kept)
         }
+    }
+
+    fn all_gather_written(
+        &self,
+        buffer: Buffer,
+        on: &Queue,
+        write: &mut WriteChunk<'_>,
+    ) -> (Buffer, Result<(), Error>) {
+        let of = (self.rank(), self.world_size());
+        if buffer.place() != Place::Cpu || !has_parts(buffer.len(), of.1, on.threads()) {
+            return writing::before_gather(self, buffer, on, write);
+        }
+        // SAFETY: the buffer moves into the rank's queue and comes back from `gather_written`, alive meanwhile. The backend leaves elements
+        // of this rank's chunk alone that the writer has not written.
+        let mut writer = unsafe { ChunkWriter::new(&buffer, of, on.threads(), write) };
+        let gathered = self.place.gather_written(buffer, &mut writer);
+        writer.end();
+        gathered
     }
 
     fn zeroed_on(

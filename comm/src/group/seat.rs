@@ -1,5 +1,6 @@
 //! Place of a rank in a group: the interface between a rank's queue and its backend.
 
+use super::chunk_writer::ChunkWriter;
 use super::segments::LentValues;
 use crate::{Action, Called, Clock, Communicator, Error};
 use meshstep_tensor::{Buffer, Category, DType, Meter};
@@ -27,8 +28,8 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
     /// Default deadline of an operation.
     fn timeout(&self) -> Duration;
 
-    /// Describes `buffer`, on which its rank calls `action`, and the values that it lends, if any.
-    fn memory(buffer: &Buffer, action: Action, lent: Option<LentValues>) -> Self::Memory;
+    /// Describes `buffer`, on which its rank calls `action`.
+    fn memory(buffer: &Buffer, action: Action, besides: Besides) -> Self::Memory;
 
     /// Begins an operation without waiting for another rank and without moving many bytes. The rank's earlier operations have begun. The
     /// default leaves everything to [`run`](RankSeat::run).
@@ -45,7 +46,8 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
     }
 
     /// Runs the next operation to its end: from its start, or from where [`begin`](RankSeat::begin) left it if it was `posted`. The
-    /// backend has finished with `memory` on return.
+    /// backend has finished with `memory` on return. With a `writer`, an all-gather in which it writes this rank's chunk; a failure of the
+    /// writer fails the group.
     ///
     /// # Safety
     /// The memory is alive and this rank's own until this returns.
@@ -55,6 +57,7 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
         memory: Self::Memory,
         after: Duration,
         posted: bool,
+        writer: Option<&mut ChunkWriter<'_>>,
     ) -> Result<Ended<Self>, Arc<Error>>;
 
     /// Waits until `until` outside of any operation, or until the group has failed.
@@ -107,6 +110,16 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
 
     /// Waits a bounded time for [`depart`](RankSeat::depart), where the end of the process would cut it off.
     fn await_departure(&self) {}
+}
+
+/// Part of an operation besides its buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Besides {
+    Nothing,
+    /// Values to reduce in place of the buffer, which keeps their former contents.
+    Lent(LentValues),
+    /// The caller writes the rank's chunk while the operation runs, and runs the operation itself.
+    Writer,
 }
 
 /// State of an operation after [`RankSeat::begin`].

@@ -37,7 +37,8 @@ pub(crate) fn spawn<S: RankSeat, T: Send>(
     results.into_iter().enumerate().map(result).collect()
 }
 
-fn message(payload: &(dyn Any + Send)) -> String {
+/// Returns the message of a panic.
+pub(crate) fn message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("no message").to_owned()

@@ -1,7 +1,8 @@
 //! Execution of a rank's operations: in order, one at a time, by a thread that waits for one or else by the communication thread.
 
+use super::chunk_writer::ChunkWriter;
 use super::lane::{Lane, Task, TaskStage};
-use super::seat::{Begun, Ended, RankSeat};
+use super::seat::{Begun, Besides, Ended, RankSeat};
 use super::segments::{LentValues, Segment, lay_end_to_end};
 use crate::communicator::in_flight::Tickets;
 use crate::communicator::keeping;
@@ -31,27 +32,41 @@ impl<S: RankSeat> RankWorker<S> {
     /// Body of the communication thread: runs until the rank has left and all its started operations are done.
     pub(crate) fn run(&self) {
         while let Some(task) = self.lane.next() {
-            self.carry_out(&task);
+            self.carry_out(&task, None);
         }
         self.seat.depart(self.lane.started());
     }
 
     /// Runs an operation from start to end on the caller's thread.
     pub(crate) fn complete(&self, op: Op, buffer: Buffer) -> (Buffer, Result<(), Error>, Ended<S>) {
-        self.complete_with(op, (buffer, None))
+        self.complete_with(op, (buffer, Besides::Nothing), None)
+    }
+
+    /// Runs an all-gather in which `writer` writes this rank's chunk of the buffer.
+    pub(crate) fn gather_written(
+        &self,
+        buffer: Buffer,
+        writer: &mut ChunkWriter<'_>,
+    ) -> (Buffer, Result<(), Error>) {
+        let memory = (buffer, Besides::Writer);
+        let (buffer, result, _) = self.complete_with(Op::all_gather(), memory, Some(writer));
+        // A refused operation: the caller's chunk is written nevertheless.
+        writer.finish();
+        (buffer, result)
     }
 
     fn complete_with(
         &self,
         op: Op,
-        memory: (Buffer, Option<LentValues>),
+        memory: (Buffer, Besides),
+        mut writer: Option<&mut ChunkWriter<'_>>,
     ) -> (Buffer, Result<(), Error>, Ended<S>) {
         match self.lane.enqueue(op, memory) {
             Ok((ticket, task)) => {
                 if let Some(task) = task {
                     self.begin(&task);
                 }
-                self.collect(ticket)
+                self.lane.collect(ticket, |task| self.carry_out(task, writer.as_deref_mut()))
             }
             Err((buffer, error)) => (buffer, Err(error), Ended::default()),
         }
@@ -59,7 +74,7 @@ impl<S: RankSeat> RankWorker<S> {
 
     /// Starts an operation, and begins it if all earlier ones have begun.
     pub(crate) fn start(&self, op: Op, buffer: Buffer) -> Result<usize, (Buffer, Error)> {
-        let (ticket, task) = self.lane.enqueue(op, (buffer, None))?;
+        let (ticket, task) = self.lane.enqueue(op, (buffer, Besides::Nothing))?;
         let begun = task.map_or(Begun::Not, |task| self.begin(&task));
         if begun != (Begun::Posted { carried: true }) {
             self.lane.want(ticket);
@@ -91,28 +106,52 @@ impl<S: RankSeat> RankWorker<S> {
         }
         // Other ranks access the values and the list until `complete_with` returns, which it does when the operation has ended.
         let borrowed = AbortOnUnwind;
-        let (kept, result, ended) = self.complete_with(op, (kept, LentValues::of(&segments)));
+        let besides = LentValues::of(&segments).map_or(Besides::Nothing, Besides::Lent);
+        let (kept, result, ended) = self.complete_with(op, (kept, besides), None);
         std::mem::forget(borrowed);
         *self.segments.lock() = segments;
         (kept, result.map(|()| ended.non_finite))
     }
 
     fn collect(&self, ticket: usize) -> (Buffer, Result<(), Error>, Ended<S>) {
-        self.lane.collect(ticket, |task| self.carry_out(task))
+        self.lane.collect(ticket, |task| self.carry_out(task, None))
     }
 
-    fn carry_out(&self, task: &Task<S::Memory>) {
-        let result = self.perform(task);
+    /// Runs an operation; `writer` writes the chunk if the operation is its own.
+    fn carry_out(&self, task: &Task<S::Memory>, writer: Option<&mut ChunkWriter<'_>>) {
+        let mut writer = writer.filter(|_| task.own);
+        let result = self.perform(task, writer.as_deref_mut());
+        // The lane holds the buffer until then.
+        writer.into_iter().for_each(ChunkWriter::finish);
         self.lane.finish(task, result);
+    }
+
+    /// Fails the group because of a part of a chunk.
+    fn fail_written(&self, error: &Error) -> Arc<Error> {
+        match error {
+            Error::Aborted { .. } => self.seat.abort(),
+            _ => self.seat.fail(error.clone()),
+        }
+        Arc::new(error.clone())
     }
 
     fn deadline(&self, task: &Task<S::Memory>) -> Duration {
         task.op.deadline().unwrap_or(self.seat.timeout())
     }
 
-    fn perform(&self, task: &Task<S::Memory>) -> Result<Ended<S>, Arc<Error>> {
+    fn perform(
+        &self,
+        task: &Task<S::Memory>,
+        writer: Option<&mut ChunkWriter<'_>>,
+    ) -> Result<Ended<S>, Arc<Error>> {
         let RankWorker { seat, faults, .. } = self;
-        let after = self.deadline(task);
+        let (after, mut writer) = (self.deadline(task), writer);
+        if faults.at(seat.rank(), task.called.op_number).next().is_some() {
+            if let Some(writer) = writer.take() {
+                writer.finish();
+                writer.failure().map_or(Ok(()), |error| Err(self.fail_written(error)))?;
+            }
+        }
         for fault in faults.at(seat.rank(), task.called.op_number) {
             match fault {
                 Fault::Delay(by) => seat.pause(seat.clock().now().saturating_add(by))?,
@@ -126,7 +165,8 @@ impl<S: RankSeat> RankWorker<S> {
             }
         }
         // SAFETY: the lane holds the task's buffer until `finish`, and a caller that lends values waits for that (`keep`).
-        let ended = unsafe { seat.run(task.called, task.memory, after, task.stage == TaskStage::Posted) }?;
+        let ended =
+            unsafe { seat.run(task.called, task.memory, after, task.stage == TaskStage::Posted, writer) }?;
         if faults.at(seat.rank(), task.called.op_number).any(|fault| fault == Fault::CorruptResult) {
             // SAFETY: the task is this rank's, and all ranks have left its operation.
             unsafe { S::flip_a_bit(task.memory) };
@@ -143,7 +183,7 @@ impl<S: RankSeat> Tickets for RankWorker<S> {
 
     fn is_done(&self, ticket: usize) -> bool {
         let is_ready = |task: &Task<S::Memory>| self.seat.is_ready(self.deadline(task));
-        self.lane.is_done(ticket, is_ready, |task| self.carry_out(task))
+        self.lane.is_done(ticket, is_ready, |task| self.carry_out(task, None))
     }
 
     fn ends_within(&self, ticket: usize, patience: Duration) -> bool {

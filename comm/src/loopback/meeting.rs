@@ -3,15 +3,18 @@
 //! A rank may post further calls before its earlier ones have a party. Then operations overlap: threads that wait for one move the
 //! bytes of any. The lock is held while calls are compared, never while bytes move.
 
+mod posts;
+mod writing;
+
 use super::shared::{View, move_bytes};
-use super::transfers::Transfers;
+use super::transfers::{FinishedTransfer, TransferShare, Transfers};
 use crate::clock::Wake;
 use crate::group::seat::Ended;
 use crate::group::split_groups;
 use crate::group::verdict::{Party, Stand, Verdict, timeout, verdict};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Guard, Mutex};
 use crate::{Action, Called, Clock, Error};
-use std::collections::VecDeque;
+use posts::{MeetingResult, Met, Posts};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -44,23 +47,6 @@ struct MeetingState {
     /// First failure; once set, no operation begins to move bytes.
     cause: Option<Arc<Error>>,
 }
-
-/// Result of an operation, or the group's failure.
-type MeetingResult = Result<Ended<MeetingSeat>, Arc<Error>>;
-
-/// Operations that a rank has posted and not collected, in order.
-#[derive(Debug)]
-struct Posts {
-    /// Operations that have a party: their numbers, and their results once they have ended.
-    met: VecDeque<(u64, Option<MeetingResult>)>,
-    /// Calls after those, which wait for other ranks.
-    waiting: VecDeque<(Called, View)>,
-    /// Time since which it is the turn of the first of these.
-    since: Duration,
-}
-
-/// Initial capacity for posted operations.
-const ROOM: usize = 64;
 
 /// Largest total of buffer bytes that one thread moves alone: waking others to help takes longer. The shuttle tests have small
 /// buffers and cover both cases.
@@ -146,21 +132,22 @@ impl MeetingGroup {
     pub(super) fn collect(&self, rank: usize, called: Called, after: Duration) -> MeetingResult {
         let (mut state, mut tired) = (self.state.lock(), false);
         loop {
-            let posts = &mut state.posts[rank];
-            if let Some(result) = posts.take_result() {
+            if let Some(result) = state.posts[rank].take_result() {
                 // The next operation's deadline does not count the bytes of this one.
-                posts.since = posts.since.max(self.clock.now());
+                state.posts[rank].since = state.posts[rank].since.max(self.clock.now());
                 return result;
             }
-            // An operation that has a party has no deadline.
-            let deadline = posts.met.is_empty().then(|| posts.since.saturating_add(after));
-            if let (Some(_), Some(cause)) = (deadline, state.cause.clone()) {
+            if let (true, Some(cause)) = (state.posts[rank].met.is_empty(), state.cause.clone()) {
                 state.posts[rank].waiting.pop_front();
                 state.turn(rank, self.clock.now());
                 return Err(cause);
             }
+            // An operation that has a party waits only for ranks that write their chunks.
+            let writers = state.writers(rank);
+            let waits = writers.is_none_or(|mut writers| writers.next().is_some());
+            let deadline = waits.then(|| state.posts[rank].since.saturating_add(after));
             if deadline.is_some_and(|deadline| self.clock.now() >= deadline) {
-                let error = timeout(&state.stands, rank, called, after);
+                let error = state.late(rank, called, after);
                 self.fail_locked(&mut state, error);
             } else if state.transfers.has_work(false) {
                 drop(state);
@@ -178,7 +165,7 @@ impl MeetingGroup {
         let state = self.state.lock();
         let posts = &state.posts[rank];
         match posts.met.front() {
-            Some((_, result)) => result.is_some(),
+            Some(met) => met.result.is_some(),
             None => state.cause.is_some() || self.clock.now() >= posts.since.saturating_add(after),
         }
     }
@@ -196,23 +183,28 @@ impl MeetingGroup {
         let is_late = || deadline.is_some_and(|deadline| self.clock.now() >= deadline);
         let stops = || !whole && (self.changes.load(Relaxed) != seen || is_late());
         let found = move_bytes(&mut work, self.world_size, &stops);
+        self.leave(rank, work, found);
+        true
+    }
+
+    /// Leaves a transfer after moving bytes on a thread of `rank`; `found` is `None` after a panic.
+    fn leave(&self, rank: usize, work: TransferShare, found: Option<u64>) {
         let mut state = self.state.lock();
         if found.is_none() {
             let message = "while moving bytes".to_owned();
             self.fail_locked(&mut state, Error::Panicked { rank, message });
         }
-        let MeetingState { transfers, posts, cause, .. } = &mut *state;
-        if let Some(moved) = transfers.leave(work, found) {
-            let cause = cause.as_ref().filter(|_| moved.spoilt);
-            transfers.end(&moved, |(member, op_number)| {
-                let ended = || Ok(Ended { formed: None, non_finite: moved.non_finite });
-                posts[member].end(op_number, cause.map_or_else(ended, |cause| Err(Arc::clone(cause))));
-            });
-            self.changes.fetch_add(1, Relaxed);
-            drop(state);
-            self.changed.notify_all();
+        if let Some(moved) = state.transfers.leave(work, found) {
+            state.end(&moved);
+            self.announce(state);
         }
-        true
+    }
+
+    /// Notifies all threads that an operation has ended.
+    fn announce(&self, state: Guard<'_, MeetingState>) {
+        self.changes.fetch_add(1, Relaxed);
+        drop(state);
+        self.changed.notify_all();
     }
 
     /// Waits until `until` outside of any operation, or until the group has failed.
@@ -263,6 +255,10 @@ impl MeetingGroup {
             tracing::warn!(%error, "communicator failed");
             Arc::new(error)
         }));
+        // A rank that writes its chunk may never end.
+        while let Some(moved) = state.transfers.give_up_writers() {
+            state.end(&moved);
+        }
         self.changes.fetch_add(1, Relaxed);
         self.changed.notify_all();
         cause
@@ -289,7 +285,7 @@ impl MeetingGroup {
             self.moved_bytes(called, view)
         };
         let bytes: usize = members().map(bytes).sum();
-        let shared = bytes > 0 && {
+        let added = (bytes > 0).then(|| {
             let view_of = |rank: usize| {
                 let posted = posts[rank].waiting.front().filter(|_| members().any(|member| member == rank));
                 posted.map_or(View::empty(), |(_, view)| *view)
@@ -298,18 +294,18 @@ impl MeetingGroup {
             let first = members().next().unwrap_or(0);
             let called = posts[first].waiting[0].0;
             transfers.add((called, first), bytes, (0..self.world_size).map(view_of), numbers)
-        };
+        });
         let now = self.clock.now();
         for member in members() {
             let Some((called, _)) = posts[member].waiting.pop_front() else { continue };
             let ended = || Ok(Ended { formed: formed[member].take(), non_finite: 0 });
-            let result = (bytes == 0).then(ended);
-            posts[member].met.push_back((called.op_number, result));
+            let (result, transfer) = ((bytes == 0).then(ended), added.map(|(index, _)| index));
+            posts[member].met.push_back(Met { op_number: called.op_number, transfer, result });
         }
         members().for_each(|member| state.turn(member, now));
         // A rank that waits for a thread's transfer sleeps on.
-        if shared || bytes == 0 {
-            self.changes.fetch_add(usize::from(!shared), Relaxed);
+        if added.is_none_or(|(_, shared)| shared) {
+            self.changes.fetch_add(usize::from(bytes == 0), Relaxed);
             self.changed.notify_all();
         }
     }
@@ -352,25 +348,15 @@ impl MeetingState {
         posts.since = now;
         self.stands[rank] = posts.waiting.front().map_or(Stand::Idle, |&(called, _)| Stand::Waiting(called));
     }
-}
 
-impl Posts {
-    fn new() -> Self {
-        let (met, waiting) = (VecDeque::with_capacity(ROOM), VecDeque::with_capacity(ROOM));
-        Posts { met, waiting, since: Duration::ZERO }
-    }
-
-    /// Takes the first operation's result, once that has ended.
-    fn take_result(&mut self) -> Option<MeetingResult> {
-        let result = self.met.front_mut()?.1.take()?;
-        self.met.pop_front();
-        Some(result)
-    }
-
-    /// Records the result of an operation that has a party.
-    fn end(&mut self, op_number: u64, result: MeetingResult) {
-        let at = self.met.partition_point(|&(number, _)| number < op_number);
-        self.met[at].1 = Some(result);
+    /// Records the results of a transfer that has ended.
+    fn end(&mut self, moved: &FinishedTransfer) {
+        let MeetingState { transfers, posts, cause, .. } = self;
+        let cause = cause.as_ref().filter(|_| moved.spoilt);
+        transfers.end(moved, |(member, op_number)| {
+            let ended = || Ok(Ended { formed: None, non_finite: moved.non_finite });
+            posts[member].end(op_number, cause.map_or_else(ended, |cause| Err(Arc::clone(cause))));
+        });
     }
 }
 

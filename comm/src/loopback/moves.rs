@@ -7,7 +7,7 @@ use crate::reduce::{self, Accumulator, BLOCK, Contributions, WireElement};
 use crate::{Action, Reduction};
 use meshstep_tensor::fetch::fetch;
 use meshstep_tensor::simd::{Body, Isa};
-use meshstep_tensor::{DType, bf16, copy_non_temporal, f16};
+use meshstep_tensor::{DType, Threads, bf16, copy_non_temporal, f16};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -24,6 +24,9 @@ const KEPT_NON_TEMPORAL_FROM: usize = 4 << 20;
 /// the time, an all_reduce 0.85; both take longer than without prefetch if the number of lines is not a constant.
 const AHEAD: usize = 1 << 10;
 
+/// Elements of a part that one thread copies.
+const SENT_BY_ONE: usize = 32 << 10;
+
 /// Moves portions until none is left. Returns the non-finite elements of the result in them, if the operation keeps former values.
 pub(super) fn perform(share: Share<'_>) -> u64 {
     match share.dtype() {
@@ -33,6 +36,33 @@ pub(super) fn perform(share: Share<'_>) -> u64 {
         DType::F16 => typed::<f16>(share),
         DType::U64 => typed::<u64>(share),
         other => unreachable!("{other} is refused by `Op::check`"),
+    }
+}
+
+/// Copies a part that rank `from` has written to all other ranks.
+pub(super) fn send(portion: Portion<'_>, from: usize, threads: &Threads) {
+    match portion.dtype() {
+        DType::F32 => send_typed::<f32>(portion, from, threads),
+        DType::F64 => send_typed::<f64>(portion, from, threads),
+        DType::BF16 => send_typed::<bf16>(portion, from, threads),
+        DType::F16 => send_typed::<f16>(portion, from, threads),
+        DType::U64 => send_typed::<u64>(portion, from, threads),
+        other => unreachable!("{other} is refused by `Op::check`"),
+    }
+}
+
+fn send_typed<T: WireElement>(mut portion: Portion<'_>, from: usize, threads: &Threads) {
+    let (n, plain): (_, fn(&mut [T], &[T])) = (portion.world_size(), <[T]>::copy_from_slice);
+    let to = if portion.bytes() < NON_TEMPORAL_FROM { plain } else { copy_non_temporal };
+    // Ranks share the processors of their process.
+    if threads.count() / n <= 1 {
+        return copy::<T>(&mut portion, from, 0..n, to);
+    }
+    let range = portion.range.clone();
+    for rank in (0..n).filter(|&rank| rank != from) {
+        let (from, into) = portion.two::<T>((from, range.clone()), (rank, range.clone()));
+        let parts = into.chunks_mut(SENT_BY_ONE).zip(from.chunks(SENT_BY_ONE));
+        threads.for_each(parts, |(into, from)| to(into, from));
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::meeting::{MeetingGroup, MeetingSeat};
 use super::shared::View;
-use crate::group::seat::{Begun, Ended, RankSeat};
-use crate::group::segments::LentValues;
+use crate::group::chunk_writer::ChunkWriter;
+use crate::group::seat::{Begun, Besides, Ended, RankSeat};
 use crate::{Action, Called, Clock, Error};
 use meshstep_tensor::Buffer;
 use std::sync::Arc;
@@ -41,8 +41,8 @@ impl RankSeat for LoopbackSeat {
         self.seat.group.timeout()
     }
 
-    fn memory(buffer: &Buffer, action: Action, lent: Option<LentValues>) -> View {
-        View::of(buffer, action, lent)
+    fn memory(buffer: &Buffer, action: Action, besides: Besides) -> View {
+        View::of(buffer, action, besides)
     }
 
     unsafe fn begin(&self, called: Called, view: View) -> Begun {
@@ -63,10 +63,14 @@ impl RankSeat for LoopbackSeat {
         view: View,
         after: Duration,
         posted: bool,
+        writer: Option<&mut ChunkWriter<'_>>,
     ) -> Result<Ended<Self>, Arc<Error>> {
         let MeetingSeat { group, rank } = &self.seat;
         if !posted {
-            group.post(*rank, called, view)?;
+            group.post(*rank, called, view.with_writer(writer.is_some()))?;
+        }
+        if let Some(writer) = writer {
+            group.write_chunk(*rank, writer);
         }
         let ended = group.collect(*rank, called, after)?;
         let formed = ended.formed.map(|MeetingSeat { group, rank }| LoopbackSeat::new(group, rank));

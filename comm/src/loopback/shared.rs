@@ -10,6 +10,8 @@
 //! | send, recv | a range, in both buffers |
 //! | barrier, split | none |
 //!
+//! In an all-gather a rank may write its chunk while bytes move. Then the portions of that chunk are its own: as many as it writes parts.
+//!
 //! An all-reduce may work on values that a rank lends for the time of a call, in segments; the rank's buffer then keeps the former
 //! values, and both belong to the portion that has their elements.
 //!
@@ -20,10 +22,11 @@ use super::cut::{Cut, CutPart};
 use super::moves;
 use super::transfers::TransferShare;
 use crate::Action;
+use crate::group::seat::Besides;
 use crate::group::segments::{LentValues, Segment};
 use crate::sync::Counter;
 use meshstep_tensor::fetch::LINE;
-use meshstep_tensor::{Buffer, DType, Element};
+use meshstep_tensor::{Buffer, DType, Element, Threads};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -39,6 +42,8 @@ pub(super) struct View {
     lent: Option<LentValues>,
     /// Contiguous memory of the values: the buffer, or the segment of the lent values that a portion has entered.
     here: Segment,
+    /// The rank still writes its chunk, and copies the parts itself.
+    pub(super) writes: bool,
 }
 
 // SAFETY: a view is an address and a size; only its own methods and `Portion` dereference it, with their own safety arguments.
@@ -49,16 +54,22 @@ impl View {
     pub(super) fn empty() -> Self {
         let base = NonNull::<u64>::dangling().cast();
         let here = Segment { base, start: 0, len: 0 };
-        View { base, len: 0, dtype: DType::F32, factor: 1.0, lent: None, here }
+        View { base, len: 0, dtype: DType::F32, factor: 1.0, lent: None, here, writes: false }
     }
 
-    /// Returns a view of the whole of `buffer`, on which its rank calls `action`; with `lent`, of values that are as long as the
-    /// buffer.
-    pub(super) fn of(buffer: &Buffer, action: Action, lent: Option<LentValues>) -> Self {
+    /// Returns a view of the whole of `buffer`, on which its rank calls `action`, or of lent values that are as long as the buffer.
+    pub(super) fn of(buffer: &Buffer, action: Action, besides: Besides) -> Self {
         let (base, len, dtype) = (buffer.as_ptr(), buffer.len(), buffer.dtype());
+        let lent = if let Besides::Lent(values) = besides { Some(values) } else { None };
         // Lent values are entered segment by segment.
         let here = Segment { base, start: 0, len: if lent.is_some() { 0 } else { len } };
-        View { base, len, dtype, factor: action.factor(), lent, here }
+        let writes = matches!(besides, Besides::Writer);
+        View { base, len, dtype, factor: action.factor(), lent, here, writes }
+    }
+
+    /// Sets whether the rank writes its chunk meanwhile.
+    pub(super) fn with_writer(self, writes: bool) -> Self {
+        View { writes, ..self }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -140,7 +151,8 @@ impl Share<'_> {
                 *self.drained = true;
                 return None;
             };
-            if !range.is_empty() {
+            let written = matches!(part, CutPart::Chunk(of) if self.views[of].writes);
+            if !range.is_empty() && !written {
                 return Some(Portion { part, range, cut: self.cut, views: &mut *self.views });
             }
         }
@@ -149,6 +161,19 @@ impl Share<'_> {
 }
 
 impl Portion<'_> {
+    pub(super) fn dtype(&self) -> DType {
+        self.views[self.cut.rank].dtype
+    }
+
+    pub(super) fn world_size(&self) -> usize {
+        self.views.len()
+    }
+
+    /// Total bytes of the buffers of all ranks.
+    pub(super) fn bytes(&self) -> usize {
+        self.views[self.cut.rank].bytes() * self.views.len()
+    }
+
     /// Returns the factor of rank `of`'s values.
     pub(super) fn factor(&self, of: usize) -> f64 {
         self.views[of].factor
@@ -253,6 +278,22 @@ impl Portion<'_> {
         assert!(self.cut.holds(self.part, &self.range, of, range), "a range outside this portion");
         here
     }
+}
+
+/// Copies elements `part` of the chunk of the rank that joined the transfer as `work` to all other ranks, on several threads if there
+/// are more of them than ranks. Returns `None` after a panic.
+pub(super) fn copy_part(
+    work: &mut TransferShare,
+    (rank, world_size): (usize, usize),
+    part: Range<usize>,
+    threads: &Threads,
+) -> Option<u64> {
+    let cut = Cut::new(work.called.action, rank, world_size, work.views[rank].len);
+    let first = cut.chunk(rank).start;
+    let range = first + part.start..first + part.end;
+    // The other threads skip this chunk, as its view says that the rank writes it (`Share::claim`); the rest is as in `move_bytes`.
+    let portion = Portion { part: CutPart::Chunk(rank), range, cut, views: work.views.as_mut_slice() };
+    catch_unwind(AssertUnwindSafe(|| moves::send(portion, rank, threads))).ok().map(|()| 0)
 }
 
 /// Moves bytes of a transfer in a group of `world_size` until no portion is left to draw, or until `stops` before a portion. Returns

@@ -80,14 +80,14 @@ impl Transfers {
         }
     }
 
-    /// Adds a transfer of `bytes` bytes; `called` is the call of `rank`. Returns true if several threads are to move them.
+    /// Adds a transfer of `bytes` bytes; `called` is the call of `rank`. Returns its index, and true if several threads are to move them.
     pub(super) fn add(
         &mut self,
         (called, rank): (Called, usize),
         bytes: usize,
         views: impl Iterator<Item = View>,
         members: impl Iterator<Item = (usize, u64)>,
-    ) -> bool {
+    ) -> (usize, bool) {
         let index = self.free.pop().unwrap_or_else(|| {
             self.all.push(MeetingTransfer::new(self.world_size));
             self.all.len() - 1
@@ -97,7 +97,7 @@ impl Transfers {
         transfer.views.extend(views);
         transfer.members.extend(members);
         self.open.push_back(index);
-        !transfer.solo
+        (index, !transfer.solo)
     }
 
     /// Returns true if a transfer has portions left; with `solo`, one that a single thread moves.
@@ -109,20 +109,25 @@ impl Transfers {
     pub(super) fn join(&mut self, solo: bool) -> Option<TransferShare> {
         let at = self.open.iter().position(|&index| !solo || self.all[index].solo)?;
         let index = self.open[at];
-        let transfer = &mut self.all[index];
-        if transfer.solo {
+        if self.all[index].solo {
             self.open.remove(at);
         }
+        Some(self.share(index))
+    }
+
+    /// Joins the transfer `index`.
+    pub(super) fn share(&mut self, index: usize) -> TransferShare {
+        let transfer = &mut self.all[index];
         transfer.movers += 1;
         let mut views = self.spare.pop().unwrap_or_default();
         views.extend_from_slice(&transfer.views);
         let MeetingTransfer { called, rank, ref portions, solo, .. } = *transfer;
         let portions = Arc::clone(portions);
-        Some(TransferShare { index, called, rank, views, portions, solo, drained: false })
+        TransferShare { index, called, rank, views, portions, solo, drained: false }
     }
 
     /// Leaves a transfer, with the non-finite elements found; `None` if this thread panicked. Returns the transfer if it has ended:
-    /// no portion is left, and no other thread moves one.
+    /// no portion is left, no other thread moves one, and no rank writes its chunk.
     pub(super) fn leave(&mut self, mut work: TransferShare, found: Option<u64>) -> Option<FinishedTransfer> {
         work.views.clear();
         self.spare.push(work.views);
@@ -134,8 +139,42 @@ impl Transfers {
         if (work.drained || found.is_none()) && !std::mem::replace(&mut transfer.drained, true) {
             self.open.retain(|&index| index != work.index);
         }
-        let MeetingTransfer { spoilt, non_finite, movers, drained, .. } = *transfer;
-        (drained && movers == 0).then_some(FinishedTransfer { index: work.index, spoilt, non_finite })
+        self.finished(work.index)
+    }
+
+    /// Returns the ranks that still write their chunks.
+    pub(super) fn writers(&self, index: usize) -> impl Iterator<Item = usize> {
+        let views = self.all[index].views.iter().enumerate();
+        views.filter(|(_, view)| view.writes).map(|(rank, _)| rank)
+    }
+
+    /// Notes that a rank has written its chunk and has copied it to the others. Returns the transfer if it has ended.
+    pub(super) fn stop_writing(&mut self, index: usize, rank: usize) -> Option<FinishedTransfer> {
+        self.all[index].views[rank].writes = false;
+        self.finished(index)
+    }
+
+    /// Spoils all transfers in which ranks write their chunks: they end when no thread moves bytes any more. Returns one that has ended.
+    pub(super) fn give_up_writers(&mut self) -> Option<FinishedTransfer> {
+        for index in 0..self.all.len() {
+            if self.writers(index).next().is_none() {
+                continue;
+            }
+            let transfer = &mut self.all[index];
+            transfer.views.iter_mut().for_each(|view| view.writes = false);
+            (transfer.spoilt, transfer.drained) = (true, true);
+            self.open.retain(|&open| open != index);
+            if let Some(moved) = self.finished(index) {
+                return Some(moved);
+            }
+        }
+        None
+    }
+
+    fn finished(&self, index: usize) -> Option<FinishedTransfer> {
+        let MeetingTransfer { spoilt, non_finite, movers, drained, .. } = self.all[index];
+        let ended = drained && movers == 0 && self.writers(index).next().is_none();
+        ended.then_some(FinishedTransfer { index, spoilt, non_finite })
     }
 
     /// Calls `each` with every member of a transfer that has ended, and its operation; then forgets the transfer.

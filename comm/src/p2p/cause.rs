@@ -51,6 +51,8 @@ pub(super) struct WireCall {
     pub(super) payload: usize,
     /// Place of the buffer in registered memory, if the others may read it there.
     pub(super) window: Option<WindowRange>,
+    /// True if the rank writes its chunk while the others read it there.
+    pub(super) writes: bool,
 }
 
 impl WireCall {
@@ -58,7 +60,7 @@ impl WireCall {
         frame(out, FrameKind::Call, |out| {
             put_u64(out, self.collectives);
             put_u64(out, self.payload as u64);
-            out.push(u8::from(self.window.is_some()));
+            out.push(u8::from(self.window.is_some()) | u8::from(self.writes) << 1);
             if let Some(WindowRange { id, offset }) = self.window {
                 put_u64(out, id);
                 put_u64(out, offset);
@@ -70,11 +72,13 @@ impl WireCall {
     pub(super) fn read(body: &[u8]) -> Option<Self> {
         let mut reader = FrameReader(body);
         let (collectives, payload) = (reader.u64()?, reader.index()?);
-        let window = match reader.u8()? {
+        let flags = reader.u8()?;
+        let window = match flags & 1 {
             0 => None,
             _ => Some(WindowRange { id: reader.u64()?, offset: reader.u64()? }),
         };
-        Some(WireCall { called: reader.called()?, collectives, payload, window })
+        let writes = flags & 2 > 0;
+        Some(WireCall { called: reader.called()?, collectives, payload, window, writes })
     }
 }
 
@@ -90,8 +94,8 @@ pub(super) struct WindowRange {
 /// Progress of another rank in the operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
-    /// Bytes of its chunk that are reduced.
-    pub(super) reduced: usize,
+    /// Bytes of its chunk that are reduced or written.
+    pub(super) ready: usize,
     /// True if it reads no more.
     pub(super) done: bool,
 }
@@ -99,14 +103,14 @@ pub(super) struct Progress {
 impl Progress {
     pub(super) fn put(self, out: &mut Vec<u8>) {
         frame(out, FrameKind::Progress, |out| {
-            put_u64(out, self.reduced as u64);
+            put_u64(out, self.ready as u64);
             out.push(u8::from(self.done));
         });
     }
 
     pub(super) fn read(body: &[u8]) -> Option<Self> {
         let mut reader = FrameReader(body);
-        Some(Progress { reduced: reader.index()?, done: reader.u8()? == 1 })
+        Some(Progress { ready: reader.index()?, done: reader.u8()? == 1 })
     }
 }
 
@@ -197,7 +201,7 @@ mod tests {
         for (i, called) in calls().into_iter().enumerate() {
             out.clear();
             let window = (i % 2 == 0).then_some(WindowRange { id: 3, offset: i as u64 });
-            let call = WireCall { called, collectives: 9, payload: i, window };
+            let call = WireCall { called, collectives: 9, payload: i, window, writes: i % 3 == 0 };
             call.put(&mut out);
             assert_eq!(WireCall::read(&out[PREFIX..]), Some(call));
             out.clear();
@@ -212,7 +216,7 @@ mod tests {
         departure.put(&mut out);
         assert_eq!(Departure::read(&out[PREFIX..]), Some(departure));
         out.clear();
-        let progress = Progress { reduced: 1 << 40, done: true };
+        let progress = Progress { ready: 1 << 40, done: true };
         progress.put(&mut out);
         assert_eq!(Progress::read(&out[PREFIX..]), Some(progress));
         assert_eq!(Progress::read(&out[PREFIX..out.len() - 1]), None);

@@ -4,7 +4,7 @@ use super::cause::{Relay, WindowRange, WireCall};
 use super::failure::{Failure, Stop};
 use super::group::P2pGroup;
 use super::hosts::Hosts;
-use super::in_place::InPlace;
+use super::in_place::{InPlace, write_all};
 use super::inbox::Inbox;
 use super::links::Links;
 use super::memory::OpMemory;
@@ -12,6 +12,7 @@ use super::pace::{Pace, STALL};
 use super::small::{self, is_small, payload};
 use super::transfer::Transfer;
 use super::transport::Transport;
+use crate::group::chunk_writer::ChunkWriter;
 use crate::group::split_groups;
 use crate::group::verdict::{self, Party, Stand, Verdict, verdict};
 use crate::{Action, Called, Error};
@@ -75,18 +76,26 @@ impl Engine {
     ///
     /// # Safety
     /// The memory is this operation's own until this returns, or, if it fails, until the outboxes have abandoned it.
-    pub(super) unsafe fn run(&mut self, running: Running<'_>, memory: &OpMemory) -> Result<Formed, Stop> {
+    pub(super) unsafe fn run(
+        &mut self,
+        running: Running<'_>,
+        memory: &OpMemory,
+        mut writer: Option<&mut ChunkWriter<'_>>,
+    ) -> Result<Formed, Stop> {
         let called = &running.called;
         self.at = called.op_number;
         self.relayed.fill(false);
         self.in_place.clear();
         let window = self.window_of(called, memory);
+        if window.is_none() || is_small(called, self.links.world_size()) {
+            write_all(writer.take())?;
+        }
         // SAFETY: the caller's promise: nothing writes to the buffer while the call is copied.
-        unsafe { self.post(called, window, memory) };
+        unsafe { self.post(called, (window, writer.is_some()), memory) };
         let party = self.agree(running)?;
         let formed = self.form(called);
         // SAFETY: the caller's promise.
-        unsafe { self.exchange(running, party, window, memory) }?;
+        unsafe { self.exchange(running, party, window, memory, writer) }?;
         self.at = called.op_number + 1;
         Ok(formed)
     }
@@ -95,11 +104,16 @@ impl Engine {
     ///
     /// # Safety
     /// The operation of `memory` runs, and nothing writes to the buffer meanwhile.
-    unsafe fn post(&mut self, called: &Called, window: Option<WindowRange>, memory: &OpMemory) {
+    unsafe fn post(
+        &mut self,
+        called: &Called,
+        (window, writes): (Option<WindowRange>, bool),
+        memory: &OpMemory,
+    ) {
         let (me, n, collectives) = (self.links.rank, self.links.world_size(), self.collectives);
         let put = |out: &mut Vec<u8>, to: Option<usize>| {
             let range = payload(called, n, me, to);
-            WireCall { called: *called, collectives, payload: range.len(), window }.put(out);
+            WireCall { called: *called, collectives, payload: range.len(), window, writes }.put(out);
             // SAFETY: the caller's promise.
             out.extend_from_slice(unsafe { memory.slice(range) });
         };
@@ -245,6 +259,7 @@ impl Engine {
         party: Party,
         window: Option<WindowRange>,
         memory: &OpMemory,
+        writer: Option<&mut ChunkWriter<'_>>,
     ) -> Result<(), Stop> {
         if running.called.action.is_done_alone(self.links.world_size()) {
             return Ok(());
@@ -255,8 +270,9 @@ impl Engine {
         if in_place {
             self.transfer.clear();
             // SAFETY: the caller's promise.
-            return unsafe { self.exchange_in_place(running, party, memory) };
+            return unsafe { self.exchange_in_place(running, party, memory, writer) };
         }
+        write_all(writer)?;
         if !small && self.links.transport.system_reduction(&running.called).is_some() {
             self.transfer.clear();
             // SAFETY: the caller's promise.
@@ -319,12 +335,12 @@ impl Engine {
     }
 
     fn needs_from(&self, small: bool, peer: usize) -> bool {
+        self.needs_bytes(small, peer) || !small && self.in_place.needs_from(&self.links, peer)
+    }
+
+    fn needs_bytes(&self, small: bool, peer: usize) -> bool {
         let payload = || self.links.peers[peer].inbox_with_call().and_then(Inbox::payload);
-        if small {
-            payload().is_none()
-        } else {
-            self.transfer.needs_from(peer) || self.in_place.needs_from(&self.links, peer)
-        }
+        if small { payload().is_none() } else { self.transfer.needs_from(peer) }
     }
 
     /// Fails if a rank of the operation has failed in it, or is lost.
@@ -361,7 +377,8 @@ impl Engine {
             return Ok(());
         }
         let needs = |rank| {
-            let from = self.needs_from(small, rank) || !small && self.transfer.misses(rank);
+            let in_place = !small && self.in_place.waits_for(&self.links, rank);
+            let from = in_place || self.needs_bytes(small, rank) || !small && self.transfer.misses(rank);
             from || self.transfer.needs_to(&self.links, rank)
         };
         let stuck = |rank: &usize| *rank != self.links.rank && needs(*rank);

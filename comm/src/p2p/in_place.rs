@@ -1,7 +1,7 @@
 //! Operations on registered memory: ranks of one host read each other's buffers where they lie.
 //!
 //! Every rank reads the chunks that it needs from the others' memory and writes its own memory alone. It announces the part of its
-//! chunk that is reduced, which the others may copy from then on, and then that it reads no more. An operation has ended when all
+//! chunk that is reduced or written, which the others may copy from then on, and then that it reads no more. An operation has ended when all
 //! ranks read no more, so no buffer goes back to its caller while another rank reads it.
 //!
 //! A rank that fails writes that to the others before its buffer goes back. So a rank looks for failures after its last read: a
@@ -15,6 +15,7 @@ use super::links::Links;
 use super::memory::OpMemory;
 use super::pace::Pace;
 use super::small::chunk_bytes;
+use crate::group::chunk_writer::ChunkWriter;
 use crate::group::verdict::Party;
 use crate::{Action, Called, Reduction};
 use meshstep_tensor::copy_bytes_non_temporal;
@@ -33,8 +34,8 @@ const NON_TEMPORAL_FROM: usize = 32 << 20;
 #[derive(Debug, Default)]
 pub(super) struct InPlace {
     running: bool,
-    /// Range of this rank's chunk that is to be reduced.
-    fold: Option<(Range<usize>, Reduction)>,
+    /// Range of this rank's chunk that is to be reduced or written.
+    chunk: Option<(Range<usize>, ChunkWork)>,
     /// Ranges to copy, each from the rank's memory.
     copies: Vec<ChunkCopy>,
     /// This rank's announcements.
@@ -43,7 +44,18 @@ pub(super) struct InPlace {
     valid: bool,
     /// Addresses of the operation's first byte, by rank.
     from: Vec<NonNull<u8>>,
+    /// True for ranks that write their chunks meanwhile.
+    writes: Vec<bool>,
+    /// True if the others copy this rank's chunk as it grows.
+    announces: bool,
     non_temporal: bool,
+}
+
+/// Work of a rank on its own chunk.
+#[derive(Clone, Copy, Debug)]
+enum ChunkWork {
+    Reduce(Reduction),
+    Write,
 }
 
 // SAFETY: addresses, which only `step` dereferences, with its own contract.
@@ -54,8 +66,8 @@ unsafe impl Send for InPlace {}
 struct ChunkCopy {
     from: usize,
     range: Range<usize>,
-    /// First byte of a chunk that its rank reduces first; `None` if the bytes are there.
-    reduced_from: Option<usize>,
+    /// First byte of a chunk that its rank reduces or writes first; `None` if the bytes are there.
+    grows_from: Option<usize>,
 }
 
 impl InPlace {
@@ -68,44 +80,60 @@ impl InPlace {
         self.running && !links.peers[peer].notes.progress.done
     }
 
+    /// Returns true if this rank waits for rank `peer`: to copy the rest of its chunk, or, once it has copied all chunks, to read no more.
+    pub(super) fn waits_for(&self, links: &Links, peer: usize) -> bool {
+        let copies = self.copies.iter().any(|copy| copy.from == peer);
+        self.needs_from(links, peer) && (copies || self.copies.is_empty())
+    }
+
     /// Plans an operation whose memory is at `from`, by rank.
-    fn plan(&mut self, links: &Links, called: &Called) {
+    fn plan(&mut self, links: &Links, called: &Called, writes: bool) {
         let (me, n) = (links.rank, links.world_size());
         let (chunk, whole) = (|of| chunk_bytes(called, n, of), 0..called.len * called.dtype.size());
         self.running = true;
         (self.own, self.valid) = (Progress::default(), false);
         self.non_temporal = whole.len().saturating_mul(n) >= NON_TEMPORAL_FROM;
-        self.fold = called.action.reduction().map(|reduction| (chunk(me), reduction));
+        let reduces = called.action.reduction().map(ChunkWork::Reduce);
+        let work = reduces.or_else(|| writes.then_some(ChunkWork::Write));
+        self.chunk = work.map(|work| (chunk(me), work)).filter(|(range, _)| !range.is_empty());
+        self.announces = writes || matches!(called.action, Action::AllReduce(_));
         self.copies.clear();
         // A rank begins with the next rank, so that all ranks' memory is read at once.
         let others = (1..n).map(|step| (me + step) % n);
         match called.action {
             Action::AllReduce(_) => self.copies.extend(others.map(|from| {
                 let range = chunk(from);
-                ChunkCopy { from, reduced_from: Some(range.start), range }
+                ChunkCopy { from, grows_from: Some(range.start), range }
             })),
             Action::AllGather => {
-                let copy = |from| ChunkCopy { from, range: chunk(from), reduced_from: None };
-                self.copies.extend(others.map(copy));
+                self.copies.extend(others.map(|from| {
+                    let range = chunk(from);
+                    ChunkCopy { from, grows_from: self.writes[from].then_some(range.start), range }
+                }));
             }
             Action::Broadcast { root } if root != me => {
-                self.copies.push(ChunkCopy { from: root, range: whole, reduced_from: None });
+                self.copies.push(ChunkCopy { from: root, range: whole, grows_from: None });
             }
             _ => {}
         }
-        self.fold = self.fold.take().filter(|(range, _)| !range.is_empty());
         self.copies.retain(|copy| !copy.range.is_empty());
     }
 
-    /// Reduces or copies a portion of each kind. Returns true if anything was left to do and possible.
+    /// Reduces, writes or copies a portion of each kind. Returns true if anything was left to do and possible.
     ///
     /// # Safety
     /// - Each of `from` is the first of the operation's bytes of that rank, which is in the same operation.
     /// - Nothing else in this process accesses the buffer of `memory`.
-    unsafe fn step(&mut self, links: &mut Links, memory: &OpMemory, tiles: &mut Tiles) -> bool {
+    unsafe fn step(
+        &mut self,
+        links: &mut Links,
+        memory: &OpMemory,
+        tiles: &mut Tiles,
+        writer: Option<&mut ChunkWriter<'_>>,
+    ) -> bool {
         // SAFETY: the caller's promise.
-        let moved = unsafe { self.reduce(links, memory, tiles) | self.copy(links, memory) };
-        if self.fold.is_none() && self.copies.is_empty() && !self.own.done {
+        let moved = unsafe { self.advance(links, memory, tiles, writer) | self.copy(links, memory) };
+        if self.chunk.is_none() && self.copies.is_empty() && !self.own.done {
             self.own.done = true;
             self.announce(links);
         }
@@ -114,36 +142,54 @@ impl InPlace {
         moved
     }
 
+    /// Reduces or writes the next portion of this rank's chunk.
+    ///
     /// # Safety
     /// As for [`step`](InPlace::step).
-    unsafe fn reduce(&mut self, links: &mut Links, memory: &OpMemory, tiles: &mut Tiles) -> bool {
-        if self.own.reduced >= self.copied().saturating_add(AHEAD) {
+    unsafe fn advance(
+        &mut self,
+        links: &mut Links,
+        memory: &OpMemory,
+        tiles: &mut Tiles,
+        writer: Option<&mut ChunkWriter<'_>>,
+    ) -> bool {
+        if self.own.ready >= self.copied().saturating_add(AHEAD) {
             return false;
         }
-        let Some((range, reduction)) = &mut self.fold else { return false };
-        let now = range.start..range.end.min(range.start + PORTION);
-        tiles.from.clear();
-        // SAFETY: the range lies in the operation's bytes of every rank.
-        tiles.from.extend(self.from.iter().map(|base| unsafe { base.add(now.start) }));
-        // SAFETY: the memory of the others is mapped as long as the transport lives. They write other chunks of their own memory
-        // meanwhile. This rank's tile is the range itself.
-        unsafe { fold((tiles, TileMemory::Main), memory, now.clone(), *reduction) };
-        range.start = now.end;
-        self.own.reduced += now.len();
-        self.fold = self.fold.take().filter(|(range, _)| !range.is_empty());
-        if !self.copies.is_empty() {
+        let Some((range, work)) = &mut self.chunk else { return false };
+        let len = match (*work, writer) {
+            (ChunkWork::Reduce(reduction), _) => {
+                let now = range.start..range.end.min(range.start + PORTION);
+                tiles.from.clear();
+                // SAFETY: the range lies in the operation's bytes of every rank.
+                tiles.from.extend(self.from.iter().map(|base| unsafe { base.add(now.start) }));
+                // SAFETY: the memory of the others is mapped as long as the transport lives. They write other chunks of their own
+                // memory meanwhile. This rank's tile is the range itself.
+                unsafe { fold((tiles, TileMemory::Main), memory, now.clone(), reduction) };
+                now.len()
+            }
+            (ChunkWork::Write, writer) => {
+                // After a failure of the writer the operation fails.
+                let written = writer.and_then(ChunkWriter::write_next);
+                written.map_or(0, |part| part.len() * memory.dtype.size())
+            }
+        };
+        range.start += len;
+        self.own.ready += len;
+        self.chunk = self.chunk.take().filter(|(range, _)| !range.is_empty());
+        if self.announces {
             self.announce(links);
         }
-        true
+        len > 0
     }
 
     /// # Safety
     /// As for [`step`](InPlace::step).
     unsafe fn copy(&mut self, links: &Links, memory: &OpMemory) -> bool {
         let mut moved = false;
-        for ChunkCopy { from, range, reduced_from } in &mut self.copies {
-            let reduced = links.peers[*from].notes.progress.reduced;
-            let ready = reduced_from.map_or(range.end, |start| range.end.min(start + reduced));
+        for ChunkCopy { from, range, grows_from } in &mut self.copies {
+            let ready = links.peers[*from].notes.progress.ready;
+            let ready = grows_from.map_or(range.end, |start| range.end.min(start + ready));
             let now = range.start..ready.min(range.start + PORTION);
             if now.is_empty() {
                 continue;
@@ -167,9 +213,9 @@ impl InPlace {
         moved
     }
 
-    /// Least number of bytes that this rank has copied of the chunks that other ranks reduce.
+    /// Least number of bytes that this rank has copied of the chunks that other ranks reduce or write.
     fn copied(&self) -> usize {
-        let copied = |copy: &ChunkCopy| copy.reduced_from.map(|start| copy.range.start - start);
+        let copied = |copy: &ChunkCopy| copy.grows_from.map(|start| copy.range.start - start);
         self.copies.iter().filter_map(copied).min().unwrap_or(usize::MAX)
     }
 
@@ -208,6 +254,9 @@ impl Engine {
         self.in_place.from.clear();
         let addresses = (0..n).filter_map(|rank| windows.address(rank, window.id, window.offset as usize));
         self.in_place.from.extend(addresses);
+        let writes = |rank: usize| self.links.peers[rank].call().is_some_and(|call| call.writes);
+        self.in_place.writes.clear();
+        self.in_place.writes.extend((0..n).map(writes));
         self.in_place.from.len() == n
     }
 
@@ -235,8 +284,9 @@ impl Engine {
         running: Running<'_>,
         party: Party,
         memory: &OpMemory,
+        mut writer: Option<&mut ChunkWriter<'_>>,
     ) -> Result<(), Stop> {
-        self.in_place.plan(&self.links, &running.called);
+        self.in_place.plan(&self.links, &running.called, writer.is_some());
         let (mut idle, mut pace) = (0, Pace::start());
         loop {
             let moved = self.links.poll();
@@ -244,7 +294,13 @@ impl Engine {
             self.look_at_party(running, party, false)?;
             self.look_at_reads(party)?;
             // SAFETY: the caller's promise, and all ranks have called this operation with buffers at these addresses.
-            let stepped = unsafe { self.in_place.step(&mut self.links, memory, &mut self.transfer.tiles) };
+            let stepped = unsafe {
+                let tiles = &mut self.transfer.tiles;
+                self.in_place.step(&mut self.links, memory, tiles, writer.as_deref_mut())
+            };
+            if let Some(error) = writer.as_ref().and_then(|writer| writer.failure()) {
+                return Err(Stop::Found(error.clone()));
+            }
             if !stepped && self.in_place.has_ended(&self.links) && self.links.is_flushed() {
                 self.in_place.clear();
                 return Ok(());
@@ -254,4 +310,11 @@ impl Engine {
             self.rest(running, moved || stepped, &mut idle);
         }
     }
+}
+
+/// Writes the whole chunk, before its bytes travel.
+pub(super) fn write_all(writer: Option<&mut ChunkWriter<'_>>) -> Result<(), Stop> {
+    let Some(writer) = writer else { return Ok(()) };
+    writer.finish();
+    writer.failure().map_or(Ok(()), |error| Err(Stop::Found(error.clone())))
 }

@@ -7,9 +7,9 @@ use super::hosts::Hosts;
 use super::memory::OpMemory;
 use super::transport::Transport;
 use super::windows;
+use crate::group::chunk_writer::ChunkWriter;
 use crate::group::rank::{GroupRank, Life};
-use crate::group::seat::{Begun, Ended, RankSeat};
-use crate::group::segments::LentValues;
+use crate::group::seat::{Begun, Besides, Ended, RankSeat};
 use crate::group::verdict::{self, Stand};
 use crate::{Action, Called, Clock, Communicator, Error, Faults};
 use meshstep_tensor::{Buffer, Category, DType, Meter};
@@ -46,6 +46,7 @@ impl P2pSeat {
         called: Called,
         memory: OpMemory,
         after: Duration,
+        writer: Option<&mut ChunkWriter<'_>>,
     ) -> Result<Formed, Arc<Error>> {
         let group = &*self.group;
         if group.is_split() {
@@ -58,7 +59,7 @@ impl P2pSeat {
             return Err(engine.settle(Stop::Heard));
         }
         // SAFETY: the caller's promise; after a failure `settle` abandons the memory.
-        unsafe { engine.run(running, &memory) }.map_err(|stop| engine.settle(stop))
+        unsafe { engine.run(running, &memory, writer) }.map_err(|stop| engine.settle(stop))
     }
 
     /// Passes an abort on to the groups split from this one.
@@ -109,7 +110,7 @@ impl RankSeat for P2pSeat {
         self.group.timeout
     }
 
-    fn memory(buffer: &Buffer, _: Action, _: Option<LentValues>) -> OpMemory {
+    fn memory(buffer: &Buffer, _: Action, _: Besides) -> OpMemory {
         OpMemory::of(buffer)
     }
 
@@ -130,9 +131,10 @@ impl RankSeat for P2pSeat {
         memory: OpMemory,
         after: Duration,
         _posted: bool,
+        writer: Option<&mut ChunkWriter<'_>>,
     ) -> Result<Ended<Self>, Arc<Error>> {
         // SAFETY: the caller's promise.
-        let formed = unsafe { self.run_locked(called, memory, after) };
+        let formed = unsafe { self.run_locked(called, memory, after, writer) };
         self.group.fail_aside();
         let formed = formed
             .and_then(|formed| self.form(called.op_number, formed))

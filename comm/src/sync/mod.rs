@@ -6,6 +6,6 @@ mod simulated;
 mod yields;
 
 #[cfg(not(feature = "shuttle"))]
-pub(crate) use real::{Condvar, Counter, Mutex, on_threads, spawn};
+pub(crate) use real::{Condvar, Counter, Guard, Mutex, on_threads, spawn};
 #[cfg(feature = "shuttle")]
-pub(crate) use simulated::{Condvar, Counter, Mutex, on_threads, spawn};
+pub(crate) use simulated::{Condvar, Counter, Guard, Mutex, on_threads, spawn};

@@ -26,3 +26,4 @@ mod registered;
 mod rendezvous;
 mod split;
 mod stats;
+mod writing;

@@ -2,6 +2,7 @@
 
 use super::super::shared::{View, move_bytes};
 use super::MeetingGroup;
+use crate::group::seat::Besides;
 use crate::{Action, Called, Clock, Error, Reduction};
 use meshstep_tensor::{Buffer, Category, Meter};
 use std::cell::Cell;
@@ -20,7 +21,7 @@ fn group(ranks: usize) -> (Arc<MeetingGroup>, Clock) {
 /// Posts an operation on `buffer`, which outlives it.
 fn post(group: &MeetingGroup, rank: usize, op_number: u64, action: Action, buffer: &Buffer) -> Called {
     let called = Called { op_number, action, len: buffer.len(), dtype: buffer.dtype(), by: None };
-    group.post(rank, called, View::of(buffer, action, None)).unwrap();
+    group.post(rank, called, View::of(buffer, action, Besides::Nothing)).unwrap();
     called
 }
 

@@ -1,0 +1,105 @@
+//! All-gathers in which ranks still write their chunks: each copies its own chunk to the others, part by part.
+
+use super::super::shared::copy_part;
+use super::{MeetingGroup, MeetingState, Met};
+use crate::group::chunk_writer::ChunkWriter;
+use crate::group::verdict::timeout;
+use crate::{Called, Error};
+use std::ops::Range;
+use std::time::Duration;
+
+/// State of a rank's operation while the rank writes its chunk.
+enum Writing {
+    /// Other ranks have not arrived.
+    Alone,
+    /// Bytes may move; this is the transfer.
+    Met(usize),
+    /// The operation has failed.
+    Over,
+}
+
+impl MeetingGroup {
+    /// Writes the chunk of `rank`, whose next operation is posted, and copies it to the other ranks. If they have not arrived when the
+    /// chunk is written, it is left to the threads that wait.
+    pub(in super::super) fn write_chunk(&self, rank: usize, writer: &mut ChunkWriter<'_>) {
+        let mut sent = 0;
+        while let Some(part) = writer.write_next() {
+            if self.send_part(rank, sent..part.end, writer) {
+                sent = part.end;
+            }
+        }
+        match writer.failure() {
+            Some(error @ Error::Aborted { .. }) => self.abort(error),
+            Some(error) => self.fail(error.clone()),
+            None => {
+                if !self.stop_writing(rank, sent == writer.len()) {
+                    self.send_part(rank, sent..writer.len(), writer);
+                    self.stop_writing(rank, true);
+                }
+            }
+        }
+    }
+
+    /// Copies a part of the rank's chunk to the others. Returns false if they have not arrived.
+    fn send_part(&self, rank: usize, part: Range<usize>, writer: &ChunkWriter<'_>) -> bool {
+        let share = {
+            let mut state = self.state.lock();
+            match state.writing(rank) {
+                Writing::Alone => return false,
+                Writing::Over => return true,
+                Writing::Met(transfer) => state.transfers.share(transfer),
+            }
+        };
+        let mut share = share;
+        let found = copy_part(&mut share, (rank, self.world_size), part, &writer.threads);
+        self.leave(rank, share, found);
+        true
+    }
+
+    /// Notes that the rank's chunk is written, and if it has not been sent, that any thread may copy it. Returns false if the rank has to
+    /// send it first.
+    fn stop_writing(&self, rank: usize, sent: bool) -> bool {
+        let mut state = self.state.lock();
+        match state.writing(rank) {
+            Writing::Met(_) if !sent => return false,
+            Writing::Met(transfer) => {
+                if let Some(moved) = state.transfers.stop_writing(transfer, rank) {
+                    state.end(&moved);
+                    self.announce(state);
+                }
+            }
+            Writing::Alone => {
+                let posted = state.posts[rank].waiting.front_mut();
+                posted.into_iter().for_each(|(_, view)| *view = view.with_writer(false));
+            }
+            Writing::Over => {}
+        }
+        true
+    }
+}
+
+impl MeetingState {
+    /// Returns the state of the rank's next operation.
+    fn writing(&self, rank: usize) -> Writing {
+        match self.posts[rank].met.front() {
+            Some(&Met { transfer: Some(transfer), result: None, .. }) => Writing::Met(transfer),
+            Some(_) => Writing::Over,
+            None if self.cause.is_some() => Writing::Over,
+            None => Writing::Alone,
+        }
+    }
+
+    /// Returns the ranks that still write their chunks in the rank's next operation; `None` if that has no party.
+    pub(super) fn writers(&self, rank: usize) -> Option<impl Iterator<Item = usize>> {
+        let met = self.posts[rank].met.front()?;
+        Some(met.transfer.into_iter().flat_map(|transfer| self.transfers.writers(transfer)))
+    }
+
+    /// Returns the error of the rank's next operation after its deadline.
+    pub(super) fn late(&self, rank: usize, called: Called, after: Duration) -> Error {
+        let Some(writers) = self.writers(rank) else { return timeout(&self.stands, rank, called, after) };
+        let missing: Vec<usize> = writers.collect();
+        let arrived = (0..self.stands.len()).filter(|rank| !missing.contains(rank)).collect();
+        Error::Timeout { op_number: called.op_number, called: Box::new(called), arrived, missing, after }
+    }
+}
