@@ -1,6 +1,8 @@
 //! Copies that bypass the cache.
 
 use crate::Element;
+#[cfg(target_arch = "x86_64")]
+use crate::fetch::{LINE, fetch_line};
 
 /// Copies `from` to `to` with non-temporal stores, which bypass the cache, where the machine has them.
 ///
@@ -25,31 +27,64 @@ pub fn copy_bytes_non_temporal(to: &mut [u8], from: &[u8]) {
     to.copy_from_slice(from);
 }
 
-/// Copies whole cache lines with non-temporal stores, which every x86-64 has, and the unaligned head and tail with plain ones.
+/// Copies whole cache lines with non-temporal stores, and the unaligned head and tail with plain ones.
 #[cfg(target_arch = "x86_64")]
 fn stream(to: &mut [u8], from: &[u8]) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-
-    #[repr(align(64))]
-    struct Line([__m128i; 4]);
-
     // SAFETY: bytes and lines are plain numbers, for which any bit pattern is valid.
-    let (head, lines, tail) = unsafe { to.align_to_mut::<Line>() };
+    let (head, lines, tail) = unsafe { to.align_to_mut::<CacheLine>() };
     let (first, rest) = from.split_at(head.len());
     let (whole, last) = rest.split_at(size_of_val(lines));
     head.copy_from_slice(first);
     tail.copy_from_slice(last);
-    for (line, from) in lines.iter_mut().zip(whole.chunks_exact(size_of::<Line>())) {
-        let from = from.as_ptr().cast::<__m128i>();
-        for (i, part) in line.0.iter_mut().enumerate() {
-            // SAFETY: both are the `i`th quarter of a line: the source of a chunk as long as a line, the destination of an
-            // aligned line.
-            unsafe { _mm_stream_si128(part, _mm_loadu_si128(from.add(i))) };
-        }
+    if std::arch::is_x86_feature_detected!("avx") {
+        // SAFETY: the processor has AVX.
+        unsafe { stream_halves(lines, whole) }
+    } else {
+        stream_quarters(lines, whole);
     }
     // SAFETY: a fence has no precondition. It orders the stores before later ones, so that a thread synchronised afterwards sees
     // the copy.
-    unsafe { _mm_sfence() };
+    unsafe { std::arch::x86_64::_mm_sfence() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[repr(align(64))]
+struct CacheLine([u8; LINE]);
+
+/// Prefetch distance of a copy in bytes. Measured on 2 cores: with the wider stores a copy takes 0.86 of the time where memory is
+/// otherwise idle, and 0.92 beside other programs.
+#[cfg(target_arch = "x86_64")]
+const AHEAD: usize = 4 << 10;
+
+/// Copies lines by stores of half a line; `from` has as many bytes.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx")]
+fn stream_halves(to: &mut [CacheLine], from: &[u8]) {
+    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
+    for (line, from) in to.iter_mut().zip(from.chunks_exact(LINE)) {
+        fetch_line(from.as_ptr().wrapping_add(AHEAD));
+        let (line, from) = (line.0.as_mut_ptr().cast::<__m256i>(), from.as_ptr().cast::<__m256i>());
+        // SAFETY: both have a whole line, and the destination is aligned to one.
+        unsafe {
+            let (low, high) = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));
+            _mm256_stream_si256(line, low);
+            _mm256_stream_si256(line.add(1), high);
+        }
+    }
+}
+
+/// Copies lines by stores of a quarter of a line, which every x86-64 has; `from` has as many bytes.
+#[cfg(target_arch = "x86_64")]
+fn stream_quarters(to: &mut [CacheLine], from: &[u8]) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+    for (line, from) in to.iter_mut().zip(from.chunks_exact(LINE)) {
+        fetch_line(from.as_ptr().wrapping_add(AHEAD));
+        let (line, from) = (line.0.as_mut_ptr().cast::<__m128i>(), from.as_ptr().cast::<__m128i>());
+        for i in 0..4 {
+            // SAFETY: both are the `i`th quarter of a line, and the destination is aligned to a line.
+            unsafe { _mm_stream_si128(line.add(i), _mm_loadu_si128(from.add(i))) };
+        }
+    }
 }
 
 #[cfg(test)]
@@ -75,6 +110,17 @@ mod tests {
                 assert!(to.iter().enumerate().all(|(i, x)| x.to_bits() == copied(i)), "{start} {len}");
             }
         }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn stores_of_a_quarter_line_copy_the_same() {
+        let from: Vec<u8> = (0..=255).cycle().skip(3).take(10 * LINE).collect();
+        let mut lines: Vec<CacheLine> = (0..11).map(|_| CacheLine([7; LINE])).collect();
+        stream_quarters(&mut lines[..10], &from);
+        let to: Vec<u8> = lines.iter().flat_map(|line| line.0).collect();
+        assert_eq!(to[..10 * LINE], from);
+        assert_eq!(to[10 * LINE..], [7; LINE]);
     }
 
     #[test]

@@ -146,11 +146,10 @@ impl<S: RankSeat> RankWorker<S> {
     ) -> Result<Ended<S>, Arc<Error>> {
         let RankWorker { seat, faults, .. } = self;
         let (after, mut writer) = (self.deadline(task), writer);
-        if faults.at(seat.rank(), task.called.op_number).next().is_some() {
-            if let Some(writer) = writer.take() {
-                writer.finish();
-                writer.failure().map_or(Ok(()), |error| Err(self.fail_written(error)))?;
-            }
+        let faulty = faults.at(seat.rank(), task.called.op_number).next().is_some();
+        if let Some(writer) = writer.take_if(|_| faulty) {
+            writer.finish();
+            writer.failure().map_or(Ok(()), |error| Err(self.fail_written(error)))?;
         }
         for fault in faults.at(seat.rank(), task.called.op_number) {
             match fault {

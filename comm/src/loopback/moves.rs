@@ -52,7 +52,8 @@ pub(super) fn send(portion: Portion<'_>, from: usize, threads: &Threads) {
 }
 
 fn send_typed<T: WireElement>(mut portion: Portion<'_>, from: usize, threads: &Threads) {
-    let (n, plain): (_, fn(&mut [T], &[T])) = (portion.world_size(), <[T]>::copy_from_slice);
+    let n = portion.world_size();
+    let plain: fn(&mut [T], &[T]) = <[T]>::copy_from_slice;
     let to = if portion.bytes() < NON_TEMPORAL_FROM { plain } else { copy_non_temporal };
     // Ranks share the processors of their process.
     if threads.count() / n <= 1 {

@@ -5,7 +5,7 @@ use super::options::Encrypt;
 use std::net::{IpAddr, SocketAddr};
 
 /// Version of cards, greetings and records.
-const VERSION: u8 = 3;
+pub(super) const VERSION: u8 = 3;
 
 /// The card.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -116,6 +116,36 @@ fn it_is_an_all_gather_of_what_was_written() {
     }
 }
 
+/// Rank 1 arrives when rank 0 has written two parts, or its whole chunk.
+#[test]
+fn parts_written_before_the_others_arrive_are_sent() {
+    for &backend in BACKENDS {
+        for parts in [2, 5] {
+            let (written, on) = (AtomicUsize::new(0), queue(1));
+            let expected: Vec<u64> =
+                (0..2).flat_map(|rank| (0..LEN / 2).map(move |i| value::<f32>(rank, i).bits())).collect();
+            backend
+                .spawn(2, |comm| {
+                    let buffer = registered(&comm, LEN, DType::F32);
+                    // Ranks that are processes do not write before all have arrived.
+                    let late = comm.rank() == 1 && backend == Backend::Loopback;
+                    while late && written.load(SeqCst) < parts {
+                        std::thread::yield_now();
+                    }
+                    let (buffer, result, _) = gather::<f32>(&comm, &on, buffer, |_| {
+                        if comm.rank() == 0 && written.fetch_add(1, SeqCst) + 1 == parts {
+                            std::thread::sleep(Duration::from_millis(10));
+                        }
+                        ControlFlow::Continue(())
+                    });
+                    result.unwrap();
+                    assert!(bits::<f32>(buffer.as_slice()) == expected, "{backend:?} {parts}");
+                })
+                .unwrap();
+        }
+    }
+}
+
 #[test]
 fn parts_have_a_length_for_each_thread_of_a_rank() {
     for (ranks, threads, longest) in [(2, 1, PART), (2, 2, PART), (2, 6, 3 * PART), (4, 8, 2 * PART)] {

@@ -8,6 +8,7 @@ mod initial_chunks;
 pub(crate) mod layout_state;
 pub(crate) mod micro_batch;
 mod step;
+mod update_and_gather;
 mod values;
 mod verify;
 

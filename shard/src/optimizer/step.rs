@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::gather::unit_gather::UnitSource;
 use crate::optimizer::Optimizer;
 use crate::optimizer::micro_batch::MicroBatch;
+use crate::optimizer::update_and_gather::{is_long, update_and_gather};
 use crate::reduce::local_clip::LocalClip;
 use crate::step::decider::StepDecision;
 use crate::step::outcome::{Outcome, Pending, Traffic};
@@ -120,7 +121,13 @@ impl Optimizer {
         let Optimizer { params, reducer, updater, gatherer, .. } = self;
         let holds = hooks.holds();
         updater.measure(params, reducer, scalars)?;
+        let in_flight = reducer.in_flight();
         for b in 0..params.buckets.len() {
+            // An operation that this thread waits for comes after the buckets that are still in flight.
+            if !holds && b + 1 >= in_flight && is_long(b, params, reducer) {
+                update_and_gather(b, (params, reducer), updater, scalars)?;
+                continue;
+            }
             updater.update(b, params, reducer, scalars)?;
             if !holds {
                 gatherer.send(b, params, reducer)?;

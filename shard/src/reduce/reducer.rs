@@ -240,6 +240,11 @@ impl GradReducer {
         self.retire(self.lock(), b)
     }
 
+    /// Returns the number of buckets up to the last one in flight.
+    pub(crate) fn in_flight(&mut self) -> usize {
+        self.exclusive().fills.iter().rposition(|fill| fill.flight.is_some()).map_or(0, |last| last + 1)
+    }
+
     /// Returns the reduced gradients of bucket `b` on this rank: the whole bucket, or its own chunk at stages 2 and 3.
     pub(crate) fn grads(&mut self, b: usize) -> Option<&mut Buffer> {
         let pooled = self.pooled();

@@ -11,7 +11,7 @@ pub(crate) use crate::update::segments::{ParamKey, ParamUpdate};
 use crate::update::vector_memory::{VectorMemory, zeroed_to_travel};
 use arrayvec::ArrayVec;
 use meshstep_comm::Communicator;
-use meshstep_optim::{Flat, Isa, Rounding, Rule, Scalars, TensorSums, cast};
+use meshstep_optim::{Flat, Isa, Rounding, Rule, Scalars, Sees, TensorSums, cast};
 use meshstep_tensor::{Buffer, Category, DType, Queue, Slice, SliceMut};
 use std::ops::Range;
 
@@ -159,6 +159,46 @@ impl Owned {
         self.each_table(grads, groups, due, scalars, |rule, flat, table, scalars, queue| {
             Ok(rule.update(flat, &table.segments, scalars, queue)?)
         })
+    }
+
+    /// Updates elements `part` of the only owned range, whose parameters are `params`.
+    pub(crate) fn update_part(
+        &mut self,
+        (part, mut params): (Range<usize>, SliceMut<'_>),
+        grads: &mut Buffer,
+        groups: &[RuleGroup],
+        due: impl Fn(usize) -> Option<ParamUpdate>,
+        scalars: &Scalars,
+    ) -> Result<(), Error> {
+        for OwnedRange { range, kept, tables, .. } in &mut self.runs {
+            let [range, kept] = [range, kept].map(|all| all.start + part.start..all.start + part.end);
+            for table in tables {
+                table.fill_part(&part, &due);
+                if table.segments.is_empty() {
+                    continue;
+                }
+                let mut state = cut(&mut self.state, &kept)?;
+                let vectors = (params.reborrow(), &mut *grads);
+                let flat =
+                    OwnedRange::flat_of(self.len, &range, &kept, vectors, self.master.as_mut(), &mut state)?;
+                let RuleGroup { rule, lr_scale, .. } = &groups[table.group];
+                let scalars = Scalars { lr: scalars.lr * lr_scale, rounding: self.rounding, ..*scalars };
+                rule.update(flat, &table.segments, &scalars, &self.queue)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the elements of the bucket.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns true if this rank owns chunk `rank` of `ranks` in one range, and its rules update each element on its own.
+    pub(crate) fn is_chunk(&self, rank: usize, ranks: usize, groups: &[RuleGroup]) -> bool {
+        let [OwnedRange { range, tables, .. }] = &self.runs[..] else { return false };
+        let chunk = range.len() * ranks == self.len && range.start == rank * range.len();
+        chunk && tables.iter().all(|table| groups[table.group].rule.sees() != Sees::Matrix)
     }
 
     /// Adds the owned elements that are due to their tensors' `sums`, for an update with the same arguments.

@@ -83,10 +83,22 @@ impl OwnedRange {
         master: Option<&'a mut Buffer>,
         state: &'s mut ArrayVec<SliceMut<'a>, MAX_STATES>,
     ) -> Result<Flat<'a, 's>, Error> {
-        let place = |vector: &Buffer| within(vector.len(), len, range, kept);
-        let (grads_place, params_place) = (place(grads), place(params));
-        let grads = grads.as_mut().slice(grads_place)?;
-        let params = params.as_mut().slice(params_place)?;
+        let place = within(params.len(), len, range, kept);
+        let params = params.as_mut().slice(place)?;
+        Self::flat_of(len, range, kept, (params, grads), master, state)
+    }
+
+    /// Returns the vectors of a run, or of a part of one, whose parameters are `params`.
+    pub(crate) fn flat_of<'a, 's>(
+        len: usize,
+        range: &Range<usize>,
+        kept: &Range<usize>,
+        (params, grads): (SliceMut<'a>, &'a mut Buffer),
+        master: Option<&'a mut Buffer>,
+        state: &'s mut ArrayVec<SliceMut<'a>, MAX_STATES>,
+    ) -> Result<Flat<'a, 's>, Error> {
+        let place = within(grads.len(), len, range, kept);
+        let grads = grads.as_mut().slice(place)?;
         let master = master.map(|m| m.as_mut().slice(kept.clone())).transpose()?;
         let (params, copy, remainder) = match master {
             Some(master) if master.dtype() == DType::U16 => (params, None, Some(master)),
@@ -100,12 +112,21 @@ impl OwnedRange {
 impl UpdateTable {
     /// Collects this step's segments: the pieces of parameters that are due.
     pub(crate) fn fill(&mut self, due: impl Fn(usize) -> Option<ParamUpdate>) {
+        self.fill_part(&(0..usize::MAX), due);
+    }
+
+    /// Collects this step's segments within `part` of the run, relative to its start.
+    pub(crate) fn fill_part(&mut self, part: &Range<usize>, due: impl Fn(usize) -> Option<ParamUpdate>) {
         let due = |&SegmentPiece { param, ref range, first, strided, key }: &SegmentPiece| {
             let ParamUpdate { t, ratio, matrix } = due(param)?;
-            Some(Segment { range: range.clone(), t, key, first, strided, ratio, matrix })
+            let both = overlap(range, part)?;
+            let first = first + (both.start - range.start) as u64;
+            let range = both.start - part.start..both.end - part.start;
+            Some(Segment { range, t, key, first, strided, ratio, matrix })
         };
+        let pieces = overlapping(&self.pieces, part, |piece| piece.range.clone());
         self.segments.clear();
-        self.segments.extend(self.pieces.iter().filter_map(due));
+        self.segments.extend(pieces.iter().filter_map(due));
     }
 }
 

@@ -8,6 +8,7 @@ use crate::update::params::{ParamEntry, Params};
 use crate::update::tensor_norms::TensorTotals;
 use meshstep_comm::Communicator;
 use meshstep_optim::Scalars;
+use meshstep_tensor::SliceMut;
 use std::sync::Arc;
 
 /// Updates the parameters that are due. Its vectors are kept from step to step, so that steps allocate nothing.
@@ -77,6 +78,22 @@ impl Updater {
             buckets[b].update(grads, groups, due, scalars)?;
         }
         Ok(())
+    }
+
+    /// Updates elements of this rank's only range of bucket `b`, from `first` on, whose parameters are `values`.
+    pub(crate) fn update_part(
+        &self,
+        (b, first): (usize, usize),
+        values: SliceMut<'_>,
+        params: &mut Params,
+        reducer: &mut GradReducer,
+        scalars: &Scalars,
+    ) -> Result<(), Error> {
+        let Params { buckets, entries, groups, .. } = params;
+        let Some(grads) = reducer.grads(b) else { return Ok(()) };
+        let due = |p: usize| due(self.due[p], &entries[p], self.totals.ratio(p));
+        let part = (first..first + values.len(), values);
+        buckets[b].update_part(part, grads, groups, due, scalars)
     }
 
     /// Counts the updates.

@@ -26,6 +26,7 @@ mod growth;
 mod hyperparameters;
 mod layer_wise;
 mod lbfgs;
+mod long_buckets;
 mod loss_scale;
 mod misuse;
 #[cfg(feature = "mpi")]

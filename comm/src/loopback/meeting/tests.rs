@@ -4,7 +4,7 @@ use super::super::shared::{View, move_bytes};
 use super::MeetingGroup;
 use crate::group::seat::Besides;
 use crate::{Action, Called, Clock, Error, Reduction};
-use meshstep_tensor::{Buffer, Category, Meter};
+use meshstep_tensor::{Buffer, Category, DType, Meter};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +50,29 @@ fn a_thread_that_stops_between_portions_leaves_the_rest_to_the_others() {
         group.collect(rank, called[rank], TIMEOUT).unwrap();
         assert!(buffers[rank].typed::<f32>().unwrap().iter().all(|&value| value == 3.0));
     }
+}
+
+#[test]
+fn no_other_thread_moves_a_chunk_that_its_rank_writes() {
+    let (group, _) = group(2);
+    let buffers = [buffer(LARGE, 1.0), buffer(LARGE, 2.0)];
+    for (rank, besides) in [Besides::Writer, Besides::Nothing].into_iter().enumerate() {
+        let (action, buffer) = (Action::AllGather, &buffers[rank]);
+        let called = Called { op_number: 0, action, len: LARGE, dtype: buffer.dtype(), by: None };
+        group.post(rank, called, View::of(buffer, action, besides)).unwrap();
+    }
+    assert!(group.work(1, false, None));
+    let values = |rank: usize| buffers[rank].typed::<f32>().unwrap();
+    assert!(values(0)[LARGE / 2..].iter().all(|&value| value == 2.0), "rank 1's chunk has arrived");
+    assert!(values(1)[..LARGE / 2].iter().all(|&value| value == 2.0), "rank 0 still writes its own");
+    assert!(!group.is_ready(1, TIMEOUT) && !has_work(&group));
+    let called = Called { op_number: 0, action: Action::AllGather, len: LARGE, dtype: DType::F32, by: None };
+    let late = group.state.lock().late(1, called, TIMEOUT);
+    let Error::Timeout { arrived, missing, .. } = late else { panic!("{late}") };
+    assert_eq!((arrived, missing), (vec![1], vec![0]));
+    // A failure ends the operation though rank 0 never ends its chunk.
+    group.fail(Error::Aborted { rank: 1 });
+    assert!(group.is_ready(0, TIMEOUT) && group.is_ready(1, TIMEOUT));
 }
 
 #[test]

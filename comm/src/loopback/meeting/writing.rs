@@ -8,6 +8,9 @@ use crate::{Called, Error};
 use std::ops::Range;
 use std::time::Duration;
 
+/// Longest wait for the other ranks before the first part. They have just decided the step together.
+const PATIENCE: Duration = Duration::from_millis(1);
+
 /// State of a rank's operation while the rank writes its chunk.
 enum Writing {
     /// Other ranks have not arrived.
@@ -22,6 +25,7 @@ impl MeetingGroup {
     /// Writes the chunk of `rank`, whose next operation is posted, and copies it to the other ranks. If they have not arrived when the
     /// chunk is written, it is left to the threads that wait.
     pub(in super::super) fn write_chunk(&self, rank: usize, writer: &mut ChunkWriter<'_>) {
+        self.await_others(rank);
         let mut sent = 0;
         while let Some(part) = writer.write_next() {
             if self.send_part(rank, sent..part.end, writer) {
@@ -37,6 +41,17 @@ impl MeetingGroup {
                     self.stop_writing(rank, true);
                 }
             }
+        }
+    }
+
+    /// Waits a short time for the ranks that have not arrived: parts that are written before leave the cache before they are sent.
+    fn await_others(&self, rank: usize) {
+        let until = self.clock.now().saturating_add(PATIENCE);
+        let (mut state, mut tired) = (self.state.lock(), false);
+        while matches!(state.writing(rank), Writing::Alone) && self.clock.now() < until {
+            // A manual clock does not move by itself.
+            let Some(left) = self.clock.sleep_for(until) else { return };
+            state = self.changed.wait_awake(state, Some(left), &mut tired);
         }
     }
 

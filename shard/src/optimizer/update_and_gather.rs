@@ -1,0 +1,48 @@
+//! Update and gather of a long bucket in one pass: parameters travel while they are in the cache.
+
+use crate::config::stage::Stage;
+use crate::error::Error;
+use crate::reduce::reducer::GradReducer;
+use crate::update::params::Params;
+use crate::update::updater::Updater;
+use meshstep_optim::Scalars;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// Least elements of a rank's chunk: a shorter one travels while the next bucket is updated.
+const LONG: usize = 256 << 10;
+
+/// Returns true if bucket `b` is worth one pass: this rank updates a long chunk of it, element by element, and all ranks gather it.
+pub(super) fn is_long(b: usize, params: &Params, reducer: &GradReducer) -> bool {
+    let (owned, bucket) = (&params.buckets[b], &reducer.config.buckets[b]);
+    let (rank, ranks) = (bucket.among.shards.rank(), bucket.among.shards.world_size());
+    let gathers = matches!(params.options.stage, Stage::Zero1 | Stage::Zero2) && ranks > 1;
+    gathers && owned.len() / ranks >= LONG && owned.is_chunk(rank, ranks, &params.groups)
+}
+
+/// Updates this rank's chunk of bucket `b` part by part, and gathers the bucket on all ranks meanwhile.
+pub(super) fn update_and_gather(
+    b: usize,
+    (params, reducer): (&mut Params, &mut GradReducer),
+    updater: &Updater,
+    scalars: &Scalars,
+) -> Result<(), Error> {
+    reducer.settle_one(b)?;
+    let _span = tracing::debug_span!("update", bucket = b).entered();
+    let (shards, queue) = (Arc::clone(&reducer.config.buckets[b].among.shards), params.options.queue.clone());
+    let (whole, mut refused) = (params.buckets[b].params.take(), None);
+    let (whole, gathered) = shards.all_gather_written(whole, &queue, &mut |first, part| match updater
+        .update_part((b, first), part, params, reducer, scalars)
+    {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(error) => {
+            refused = Some(error);
+            ControlFlow::Break(())
+        }
+    });
+    params.buckets[b].put_back(whole);
+    match refused {
+        Some(error) => Err(error),
+        None => Ok(gathered?),
+    }
+}
