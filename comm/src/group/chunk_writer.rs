@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 
 /// Elements of a part for each thread that writes: with the optimizer's state for them they stay in the cache of a core. The shuttle
 /// tests have small buffers.
-const PART: usize = if cfg!(feature = "shuttle") { 8 } else { 32 << 10 };
+const PART: usize = if cfg!(feature = "shuttle") { 1 } else { 32 << 10 };
 
 /// Parts of a chunk that are still to be written.
 pub(crate) struct ChunkWriter<'w> {

@@ -149,6 +149,7 @@ impl MeetingGroup {
             if deadline.is_some_and(|deadline| self.clock.now() >= deadline) {
                 let error = state.late(rank, called, after);
                 self.fail_locked(&mut state, error);
+                state.give_up_writers(rank);
             } else if state.transfers.has_work(false) {
                 drop(state);
                 self.work(rank, false, deadline);
@@ -255,10 +256,6 @@ impl MeetingGroup {
             tracing::warn!(%error, "communicator failed");
             Arc::new(error)
         }));
-        // A rank that writes its chunk may never end.
-        while let Some(moved) = state.transfers.give_up_writers() {
-            state.end(&moved);
-        }
         self.changes.fetch_add(1, Relaxed);
         self.changed.notify_all();
         cause

@@ -154,21 +154,13 @@ impl Transfers {
         self.finished(index)
     }
 
-    /// Spoils all transfers in which ranks write their chunks: they end when no thread moves bytes any more. Returns one that has ended.
-    pub(super) fn give_up_writers(&mut self) -> Option<FinishedTransfer> {
-        for index in 0..self.all.len() {
-            if self.writers(index).next().is_none() {
-                continue;
-            }
-            let transfer = &mut self.all[index];
-            transfer.views.iter_mut().for_each(|view| view.writes = false);
-            (transfer.spoilt, transfer.drained) = (true, true);
-            self.open.retain(|&open| open != index);
-            if let Some(moved) = self.finished(index) {
-                return Some(moved);
-            }
-        }
-        None
+    /// Spoils a transfer in which ranks write their chunks: it ends when no thread moves bytes any more. Returns it if it has ended.
+    pub(super) fn give_up_writers(&mut self, index: usize) -> Option<FinishedTransfer> {
+        let transfer = &mut self.all[index];
+        transfer.views.iter_mut().for_each(|view| view.writes = false);
+        (transfer.spoilt, transfer.drained) = (true, true);
+        self.open.retain(|&open| open != index);
+        self.finished(index)
     }
 
     fn finished(&self, index: usize) -> Option<FinishedTransfer> {

@@ -2,7 +2,8 @@
 
 use crate::program::{Program, Random, Step, Trouble, len};
 use meshstep_comm::{Action, Communicator, Error, InFlight, Op, Reduction};
-use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Threads};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// Outcomes of a rank's steps; `None` for a step without a look at its result.
@@ -61,6 +62,9 @@ impl Rank<'_> {
             self.check_sum(step, &buffer, &result);
             return self.outcomes[i] = Some(result);
         }
+        if op.action() == Action::AllGather && self.random.below(2) == 0 {
+            return self.outcomes[i] = Some(self.gather(buffer));
+        }
         if self.random.below(2) == 0 {
             let result = self.comm.run(op, &mut buffer);
             self.check_sum(step, &buffer, &result);
@@ -83,6 +87,25 @@ impl Rank<'_> {
         let unchanged = if result.is_ok() { &kept } else { &*values };
         assert_eq!(unchanged.as_slice().bytes().unwrap(), before.as_slice().bytes().unwrap());
         result.map(|found| assert_eq!(found, 0))
+    }
+
+    /// Gathers a chunk that this rank writes meanwhile: its values again.
+    fn gather(&mut self, mut buffer: Buffer) -> Result<(), Error> {
+        let (rank, ranks) = (self.comm.rank(), self.comm.world_size());
+        let mut written = 0;
+        buffer.as_mut().zero().unwrap();
+        let on = Queue::cpu_on(&Threads::caller());
+        let (buffer, result) = self.comm.all_gather_written(buffer, &on, &mut |first, mut part| {
+            assert_eq!(std::mem::replace(&mut written, first + part.len()), first);
+            part.copy_from(values(rank, part.len(), part.dtype()).as_slice()).unwrap();
+            ControlFlow::Continue(())
+        });
+        assert_eq!(written, buffer.len() / ranks, "the whole chunk, whatever becomes of the operation");
+        if let (Ok(()), Ok(values)) = (&result, buffer.typed::<f32>()) {
+            let chunks = values.chunks(values.len() / ranks).enumerate();
+            assert!({ chunks }.all(|(of, chunk)| chunk.iter().all(|&x| x == of as f32 + 1.0)));
+        }
+        result
     }
 
     /// Waits for the operations in flight, or forgets them.

@@ -54,7 +54,7 @@ fn a_thread_that_stops_between_portions_leaves_the_rest_to_the_others() {
 
 #[test]
 fn no_other_thread_moves_a_chunk_that_its_rank_writes() {
-    let (group, _) = group(2);
+    let (group, clock) = group(2);
     let buffers = [buffer(LARGE, 1.0), buffer(LARGE, 2.0)];
     for (rank, besides) in [Besides::Writer, Besides::Nothing].into_iter().enumerate() {
         let (action, buffer) = (Action::AllGather, &buffers[rank]);
@@ -70,9 +70,12 @@ fn no_other_thread_moves_a_chunk_that_its_rank_writes() {
     let late = group.state.lock().late(1, called, TIMEOUT);
     let Error::Timeout { arrived, missing, .. } = late else { panic!("{late}") };
     assert_eq!((arrived, missing), (vec![1], vec![0]));
-    // A failure ends the operation though rank 0 never ends its chunk.
+    // Its deadline ends the operation though rank 0 never ends its chunk; another failure does not.
     group.fail(Error::Aborted { rank: 1 });
-    assert!(group.is_ready(0, TIMEOUT) && group.is_ready(1, TIMEOUT));
+    assert!(!group.is_ready(1, TIMEOUT));
+    clock.advance(TIMEOUT);
+    group.collect(1, called, TIMEOUT).unwrap_err();
+    assert!(group.is_ready(0, TIMEOUT));
 }
 
 #[test]

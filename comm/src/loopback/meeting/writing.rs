@@ -32,15 +32,18 @@ impl MeetingGroup {
                 sent = part.end;
             }
         }
-        match writer.failure() {
-            Some(error @ Error::Aborted { .. }) => self.abort(error),
-            Some(error) => self.fail(error.clone()),
-            None => {
-                if !self.stop_writing(rank, sent == writer.len()) {
-                    self.send_part(rank, sent..writer.len(), writer);
-                    self.stop_writing(rank, true);
-                }
+        if let Some(error) = writer.failure() {
+            if matches!(error, Error::Aborted { .. }) {
+                self.abort(error)
+            } else {
+                self.fail(error.clone())
             }
+            let mut state = self.state.lock();
+            state.give_up_writers(rank);
+            self.announce(state);
+        } else if !self.stop_writing(rank, sent == writer.len()) {
+            self.send_part(rank, sent..writer.len(), writer);
+            self.stop_writing(rank, true);
         }
     }
 
@@ -108,6 +111,14 @@ impl MeetingState {
     pub(super) fn writers(&self, rank: usize) -> Option<impl Iterator<Item = usize>> {
         let met = self.posts[rank].met.front()?;
         Some(met.transfer.into_iter().flat_map(|transfer| self.transfers.writers(transfer)))
+    }
+
+    /// Ends the rank's next operation, which has failed, without the chunks that ranks have not written.
+    pub(super) fn give_up_writers(&mut self, rank: usize) {
+        let Writing::Met(transfer) = self.writing(rank) else { return };
+        if let Some(moved) = self.transfers.give_up_writers(transfer) {
+            self.end(&moved);
+        }
     }
 
     /// Returns the error of the rank's next operation after its deadline.
