@@ -157,6 +157,7 @@ pub use clock::{Clock, Wake};
 pub use communicator::Communicator;
 pub use communicator::call_name::{CallName, name_calls};
 pub use communicator::in_flight::{InFlight, Tickets};
+pub use communicator::observing::ReduceObserver;
 pub use communicator::stats::{Kind, Stats, Traffic};
 pub use communicator::writing::WriteChunk;
 pub use error::{Called, Error};

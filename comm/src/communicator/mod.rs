@@ -3,11 +3,13 @@
 pub(crate) mod call_name;
 pub(crate) mod in_flight;
 pub(crate) mod keeping;
+pub(crate) mod observing;
 pub(crate) mod stats;
 pub(crate) mod writing;
 
 use crate::{Error, InFlight, Op, Reduction, Stats};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, SliceMut};
+use observing::ReduceObserver;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -30,6 +32,19 @@ pub trait Communicator: Send + Sync + Debug {
     /// Starts `op` on `buffer` after the work that is on `after` so far. The buffer comes back from [`InFlight::wait`], or at
     /// once with the error if the call is refused.
     fn start(&self, op: Op, buffer: Buffer, after: &Queue) -> Result<InFlight, (Buffer, Error)>;
+
+    /// Starts `op`, an all-reduce or a reduce-scatter, like [`start`](Self::start), with an observer of chunk `rank` of the result on this
+    /// rank. It sees each element at most once, before the wait returns. A backend may leave out any elements, also all, as the default
+    /// does: the observer counts what it has seen. After an error its values are unspecified.
+    fn start_observed(
+        &self,
+        op: Op,
+        buffer: Buffer,
+        after: &Queue,
+        _observer: Arc<dyn ReduceObserver>,
+    ) -> Result<InFlight, (Buffer, Error)> {
+        self.start(op, buffer, after)
+    }
 
     /// Runs `op` on `buffer` and waits for it. The buffer always comes back, as from [`InFlight::wait`].
     fn complete(&self, op: Op, buffer: Buffer) -> (Buffer, Result<(), Error>) {

@@ -127,7 +127,11 @@ fn part_len(world_size: usize, threads: &Threads) -> usize {
 ///
 /// # Safety
 /// The memory of `range` from `base` on is alive, has this type, and nothing else accesses it for as long as the slice is used.
-unsafe fn elements<'a>(base: NonNull<u8>, dtype: DType, range: Range<usize>) -> Option<SliceMut<'a>> {
+pub(crate) unsafe fn elements<'a>(
+    base: NonNull<u8>,
+    dtype: DType,
+    range: Range<usize>,
+) -> Option<SliceMut<'a>> {
     macro_rules! typed {
         ($($dtype:ident: $t:ty),*) => {
             match dtype {

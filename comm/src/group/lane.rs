@@ -3,8 +3,9 @@
 use super::seat::{Besides, Ended, RankSeat};
 use crate::clock::Wake;
 use crate::communicator::call_name;
+use crate::communicator::observing::Observed;
 use crate::sync::{Condvar, Mutex};
-use crate::{Called, Clock, Error, Op, Stats};
+use crate::{Called, Clock, Error, Op, ReduceObserver, Stats};
 use meshstep_tensor::{Buffer, Place};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -60,6 +61,8 @@ struct LaneSlot<S: RankSeat> {
     forgotten: bool,
     /// True if it is counted in `wanted`.
     wanted: bool,
+    /// Observer of the operation, alive until the next one takes the slot.
+    _observer: Option<Arc<dyn ReduceObserver>>,
 }
 
 /// An operation that was taken in: its ticket, and its task if the caller begins it.
@@ -75,6 +78,7 @@ pub(crate) struct Task<M> {
     pub(crate) stage: TaskStage,
     /// Only the caller that collects the operation runs it.
     pub(crate) own: bool,
+    pub(crate) observer: Option<Observed>,
 }
 
 /// Progress of an operation before it runs.
@@ -115,7 +119,7 @@ impl<S: RankSeat> Lane<S> {
     pub(crate) fn enqueue(
         &self,
         op: Op,
-        (buffer, besides): (Buffer, Besides),
+        (buffer, besides): (Buffer, Besides<'_>),
     ) -> Result<Enqueued<S>, (Buffer, Error)> {
         if let Err(error) = op.check(self.rank, self.world_size, buffer.len(), buffer.dtype()) {
             return Err((buffer, error));
@@ -138,10 +142,12 @@ impl<S: RankSeat> Lane<S> {
         };
         state.started += 1;
         let memory = S::memory(&buffer, op.action(), besides);
-        let own = matches!(besides, Besides::Writer);
+        let (own, kept) = (matches!(besides, Besides::Writer), besides.observer());
+        let observer = kept.as_ref().map(Observed::of);
         let begins = state.not_begun == 0;
         let stage = if begins { TaskStage::Beginning } else { TaskStage::Queued };
-        let ticket = state.place(|slot| Task { slot, op, called, memory, stage, own }, buffer);
+        let ticket =
+            state.place(|slot| Task { slot, op, called, memory, stage, own, observer }, (buffer, kept));
         state.queue.push_back(ticket);
         state.not_begun += 1;
         let task = begins.then(|| state.slots[ticket].task);
@@ -354,7 +360,11 @@ impl<S: RankSeat> LaneState<S> {
         Some(self.slots[slot].task)
     }
 
-    fn place(&mut self, task: impl FnOnce(usize) -> Task<S::Memory>, buffer: Buffer) -> usize {
+    fn place(
+        &mut self,
+        task: impl FnOnce(usize) -> Task<S::Memory>,
+        (buffer, observer): (Buffer, Option<Arc<dyn ReduceObserver>>),
+    ) -> usize {
         let ticket = self.free.pop().unwrap_or(self.slots.len());
         let slot = LaneSlot {
             task: task(ticket),
@@ -363,6 +373,7 @@ impl<S: RankSeat> LaneState<S> {
             ended: Ended::default(),
             forgotten: false,
             wanted: false,
+            _observer: observer,
         };
         match self.slots.get_mut(ticket) {
             Some(old) => *old = slot,

@@ -1,14 +1,14 @@
 //! Communicator handle of a rank, and its drop.
 
 use super::chunk_writer::{ChunkWriter, has_parts};
-use super::seat::RankSeat;
+use super::seat::{Besides, RankSeat};
 use super::thread_end::ThreadEnd;
 use super::worker::RankWorker;
 use crate::communicator::{keeping, nothing, writing};
 use crate::group::faults::Faults;
 use crate::op::Action;
 use crate::sync::{self, Mutex};
-use crate::{Communicator, Error, InFlight, Op, Reduction, Stats, WriteChunk};
+use crate::{Communicator, Error, InFlight, Op, ReduceObserver, Reduction, Stats, WriteChunk};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, SliceMut};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard as StdGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -134,7 +134,18 @@ impl<S: RankSeat> Communicator for GroupRank<S> {
     }
 
     fn start(&self, op: Op, buffer: Buffer, _after: &Queue) -> Result<InFlight, (Buffer, Error)> {
-        let ticket = self.place.start(op, buffer)?;
+        let ticket = self.place.start(op, (buffer, Besides::Nothing))?;
+        Ok(InFlight::new(Arc::clone(&self.place) as _, ticket))
+    }
+
+    fn start_observed(
+        &self,
+        op: Op,
+        buffer: Buffer,
+        _after: &Queue,
+        observer: Arc<dyn ReduceObserver>,
+    ) -> Result<InFlight, (Buffer, Error)> {
+        let ticket = self.place.start(op, (buffer, Besides::Observer(&observer)))?;
         Ok(InFlight::new(Arc::clone(&self.place) as _, ticket))
     }
 

@@ -2,7 +2,8 @@
 
 use super::chunk_writer::ChunkWriter;
 use super::segments::LentValues;
-use crate::{Action, Called, Clock, Communicator, Error};
+use crate::communicator::observing::Observed;
+use crate::{Action, Called, Clock, Communicator, Error, ReduceObserver};
 use meshstep_tensor::{Buffer, Category, DType, Meter};
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -29,7 +30,10 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
     fn timeout(&self) -> Duration;
 
     /// Describes `buffer`, on which its rank calls `action`.
-    fn memory(buffer: &Buffer, action: Action, besides: Besides) -> Self::Memory;
+    fn memory(buffer: &Buffer, action: Action, besides: Besides<'_>) -> Self::Memory;
+
+    /// Adds an observer of the reduced chunk to an operation's memory.
+    fn observed(memory: Self::Memory, observer: Observed) -> Self::Memory;
 
     /// Begins an operation without waiting for another rank and without moving many bytes. The rank's earlier operations have begun. The
     /// default leaves everything to [`run`](RankSeat::run).
@@ -114,12 +118,21 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
 
 /// Part of an operation besides its buffer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Besides {
+pub(crate) enum Besides<'a> {
     Nothing,
     /// Values to reduce in place of the buffer, which keeps their former contents.
     Lent(LentValues),
+    /// An observer of the reduced chunk.
+    Observer(&'a Arc<dyn ReduceObserver>),
     /// The caller writes the rank's chunk while the operation runs, and runs the operation itself.
     Writer,
+}
+
+impl Besides<'_> {
+    /// Returns the observer, if there is one.
+    pub(crate) fn observer(self) -> Option<Arc<dyn ReduceObserver>> {
+        if let Besides::Observer(observer) = self { Some(Arc::clone(observer)) } else { None }
+    }
 }
 
 /// State of an operation after [`RankSeat::begin`].

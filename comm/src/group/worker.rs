@@ -58,7 +58,7 @@ impl<S: RankSeat> RankWorker<S> {
     fn complete_with(
         &self,
         op: Op,
-        memory: (Buffer, Besides),
+        memory: (Buffer, Besides<'_>),
         mut writer: Option<&mut ChunkWriter<'_>>,
     ) -> (Buffer, Result<(), Error>, Ended<S>) {
         match self.lane.enqueue(op, memory) {
@@ -73,8 +73,8 @@ impl<S: RankSeat> RankWorker<S> {
     }
 
     /// Starts an operation, and begins it if all earlier ones have begun.
-    pub(crate) fn start(&self, op: Op, buffer: Buffer) -> Result<usize, (Buffer, Error)> {
-        let (ticket, task) = self.lane.enqueue(op, (buffer, Besides::Nothing))?;
+    pub(crate) fn start(&self, op: Op, memory: (Buffer, Besides<'_>)) -> Result<usize, (Buffer, Error)> {
+        let (ticket, task) = self.lane.enqueue(op, memory)?;
         let begun = task.map_or(Begun::Not, |task| self.begin(&task));
         if begun != (Begun::Posted { carried: true }) {
             self.lane.want(ticket);
@@ -85,8 +85,9 @@ impl<S: RankSeat> RankWorker<S> {
     fn begin(&self, task: &Task<S::Memory>) -> Begun {
         let RankWorker { seat, faults, lane, .. } = self;
         let faulty = faults.at(seat.rank(), task.called.op_number).next().is_some();
+        let memory = Self::memory(task, faulty);
         // SAFETY: the lane holds the task's buffer until `finish`.
-        let begun = if faulty { Begun::Not } else { unsafe { seat.begin(task.called, task.memory) } };
+        let begun = if faulty { Begun::Not } else { unsafe { seat.begin(task.called, memory) } };
         lane.begun(task, begun != Begun::Not);
         begun
     }
@@ -139,6 +140,12 @@ impl<S: RankSeat> RankWorker<S> {
         task.op.deadline().unwrap_or(self.seat.timeout())
     }
 
+    /// Returns the memory of an operation with its observer, unless a fault corrupts what that would see.
+    fn memory(task: &Task<S::Memory>, faulty: bool) -> S::Memory {
+        let observer = task.observer.filter(|_| !faulty);
+        observer.map_or(task.memory, |observer| S::observed(task.memory, observer))
+    }
+
     fn perform(
         &self,
         task: &Task<S::Memory>,
@@ -164,8 +171,10 @@ impl<S: RankSeat> RankWorker<S> {
             }
         }
         // SAFETY: the lane holds the task's buffer until `finish`, and a caller that lends values waits for that (`keep`).
-        let ended =
-            unsafe { seat.run(task.called, task.memory, after, task.stage == TaskStage::Posted, writer) }?;
+        let ended = unsafe {
+            let (memory, posted) = (Self::memory(task, faulty), task.stage == TaskStage::Posted);
+            seat.run(task.called, memory, after, posted, writer)
+        }?;
         if faults.at(seat.rank(), task.called.op_number).any(|fault| fault == Fault::CorruptResult) {
             // SAFETY: the task is this rank's, and all ranks have left its operation.
             unsafe { S::flip_a_bit(task.memory) };

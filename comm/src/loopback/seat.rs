@@ -2,6 +2,7 @@
 
 use super::meeting::{MeetingGroup, MeetingSeat};
 use super::shared::View;
+use crate::communicator::observing::Observed;
 use crate::group::chunk_writer::ChunkWriter;
 use crate::group::seat::{Begun, Besides, Ended, RankSeat};
 use crate::{Action, Called, Clock, Error};
@@ -41,8 +42,12 @@ impl RankSeat for LoopbackSeat {
         self.seat.group.timeout()
     }
 
-    fn memory(buffer: &Buffer, action: Action, besides: Besides) -> View {
+    fn memory(buffer: &Buffer, action: Action, besides: Besides<'_>) -> View {
         View::of(buffer, action, besides)
+    }
+
+    fn observed(view: View, observer: Observed) -> View {
+        view.with_observer(observer)
     }
 
     unsafe fn begin(&self, called: Called, view: View) -> Begun {

@@ -166,6 +166,8 @@ impl InPlace {
                 // SAFETY: the memory of the others is mapped as long as the transport lives. They write other chunks of their own
                 // memory meanwhile. This rank's tile is the range itself.
                 unsafe { fold((tiles, TileMemory::Main), memory, now.clone(), reduction) };
+                // SAFETY: the caller's promise; the others only read.
+                unsafe { memory.show(now.clone()) };
                 now.len()
             }
             (ChunkWork::Write, writer) => {

@@ -1,5 +1,7 @@
 //! Memory of an operation, as an address that the engine borrows piece by piece.
 
+use crate::communicator::observing::Observed;
+use crate::group::chunk_writer::elements;
 use meshstep_tensor::{Buffer, DType};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -10,6 +12,8 @@ pub(crate) struct OpMemory {
     base: NonNull<u8>,
     len: usize,
     pub(super) dtype: DType,
+    /// Observer of the reduced chunk.
+    observer: Option<Observed>,
 }
 
 // SAFETY: an address and a size; access has its own safety argument.
@@ -17,7 +21,29 @@ unsafe impl Send for OpMemory {}
 
 impl OpMemory {
     pub(super) fn of(buffer: &Buffer) -> Self {
-        OpMemory { base: buffer.as_ptr(), len: buffer.len(), dtype: buffer.dtype() }
+        OpMemory { base: buffer.as_ptr(), len: buffer.len(), dtype: buffer.dtype(), observer: None }
+    }
+
+    /// Adds an observer of the reduced chunk.
+    pub(super) fn observed_by(self, observer: Observed) -> Self {
+        OpMemory { observer: Some(observer), ..self }
+    }
+
+    /// Shows bytes `range`, whole elements of this rank's chunk that are reduced, to the observer.
+    ///
+    /// # Safety
+    /// The operation runs, and nothing writes the range meanwhile.
+    pub(super) unsafe fn show(&self, range: Range<usize>) {
+        let Some(observer) = self.observer else { return };
+        assert!(range.start <= range.end && range.end <= self.bytes(), "a range beyond the buffer");
+        let size = self.dtype.size();
+        let first = range.start / size;
+        // SAFETY: the range is within the buffer, which has this type; the caller's promise.
+        let values = unsafe { elements(self.base, self.dtype, first..range.end / size) };
+        if let Some(values) = values {
+            // SAFETY: the caller's promise.
+            unsafe { observer.see(first, values.as_slice()) }
+        }
     }
 
     /// Size in bytes.

@@ -7,6 +7,7 @@ use super::hosts::Hosts;
 use super::memory::OpMemory;
 use super::transport::Transport;
 use super::windows;
+use crate::communicator::observing::Observed;
 use crate::group::chunk_writer::ChunkWriter;
 use crate::group::rank::{GroupRank, Life};
 use crate::group::seat::{Begun, Besides, Ended, RankSeat};
@@ -110,8 +111,12 @@ impl RankSeat for P2pSeat {
         self.group.timeout
     }
 
-    fn memory(buffer: &Buffer, _: Action, _: Besides) -> OpMemory {
+    fn memory(buffer: &Buffer, _: Action, _: Besides<'_>) -> OpMemory {
         OpMemory::of(buffer)
+    }
+
+    fn observed(memory: OpMemory, observer: Observed) -> OpMemory {
+        memory.observed_by(observer)
     }
 
     unsafe fn begin(&self, called: Called, _: OpMemory) -> Begun {

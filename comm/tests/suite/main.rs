@@ -18,6 +18,7 @@ mod keeping;
 mod naive;
 #[cfg(feature = "nccl")]
 mod nccl;
+mod observing;
 mod overlap;
 #[cfg(unix)]
 mod processes;

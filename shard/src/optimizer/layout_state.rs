@@ -9,13 +9,14 @@ use crate::plan::layout_plan::Part;
 use crate::ranks::host_words;
 use crate::ranks::roles::RankRoles;
 use crate::reduce::bucket_fill::BucketFill;
+use crate::reduce::chunk_norm::ChunkNorm;
 use crate::reduce::reducer_config::BucketInfo;
 use crate::reduce::together::objection;
 use crate::update::owned_bucket::{Owned, ParamKey};
 use crate::update::params::{ParamEntry, ParamPlace, Params};
 use crate::update::vector_memory::{VectorMemory, zeroed, zeroed_to_travel};
 use meshstep_comm::{Communicator, Op};
-use meshstep_tensor::{Buffer, Category, Layout, Param, Queue, Slice, SliceMut};
+use meshstep_tensor::{Buffer, Category, Layout, Param, Place, Queue, Slice, SliceMut};
 use std::fmt::Write;
 use std::sync::Arc;
 use twox_hash::XxHash3_64;
@@ -134,8 +135,15 @@ impl LayoutState {
         self.fills.push(BucketFill::new(&bucket, whole, shard));
         let (counted, gathered) = (part.counted(b, rank), part.gathered(b));
         let (owned_ranges, among) = (part.owned(b, rank), Arc::clone(among));
+        // Gradients that are added to a shard, reduced again, or on a GPU have their norm later.
+        let observed = options.queue.place() == Place::Cpu
+            && !options.stage.cuts_grads()
+            && among.counts_in_norm
+            && among.extra_reductions.is_empty();
+        let chunk_norm = if observed { ChunkNorm::new(options.norm, &counted) } else { None };
         self.kept.push(BucketInfo {
             counted,
+            chunk_norm: chunk_norm.map(Arc::new),
             gathered,
             gathers: None,
             series: 0,

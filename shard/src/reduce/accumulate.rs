@@ -23,9 +23,11 @@ impl GradReducer {
     ) -> Result<(), Error> {
         let _span = tracing::debug_span!("norm", bucket = b).entered();
         let ReducerConfig { queue, buckets, options, .. } = &self.config;
-        let (BucketInfo { counted, owned, among, .. }, here) = (&buckets[b], queue.place() == Place::Cpu);
+        let (BucketInfo { counted, chunk_norm, owned, among, .. }, here) =
+            (&buckets[b], queue.place() == Place::Cpu);
         // Gradients with further reductions count after those.
         let last = last && among.extra_reductions.is_empty();
+        let observed = chunk_norm.as_ref().filter(|_| last && shard.is_none()).and_then(|norm| norm.sum());
         // Threads accumulate buckets in parallel, so each counts into an accumulator of its own.
         let mut part = NormAccumulator::new(options.norm);
         let mut count = |values: Slice<'_>| -> Result<(), Error> {
@@ -49,12 +51,13 @@ impl GradReducer {
                     |part| if last { count(part) } else { Ok(()) },
                 )?;
             }
+            None if observed.is_some() => {}
             None if last => {
                 counted.iter().try_for_each(|range| count(whole.as_slice().slice(range.clone())?))?;
             }
             None => {}
         }
-        if here && last { Ok(self.sum().merge(&part)?) } else { Ok(()) }
+        if here && last { Ok(self.sum().merge(&observed.unwrap_or(part))?) } else { Ok(()) }
     }
 
     fn sum(&self) -> MutexGuard<'_, NormSum> {

@@ -2,6 +2,7 @@
 
 pub(crate) mod accumulate;
 pub(crate) mod bucket_fill;
+pub(crate) mod chunk_norm;
 pub(crate) mod double_ended;
 pub(crate) mod gather_barrier;
 pub(crate) mod local_clip;

@@ -375,7 +375,7 @@ impl GradReducer {
             }
             let whole = fill.close();
             state.launches = digest(state.launches, b as u64, whole.len() as u64);
-            match self.config.buckets[b].among.shards.start(op, whole, &self.config.queue) {
+            match self.config.buckets[b].start(op, whole, &self.config.queue, state.last) {
                 Ok(flight) => self.put_flight(state, b, flight),
                 Err((whole, error)) => {
                     self.rest(state, b, whole);

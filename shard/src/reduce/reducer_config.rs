@@ -4,8 +4,9 @@ use crate::config::options::{Combine, Options};
 use crate::plan::bucket::BucketPlan;
 use crate::ranks::data_rank::DataRank;
 use crate::ranks::roles::{RankRoles, know};
-use meshstep_comm::{Communicator, Reduction};
-use meshstep_tensor::Queue;
+use crate::reduce::chunk_norm::ChunkNorm;
+use meshstep_comm::{Communicator, InFlight, Op, Reduction};
+use meshstep_tensor::{Buffer, Queue};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -82,10 +83,31 @@ pub(crate) struct BucketInfo {
     pub(crate) owned: Vec<Range<usize>>,
     /// Ranges that this rank adds to the norm, or only checks for non-finite values if another rank adds the same.
     pub(crate) counted: Vec<Range<usize>>,
+    /// Observer that takes the norm of these ranges while they are reduced, if it is complete then.
+    pub(crate) chunk_norm: Option<Arc<ChunkNorm>>,
     /// Ranges that travel to all ranks after the update, and their owners.
     pub(crate) gathered: Vec<(usize, Range<usize>)>,
     /// Communicator that gathers the parameters, if they are sharded.
     pub(crate) gathers: Option<Arc<dyn Communicator>>,
     /// Series that provides the bucket's memory, at stages 2 and 3.
     pub(crate) series: usize,
+}
+
+impl BucketInfo {
+    /// Starts a reduction of the bucket among the ranks that share it, the `last` of the step or an earlier one.
+    pub(crate) fn start(
+        &self,
+        op: Op,
+        whole: Buffer,
+        queue: &Queue,
+        last: bool,
+    ) -> Result<InFlight, (Buffer, meshstep_comm::Error)> {
+        match &self.chunk_norm {
+            Some(norm) if last => {
+                norm.reset();
+                self.among.shards.start_observed(op, whole, queue, Arc::clone(norm) as _)
+            }
+            _ => self.among.shards.start(op, whole, queue),
+        }
+    }
 }
