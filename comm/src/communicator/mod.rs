@@ -94,7 +94,8 @@ pub trait Communicator: Send + Sync + Debug {
     /// work of a copy.
     ///
     /// `buffer` always comes back; after an error its contents are unspecified. If `write` breaks, the group is aborted
-    /// ([`Error::Aborted`] on every rank); if it panics, the others get [`Error::Panicked`].
+    /// ([`Error::Aborted`] on every rank); if it panics, the others get an error too. `write` must not wait for an operation of this
+    /// communicator: that begins after this one. Its time counts for the operation's deadline.
     ///
     /// The default calls `write` once, with the whole chunk, and then gathers.
     fn all_gather_written(
@@ -104,6 +105,12 @@ pub trait Communicator: Send + Sync + Debug {
         write: &mut WriteChunk<'_>,
     ) -> (Buffer, Result<(), Error>) {
         writing::before_gather(self, buffer, on, write)
+    }
+
+    /// Returns true if [`all_gather_written`](Self::all_gather_written) gathers `buffer` while it is written; otherwise a caller with other
+    /// work had better start an [`Op::all_gather`] and do that meanwhile.
+    fn gathers_while_written(&self, _buffer: &Buffer, _on: &Queue) -> bool {
+        false
     }
 
     /// Starts two operations, one after the other, both or none: for small ones that a backend may launch as one group. Every

@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// Observer of a reduction ([`Communicator::start_observed`](crate::Communicator::start_observed)).
 pub trait ReduceObserver: Send + Sync + Debug {
     /// Sees reduced elements of this rank's chunk, which begin at element `first` of the buffer. Called on any thread, also on several at
-    /// once with different elements. It does not wait.
+    /// once with different elements. It neither waits nor panics.
     fn see(&self, first: usize, values: Slice<'_>);
 }
 

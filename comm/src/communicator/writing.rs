@@ -19,7 +19,12 @@ pub(crate) fn before_gather<C: Communicator + ?Sized>(
     let chunk = chunk(buffer.len(), comm.world_size(), comm.rank());
     let written = match buffer.as_mut().slice(chunk) {
         Ok(part) if part.is_empty() => ControlFlow::Continue(()),
-        Ok(part) => write(0, part),
+        Ok(part) => {
+            let aborts = AbortOnPanic(comm);
+            let written = write(0, part);
+            std::mem::forget(aborts);
+            written
+        }
         Err(error) => return (buffer, Err(error.into())),
     };
     if written.is_break() {
@@ -29,5 +34,14 @@ pub(crate) fn before_gather<C: Communicator + ?Sized>(
     match comm.start(Op::all_gather(), buffer, on) {
         Ok(started) => started.wait(on),
         Err((buffer, error)) => (buffer, Err(error)),
+    }
+}
+
+/// Aborts the group if it is dropped while a writer unwinds.
+struct AbortOnPanic<'c, C: Communicator + ?Sized>(&'c C);
+
+impl<C: Communicator + ?Sized> Drop for AbortOnPanic<'_, C> {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }

@@ -10,9 +10,9 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 
-/// Elements of a part for each thread that writes: with the optimizer's state for them they stay in the cache of a core. The shuttle
-/// tests have small buffers.
-const PART: usize = if cfg!(feature = "shuttle") { 1 } else { 32 << 10 };
+/// Elements of a part for each thread that writes: with the optimizer's state for them they stay in the cache of a core, and an update
+/// of two such parts is worth two threads. The shuttle tests have small buffers.
+const PART: usize = if cfg!(feature = "shuttle") { 1 } else { 64 << 10 };
 
 /// Parts of a chunk that are still to be written.
 pub(crate) struct ChunkWriter<'w> {

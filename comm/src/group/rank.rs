@@ -188,6 +188,11 @@ impl<S: RankSeat> Communicator for GroupRank<S> {
         gathered
     }
 
+    fn gathers_while_written(&self, buffer: &Buffer, on: &Queue) -> bool {
+        let parts = has_parts(buffer.len(), self.world_size(), on.threads());
+        parts && buffer.place() == Place::Cpu && self.place.seat.gathers_while_written(buffer)
+    }
+
     fn zeroed_on(
         &self,
         queue: &Queue,

@@ -32,8 +32,13 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
     /// Describes `buffer`, on which its rank calls `action`.
     fn memory(buffer: &Buffer, action: Action, besides: Besides<'_>) -> Self::Memory;
 
-    /// Adds an observer of the reduced chunk to an operation's memory.
-    fn observed(memory: Self::Memory, observer: Observed) -> Self::Memory;
+    /// Adds an observer of the reduced chunk to an operation's memory. The default leaves it out.
+    fn observed(memory: Self::Memory, _observer: Observed) -> Self::Memory {
+        memory
+    }
+
+    /// Returns true if the ranks gather `buffer` while they write their chunks of it.
+    fn gathers_while_written(&self, buffer: &Buffer) -> bool;
 
     /// Begins an operation without waiting for another rank and without moving many bytes. The rank's earlier operations have begun. The
     /// default leaves everything to [`run`](RankSeat::run).

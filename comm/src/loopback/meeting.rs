@@ -132,9 +132,7 @@ impl MeetingGroup {
     pub(super) fn collect(&self, rank: usize, called: Called, after: Duration) -> MeetingResult {
         let (mut state, mut tired) = (self.state.lock(), false);
         loop {
-            if let Some(result) = state.posts[rank].take_result() {
-                // The next operation's deadline does not count the bytes of this one.
-                state.posts[rank].since = state.posts[rank].since.max(self.clock.now());
+            if let Some(result) = state.posts[rank].take_result(self.clock.now()) {
                 return result;
             }
             if let (true, Some(cause)) = (state.posts[rank].met.is_empty(), state.cause.clone()) {
@@ -145,7 +143,7 @@ impl MeetingGroup {
             // An operation that has a party waits only for ranks that write their chunks.
             let writers = state.writers(rank);
             let waits = writers.is_none_or(|mut writers| writers.next().is_some());
-            let deadline = waits.then(|| state.posts[rank].since.saturating_add(after));
+            let deadline = waits.then(|| state.posts[rank].next_since().saturating_add(after));
             if deadline.is_some_and(|deadline| self.clock.now() >= deadline) {
                 let error = state.late(rank, called, after);
                 self.fail_locked(&mut state, error);
@@ -297,7 +295,7 @@ impl MeetingGroup {
             let Some((called, _)) = posts[member].waiting.pop_front() else { continue };
             let ended = || Ok(Ended { formed: formed[member].take(), non_finite: 0 });
             let (result, transfer) = ((bytes == 0).then(ended), added.map(|(index, _)| index));
-            posts[member].met.push_back(Met { op_number: called.op_number, transfer, result });
+            posts[member].met.push_back(Met { op_number: called.op_number, since: now, transfer, result });
         }
         members().for_each(|member| state.turn(member, now));
         // A rank that waits for a thread's transfer sleeps on.

@@ -148,9 +148,6 @@ impl<T: WireElement, const TIMES: bool, const KEEPS: bool> Body for Fold<'_, T, 
                     }
                 }
             }
-            if !KEEPS {
-                portion.show::<T>();
-            }
         }
         if streams {
             fence();

@@ -2,7 +2,6 @@
 
 use super::meeting::{MeetingGroup, MeetingSeat};
 use super::shared::View;
-use crate::communicator::observing::Observed;
 use crate::group::chunk_writer::ChunkWriter;
 use crate::group::seat::{Begun, Besides, Ended, RankSeat};
 use crate::{Action, Called, Clock, Error};
@@ -46,8 +45,8 @@ impl RankSeat for LoopbackSeat {
         View::of(buffer, action, besides)
     }
 
-    fn observed(view: View, observer: Observed) -> View {
-        view.with_observer(observer)
+    fn gathers_while_written(&self, _: &Buffer) -> bool {
+        true
     }
 
     unsafe fn begin(&self, called: Called, view: View) -> Begun {
@@ -72,7 +71,8 @@ impl RankSeat for LoopbackSeat {
     ) -> Result<Ended<Self>, Arc<Error>> {
         let MeetingSeat { group, rank } = &self.seat;
         if !posted {
-            group.post(*rank, called, view.with_writer(writer.is_some()))?;
+            let view = if writer.is_some() { view } else { view.with_shared_chunk() };
+            group.post(*rank, called, view)?;
         }
         if let Some(writer) = writer {
             group.write_chunk(*rank, writer);

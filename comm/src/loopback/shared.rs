@@ -22,12 +22,11 @@ use super::cut::{Cut, CutPart};
 use super::moves;
 use super::transfers::TransferShare;
 use crate::Action;
-use crate::communicator::observing::Observed;
 use crate::group::seat::Besides;
 use crate::group::segments::{LentValues, Segment};
 use crate::sync::Counter;
 use meshstep_tensor::fetch::LINE;
-use meshstep_tensor::{Buffer, DType, Element, Slice, Threads};
+use meshstep_tensor::{Buffer, DType, Element, Threads};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -41,12 +40,21 @@ pub(super) struct View {
     factor: f64,
     /// Values to reduce in place of the buffer, which then keeps their former contents.
     lent: Option<LentValues>,
-    /// Observer of the rank's reduced chunk.
-    observer: Option<Observed>,
     /// Contiguous memory of the values: the buffer, or the segment of the lent values that a portion has entered.
     here: Segment,
-    /// The rank still writes its chunk, and copies the parts itself.
-    pub(super) writes: bool,
+    /// Use of the rank's chunk in an all-gather.
+    pub(super) chunk: ChunkUse,
+}
+
+/// Use of a rank's chunk while it is gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChunkUse {
+    /// Any thread copies it.
+    Shared,
+    /// The rank still writes it, and copies the parts itself.
+    Written,
+    /// The rank has written and copied it.
+    Sent,
 }
 
 // SAFETY: a view is an address and a size; only its own methods and `Portion` dereference it, with their own safety arguments.
@@ -57,7 +65,7 @@ impl View {
     pub(super) fn empty() -> Self {
         let base = NonNull::<u64>::dangling().cast();
         let here = Segment { base, start: 0, len: 0 };
-        View { base, len: 0, dtype: DType::F32, factor: 1.0, lent: None, observer: None, here, writes: false }
+        View { base, len: 0, dtype: DType::F32, factor: 1.0, lent: None, here, chunk: ChunkUse::Shared }
     }
 
     /// Returns a view of the whole of `buffer`, on which its rank calls `action`, or of lent values that are as long as the buffer.
@@ -66,18 +74,14 @@ impl View {
         let lent = if let Besides::Lent(values) = besides { Some(values) } else { None };
         // Lent values are entered segment by segment.
         let here = Segment { base, start: 0, len: if lent.is_some() { 0 } else { len } };
-        let writes = matches!(besides, Besides::Writer);
-        View { base, len, dtype, factor: action.factor(), lent, observer: None, here, writes }
+        let written = matches!(besides, Besides::Writer);
+        let chunk = if written { ChunkUse::Written } else { ChunkUse::Shared };
+        View { base, len, dtype, factor: action.factor(), lent, here, chunk }
     }
 
-    /// Adds an observer of the reduced chunk.
-    pub(super) fn with_observer(self, observer: Observed) -> Self {
-        View { observer: Some(observer), ..self }
-    }
-
-    /// Sets whether the rank writes its chunk meanwhile.
-    pub(super) fn with_writer(self, writes: bool) -> Self {
-        View { writes, ..self }
+    /// Returns the view of a rank that does not write its chunk meanwhile.
+    pub(super) fn with_shared_chunk(self) -> Self {
+        View { chunk: ChunkUse::Shared, ..self }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -159,7 +163,7 @@ impl Share<'_> {
                 *self.drained = true;
                 return None;
             };
-            let written = matches!(part, CutPart::Chunk(of) if self.views[of].writes);
+            let written = matches!(part, CutPart::Chunk(of) if self.views[of].chunk != ChunkUse::Shared);
             if !range.is_empty() && !written {
                 return Some(Portion { part, range, cut: self.cut, views: &mut *self.views });
             }
@@ -240,20 +244,6 @@ impl Portion<'_> {
         // rank owns the buffer and has borrowed the values exclusively, so they do not overlap.
         let kept = unsafe { std::slice::from_raw_parts_mut(kept.as_ptr().add(start), len) };
         copy(kept, values);
-    }
-
-    /// Shows this portion of a chunk, which is reduced, to the observer of the rank that has the chunk.
-    pub(super) fn show<T: Element>(&mut self)
-    where
-        for<'v> Slice<'v>: From<&'v [T]>,
-    {
-        let CutPart::Chunk(of) = self.part else { return };
-        let Some(observer) = self.views[of].observer else { return };
-        let range = self.range.clone();
-        let first = range.start;
-        let values: &[T] = self.slice::<T>(of, range);
-        // SAFETY: this portion has not been left, so the operation runs.
-        unsafe { observer.see(first, values.into()) }
     }
 
     /// Borrows elements `range` of rank `of`'s values: of its buffer, unless it lends others.

@@ -1,7 +1,7 @@
 //! Operations whose ranks have all arrived, until their bytes have moved. Any thread of the group that waits moves some.
 
 use super::meeting::MOVED_BY_ONE;
-use super::shared::View;
+use super::shared::{ChunkUse, View};
 use crate::sync::Counter;
 use crate::{Action, Called};
 use meshstep_tensor::DType;
@@ -145,19 +145,19 @@ impl Transfers {
     /// Returns the ranks that still write their chunks.
     pub(super) fn writers(&self, index: usize) -> impl Iterator<Item = usize> {
         let views = self.all[index].views.iter().enumerate();
-        views.filter(|(_, view)| view.writes).map(|(rank, _)| rank)
+        views.filter(|(_, view)| view.chunk == ChunkUse::Written).map(|(rank, _)| rank)
     }
 
     /// Notes that a rank has written its chunk and has copied it to the others. Returns the transfer if it has ended.
     pub(super) fn stop_writing(&mut self, index: usize, rank: usize) -> Option<FinishedTransfer> {
-        self.all[index].views[rank].writes = false;
+        self.all[index].views[rank].chunk = ChunkUse::Sent;
         self.finished(index)
     }
 
     /// Spoils a transfer in which ranks write their chunks: it ends when no thread moves bytes any more. Returns it if it has ended.
     pub(super) fn give_up_writers(&mut self, index: usize) -> Option<FinishedTransfer> {
         let transfer = &mut self.all[index];
-        transfer.views.iter_mut().for_each(|view| view.writes = false);
+        transfer.views.iter_mut().for_each(|view| view.chunk = ChunkUse::Sent);
         (transfer.spoilt, transfer.drained) = (true, true);
         self.open.retain(|&open| open != index);
         self.finished(index)

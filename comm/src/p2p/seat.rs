@@ -119,6 +119,11 @@ impl RankSeat for P2pSeat {
         memory.observed_by(observer)
     }
 
+    fn gathers_while_written(&self, buffer: &Buffer) -> bool {
+        let mut engine = self.group.engine.lock();
+        engine.links.transport.windows().is_some_and(|windows| windows.find(buffer.as_ptr()).is_some())
+    }
+
     unsafe fn begin(&self, called: Called, _: OpMemory) -> Begun {
         // Alone there is nobody to wait for, and without a factor nothing to compute.
         let done = called.action.is_done_alone(self.group.world_size);

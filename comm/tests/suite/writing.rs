@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 /// Length at which chunks of 3 ranks have some parts, the last one short.
-const LEN: usize = 300_000;
+const LEN: usize = 600_000;
 /// Longest part on one thread.
-const PART: usize = 32 << 10;
+const PART: usize = 64 << 10;
 
 fn chunk(len: usize, n: usize, rank: usize) -> Range<usize> {
     rank * (len / n)..(rank + 1) * (len / n)

@@ -86,11 +86,10 @@ pub struct Inverse {
 }
 
 // The divider is the bottleneck of an update, so f32 multiplies by the inverse and corrects the product once (Markstein, *Computation
-// of elementary functions on the IBM RISC System/6000 processor*, 1990). The product is off by at most 2^-23 of the quotient, so the
-// remainder `q * d - x` is a number of f32, and the sum before the last rounding is off by less than 2^-46 of the quotient. Then the last
-// rounding can differ from the division's only if the quotient is that close to the midpoint between two f32 numbers: for
-// significands X and D and the odd integer M of the midpoint, |2^s X - M D| <= 4, where s is 24 or 25. The test tries all such X for
-// every D.
+// of elementary functions on the IBM RISC System/6000 processor*, 1990). The product is off by at most 2^-23 of the quotient, and the sum
+// before the last rounding by less than 2^-45 of it, the rounding of the remainder `q * d - x` included. So the last rounding can differ
+// from the division's only if the quotient is that close to the midpoint between two f32 numbers: for significands X and D and the odd
+// integer M of the midpoint, |2^s X - M D| <= 8, where s is 24 or 25. The test tries all such X for every D.
 impl Divide for f32 {
     type Divisor = Inverse;
 

@@ -12,12 +12,14 @@ use std::sync::Arc;
 /// Least elements of a rank's chunk: a shorter one travels while the next bucket is updated.
 const LONG: usize = 256 << 10;
 
-/// Returns true if bucket `b` is worth one pass: this rank updates a long chunk of it, element by element, and all ranks gather it.
+/// Returns true if bucket `b` is worth one pass: this rank updates a long chunk of it, element by element, and the ranks gather it
+/// while it is updated.
 pub(super) fn is_long(b: usize, params: &Params, reducer: &GradReducer) -> bool {
     let (owned, bucket) = (&params.buckets[b], &reducer.config.buckets[b]);
     let (rank, ranks) = (bucket.among.shards.rank(), bucket.among.shards.world_size());
     let gathers = matches!(params.options.stage, Stage::Zero1 | Stage::Zero2) && ranks > 1;
-    gathers && owned.len() / ranks >= LONG && owned.is_chunk(rank, ranks, &params.groups)
+    let long = gathers && owned.len() / ranks >= LONG && owned.is_chunk(rank, ranks, &params.groups);
+    long && bucket.among.shards.gathers_while_written(&owned.params, &params.options.queue)
 }
 
 /// Updates this rank's chunk of bucket `b` part by part, and gathers the bucket on all ranks meanwhile.

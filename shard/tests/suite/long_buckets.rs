@@ -54,7 +54,7 @@ fn groups_and_missing_gradients_end_with_the_bits_of_one_rank() {
         let ends = loopback::spawn(ranks, |comm| {
             let mut layout = Layout::builder();
             for (i, len) in lens().into_iter().enumerate() {
-                layout = layout.param(&format!("p{i}"), &[len], DType::F32);
+                layout = layout.param(format!("p{i}"), &[len], DType::F32);
             }
             let layout = layout.build().unwrap();
             let decayed = AdamW { weight_decay: 0.3, ..AdamW::default() };

@@ -26,6 +26,8 @@ pub(super) struct Posts {
 #[derive(Debug)]
 pub(super) struct Met {
     pub(super) op_number: u64,
+    /// Time since which it has a party, and is its rank's next.
+    pub(super) since: Duration,
     /// Its transfer, if it has bytes to move.
     pub(super) transfer: Option<usize>,
     /// Its result, once it has ended.
@@ -41,11 +43,18 @@ impl Posts {
         Posts { met, waiting, since: Duration::ZERO }
     }
 
-    /// Takes the first operation's result, once that has ended.
-    pub(super) fn take_result(&mut self) -> Option<MeetingResult> {
+    /// Takes the first operation's result at `now`, once that has ended. The next operation's deadline does not count its bytes.
+    pub(super) fn take_result(&mut self, now: Duration) -> Option<MeetingResult> {
         let result = self.met.front_mut()?.result.take()?;
         self.met.pop_front();
+        let since = self.met.front_mut().map_or(&mut self.since, |next| &mut next.since);
+        *since = now.max(*since);
         Some(result)
+    }
+
+    /// Returns the time from which the first operation's deadline counts.
+    pub(super) fn next_since(&self) -> Duration {
+        self.met.front().map_or(self.since, |met| met.since)
     }
 
     /// Records the result of an operation that has a party.

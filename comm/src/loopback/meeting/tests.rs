@@ -79,6 +79,25 @@ fn no_other_thread_moves_a_chunk_that_its_rank_writes() {
 }
 
 #[test]
+fn a_chunk_that_its_rank_has_sent_is_not_copied_again() {
+    let (group, _) = group(2);
+    let buffers = [buffer(LARGE, 1.0), buffer(LARGE, 2.0)];
+    for (rank, buffer) in buffers.iter().enumerate() {
+        let (action, dtype) = (Action::AllGather, buffer.dtype());
+        let called = Called { op_number: 0, action, len: LARGE, dtype, by: None };
+        group.post(rank, called, View::of(buffer, action, Besides::Writer)).unwrap();
+    }
+    {
+        let mut state = group.state.lock();
+        let transfer = state.posts[0].met.front().and_then(|met| met.transfer).unwrap();
+        assert!(state.transfers.stop_writing(transfer, 0).is_none(), "rank 1 still writes");
+    }
+    assert!(group.work(0, false, None));
+    let values = |rank: usize| buffers[rank].typed::<f32>().unwrap();
+    assert!(values(0).iter().all(|&value| value == 1.0) && values(1).iter().all(|&value| value == 2.0));
+}
+
+#[test]
 fn a_waiting_thread_returns_its_result_before_it_moves_all_of_anothers_bytes() {
     let (group, _) = group(3);
     let [from, to] = [1.0, 2.0].map(|value| buffer(64 << 20, value));

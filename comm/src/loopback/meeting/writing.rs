@@ -88,7 +88,7 @@ impl MeetingGroup {
             }
             Writing::Alone => {
                 let posted = state.posts[rank].waiting.front_mut();
-                posted.into_iter().for_each(|(_, view)| *view = view.with_writer(false));
+                posted.into_iter().for_each(|(_, view)| *view = view.with_shared_chunk());
             }
             Writing::Over => {}
         }
