@@ -1,6 +1,7 @@
 //! Comparisons with other systems: the same sizes, as many threads, in turns.
 
 mod alone;
+mod one_rank;
 mod processes;
 mod ranks;
 mod rows;
@@ -30,6 +31,8 @@ pub(crate) fn run(effort: Effort, folder: &Path, left_out: &mut Vec<String>) -> 
         Ok(mut torch) => {
             section.about += &format!(" PyTorch {}.", torch.version);
             alone::updates(&mut section, effort, &mut torch)?;
+            one_rank::small_updates(&mut section, effort, &mut torch)?;
+            one_rank::steps(&mut section, effort, &mut torch)?;
             alone::many(&mut section, effort, &mut torch)?;
             alone::lbfgs(&mut section, effort, &mut torch)?;
             ranks::steps(&mut section, effort, &mut torch)?;
