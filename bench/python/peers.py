@@ -7,6 +7,7 @@ is a process with one thread.
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -71,8 +72,44 @@ def lbfgs(length, history):
     return one
 
 
-def of_rank(case, rank, world):
+def by_hand(case, rank, world, folder):
+    """A clipped step of stage 1 by hand: all ranks' gradients and the parameters in shared memory. Then each rank copies the parameters,
+    or all of them use one copy."""
+    length = case["count"] * case["length"]
+
+    def shared(name, size):
+        return torch.from_file(os.path.join(folder, name), shared=True, size=size)
+
+    grads = [shared(f"grads{of}", length) for of in range(world)]
+    grads[rank].copy_(torch.rand(length, generator=torch.Generator().manual_seed(1)) - 0.5)
+    own = slice(rank * length // world, (rank + 1) * length // world)
+    params = shared("params", length)
+    param = torch.nn.Parameter(params[own])
+    copy = None if case["case"] == "by hand, one copy" else torch.empty(length)
+    total = torch.empty_like(param)
+    param.grad = total
+    optimizer = torch.optim.AdamW([param], lr=1e-9, fused=True)
+
+    def step():
+        dist.barrier()
+        torch.add(grads[0][own], grads[1][own], out=total)
+        for others in grads[2:]:
+            total.add_(others[own])
+        squares = torch.linalg.vector_norm(total).square().reshape(1)
+        dist.all_reduce(squares)
+        total.mul_(torch.clamp(world / (squares.sqrt() + 1e-6), max=1.0) / world)
+        optimizer.step()
+        dist.barrier()
+        if copy is not None:
+            copy.copy_(params)
+
+    return step
+
+
+def of_rank(case, rank, world, folder):
     """Returns the work of one rank in a round."""
+    if case["case"].startswith("by hand"):
+        return by_hand(case, rank, world, folder)
     if case["case"] == "collective":
         length = case["bytes"] // 4
         vector = torch.ones(length)
@@ -119,7 +156,7 @@ def rank_main(rank, world, folder, case, pipe):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     try:
-        work = of_rank(case, rank, world)
+        work = of_rank(case, rank, world, folder)
         work()
         pipe.send({"ready": True})
         while pipe.recv():
@@ -140,7 +177,10 @@ class Ranks:
     """Processes that run a case together; the time of a round is the maximum over the processes."""
 
     def __init__(self, case):
-        self.folder = tempfile.TemporaryDirectory()
+        # Memory, where the system has room for it there.
+        memory = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
+        needed = 8 * case.get("count", 0) * case.get("length", 0) * case["ranks"]
+        self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if memory > needed else None)
         context = mp.get_context("spawn")
         self.pipes, self.processes = [], []
         for rank in range(case["ranks"]):

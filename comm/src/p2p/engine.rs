@@ -15,11 +15,12 @@ use super::transport::Transport;
 use crate::group::chunk_writer::ChunkWriter;
 use crate::group::split_groups;
 use crate::group::verdict::{self, Party, Stand, Verdict, verdict};
+use crate::sync::yields;
 use crate::{Action, Called, Error};
 use std::thread::yield_now;
 use std::time::Duration;
 
-/// Turns without progress that give the processor away before the rank sleeps.
+/// Turns without progress before the rank sleeps.
 const YIELDS: u32 = 6;
 /// Longest sleep: other groups and a manual clock are looked at in between.
 const NAP: Duration = Duration::from_millis(25);
@@ -158,12 +159,13 @@ impl Engine {
         }
     }
 
-    /// Gives the processor away if nothing moved.
+    /// Gives the processor away if nothing moved: for a short time without sleep, then until something moves.
     pub(super) fn rest(&mut self, running: Running<'_>, moved: bool, idle: &mut u32) {
         *idle = if moved { 0 } else { *idle + 1 };
         match *idle {
             0 => {}
-            1..=YIELDS => yield_now(),
+            1 => yields::until(|| self.links.poll()),
+            2..=YIELDS => yield_now(),
             _ => {
                 running.group.look_above();
                 let left = running.group.clock.sleep_for(running.deadline).unwrap_or(NAP);

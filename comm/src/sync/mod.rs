@@ -3,7 +3,7 @@
 pub(crate) mod real;
 #[cfg(feature = "shuttle")]
 mod simulated;
-mod yields;
+pub(crate) mod yields;
 
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use real::{Condvar, Counter, Guard, Mutex, on_threads, spawn};

@@ -57,7 +57,7 @@ impl Habits {
 }
 
 /// Yields until `is_over`, unless that takes long or yields are slow.
-pub(super) fn until(is_over: impl Fn() -> bool) {
+pub(crate) fn until(is_over: impl FnMut() -> bool) {
     let mut habits = HABITS.get();
     if !habits.rest() {
         if short_wait(is_over) { habits.was_quick() } else { habits.was_slow() }
@@ -66,7 +66,7 @@ pub(super) fn until(is_over: impl Fn() -> bool) {
 }
 
 /// Returns false after a slow yield.
-fn short_wait(is_over: impl Fn() -> bool) -> bool {
+fn short_wait(mut is_over: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
     let mut before = begun;
     while !is_over() && before.duration_since(begun) < LONGEST {

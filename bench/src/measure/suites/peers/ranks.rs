@@ -28,6 +28,8 @@ pub(super) fn steps(section: &mut Section, effort: Effort, torch: &mut Torch) ->
     for (name, theirs, wanted) in [
         ("ZeroRedundancyOptimizer(fused AdamW) over gloo", "zero", 8.0),
         ("all_reduce, clip, fused AdamW over gloo", "ddp", 6.0),
+        ("shared memory by hand", "by hand", 2.5),
+        ("shared memory by hand, one copy of the parameters for all ranks", "by hand, one copy", 1.25),
     ] {
         torch.case(json!({ "case": theirs, "count": count, "length": len, "ranks": RANKS }))?;
         let own = |comm: Arc<dyn Communicator>| {
