@@ -17,12 +17,10 @@ use crate::group::split_groups;
 use crate::group::verdict::{self, Party, Stand, Verdict, verdict};
 use crate::sync::yields;
 use crate::{Action, Called, Error};
-use std::thread::yield_now;
-use std::time::Duration;
+use std::{thread::yield_now, time::Duration};
 
-/// Turns without progress before the rank sleeps.
+/// Turns without progress before the rank sleeps, and its longest sleep: other groups and a manual clock are looked at in between.
 const YIELDS: u32 = 6;
-/// Longest sleep: other groups and a manual clock are looked at in between.
 const NAP: Duration = Duration::from_millis(25);
 /// State of one rank in a group. One thread at a time uses it.
 #[derive(Debug)]

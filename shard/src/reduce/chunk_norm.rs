@@ -1,6 +1,6 @@
 //! Norm of this rank's chunk of a bucket, taken while the chunk is reduced and in the cache.
 
-use crate::update::segments::{overlap, overlapping};
+use crate::plan::overlap::{overlap, overlapping};
 use meshstep_comm::ReduceObserver;
 use meshstep_optim::{Isa, Norm, NormAccumulator};
 use meshstep_tensor::{Slice, Threads};

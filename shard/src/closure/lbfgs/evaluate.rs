@@ -1,6 +1,6 @@
 //! One evaluation: publishes the point to every rank, and returns the closure's gradients.
 
-use crate::update::segments::{overlap, overlapping};
+use crate::plan::overlap::{overlap, overlapping};
 use crate::{Combine, Error, Fault, MicroBatch, NotForLbfgs, Optimizer};
 use meshstep_optim::Loss;
 use meshstep_tensor::{DType, Slice, SliceMut};
