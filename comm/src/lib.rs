@@ -105,7 +105,8 @@
 //! - Every rank gets the same bits in every run: sums go in the order of the ranks ([`Reduction`] documents the accumulator
 //!   types), in whatever order the ranks arrive.
 //! - No operation hangs. It waits for other ranks until its deadline (ten minutes, or [`Op::within`]), and less if the failure is
-//!   already certain: ranks that call different operations, a rank that left or panicked.
+//!   already certain: ranks that call different operations, a rank that left or panicked. Only a writer of
+//!   [`Communicator::all_gather_written`] must not wait for its own communicator.
 //! - The buffer always comes back, and only when no rank accesses it any more.
 //! - Starting and waiting do not allocate, after the first few operations.
 //!

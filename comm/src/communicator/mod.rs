@@ -35,7 +35,8 @@ pub trait Communicator: Send + Sync + Debug {
 
     /// Starts `op`, an all-reduce or a reduce-scatter, like [`start`](Self::start), with an observer of chunk `rank` of the result on this
     /// rank. It sees each element at most once, before the wait returns. A backend may leave out any elements, also all, as the default
-    /// does: the observer counts what it has seen. After an error its values are unspecified.
+    /// and loopback do; processes show what they reduce in registered memory. The observer counts what it has seen. After an error its
+    /// values are unspecified. It is released with a later operation.
     fn start_observed(
         &self,
         op: Op,
@@ -88,16 +89,21 @@ pub trait Communicator: Send + Sync + Debug {
 
     /// Gathers `buffer` on all ranks while this rank still writes its chunk, and waits: an [`Op::all_gather`] of chunks that are computed.
     ///
-    /// `write` is called on this thread with consecutive parts of the chunk, until it has written all of it, whatever becomes of the
-    /// operation. Parts that are written travel while they are in the cache. On return chunk `q` has what rank `q` wrote, for all `q`.
+    /// `write` is called on this thread with consecutive parts of the chunk, with the values that they have, until it has written all of
+    /// it, whatever becomes of the operation; not at all for a chunk without elements or of a type that does not travel. Parts that are
+    /// written travel while they are in the cache. On return chunk `q` has what rank `q` wrote, for all `q`.
     /// Other ranks may call it at the same time or [`Op::all_gather`]. `on` is the queue of the buffer's place; its threads share the
     /// work of a copy.
     ///
     /// `buffer` always comes back; after an error its contents are unspecified. If `write` breaks, the group is aborted
-    /// ([`Error::Aborted`] on every rank); if it panics, the others get an error too. `write` must not wait for an operation of this
-    /// communicator: that begins after this one. Its time counts for the operation's deadline.
+    /// ([`Error::Aborted`] on every rank); if it panics, the others get an error too: [`Error::Panicked`] for a chunk that is written in
+    /// parts, and otherwise [`Error::Aborted`]. Its time counts for the operation's deadline.
     ///
-    /// The default calls `write` once, with the whole chunk, and then gathers.
+    /// `write` must not wait for an operation of this communicator that was not started before: it begins after this one, and the wait
+    /// has no end. Operations of other communicators may run in it.
+    ///
+    /// The default calls `write` once, with the whole chunk, before the gather is checked, and then gathers. CPU ranks do so too with chunks
+    /// of one part: 64 Ki elements for each thread that a rank has of its own.
     fn all_gather_written(
         &self,
         buffer: Buffer,
