@@ -85,6 +85,7 @@ mod core;
 mod id;
 mod issue;
 mod job;
+mod last_call;
 mod launch;
 mod ledger;
 mod options;

@@ -1,17 +1,13 @@
 //! NCCL's communicator handle. Calls with it are serialised, and none is made after its end.
 
 use super::id::UniqueId;
-use super::table::{Handle, IN_PROGRESS, NO_COLOR, NcclConfig, Table};
+use super::last_call;
+use super::table::{Handle, NO_COLOR, NcclConfig, Table};
 use crate::sync::real::Mutex;
 use crate::{Action, Error, Reduction};
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering::Acquire};
-use std::thread;
-use std::time::Duration;
-
-/// Poll interval while a communicator ends.
-const POLL: Duration = Duration::from_micros(200);
 
 /// A handle, from the call that creates it until it is destroyed or aborted.
 #[derive(Debug)]
@@ -132,25 +128,11 @@ impl Raw {
     }
 
     /// Ends the communicator with its last call. An error is only logged: no action is left.
-    fn end(&self, with: impl FnOnce(&Table, Handle) -> c_int) {
+    fn end(&self, with: impl Fn(&Table, Handle) -> c_int + Sync) {
         let ended = std::mem::replace(&mut *self.ended.lock(), true);
         if !ended && !self.handle().is_null() {
-            let code = with(self.table, self.handle());
-            if code == IN_PROGRESS {
-                self.wait_for_end();
-            }
+            let code = last_call::run(|| with(self.table, self.handle()));
             tracing::debug!(code, "a communicator of NCCL has ended");
-        }
-    }
-
-    /// Waits for an abort or a destroy that continues after its call. NCCL knows the handle until it is done; any answer other
-    /// than "in progress" is the end.
-    fn wait_for_end(&self) {
-        let Some(ask) = self.table.async_error else { return };
-        let mut code = IN_PROGRESS;
-        // SAFETY: the handle is queried only while NCCL says that it is not done; the place outlives the call.
-        while unsafe { ask(self.handle(), &mut code) } == 0 && code == IN_PROGRESS {
-            thread::sleep(POLL);
         }
     }
 

@@ -6,7 +6,7 @@ use super::id::UniqueId;
 use super::options::{Exchange, Options};
 use super::raw::Raw;
 use super::table::Table;
-use super::with_deadline;
+use super::{watchdog, with_deadline};
 use crate::Error;
 use crate::sync::real::{Mutex, on_threads};
 use meshstep_tensor::cuda::Device;
@@ -110,6 +110,7 @@ pub(super) fn joined(
     if options.windows {
         table.memory().and(table.windows())?;
     }
+    watchdog::wait_for_ends();
     let (clock, after) = (&options.clock, options.deadline);
     let end = clock.now().saturating_add(after);
     let late = || Error::NotJoined { rank, world_size, after };

@@ -185,11 +185,25 @@ impl Registry {
     }
 }
 
+/// Aborts NCCL's communicator, and ends the graphs of its operations, for which NCCL waits.
+///
+/// NCCL's call comes first and needs nothing of the driver: its first act lets NCCL's kernels end. A free of device memory on another
+/// thread waits for these kernels, and holds off most calls of the driver until then.
 fn abort(core: &Core) {
-    // NCCL makes the device current by itself; an error here does no harm.
-    let _ = core.device().make_current();
-    core.drop_graphs();
-    core.raw.abort();
+    thread::scope(|scope| {
+        let aborts = thread::Builder::new().spawn_scoped(scope, || core.raw.abort());
+        if aborts.is_err() {
+            core.raw.abort();
+        }
+        // An error here does no harm.
+        let _ = core.device().make_current();
+        core.drop_graphs();
+    });
+}
+
+/// Waits until the communicators that have failed have ended. One that NCCL creates while it ends another may crash.
+pub(super) fn wait_for_ends() {
+    drop(ENDING.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
 /// Finalizes and destroys a communicator, or aborts it if that takes too long.

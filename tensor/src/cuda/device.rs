@@ -4,7 +4,7 @@ use super::driver::call;
 use super::{Error, probe};
 use cudarc::driver::sys;
 use std::ffi::CStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// GPU by its primary context, which other libraries of this process share: the same memory, the same errors.
 #[derive(Clone, Debug)]
@@ -17,7 +17,12 @@ struct DeviceInner {
     context: sys::CUcontext,
     /// First error of a drop, for the next call.
     late: Mutex<Option<Error>>,
+    /// Events without timing that nothing uses any more, as addresses of the driver's handles.
+    spare: Mutex<Vec<usize>>,
 }
+
+/// Most spare events of a device; others are destroyed.
+const SPARE: usize = 1 << 12;
 
 // SAFETY: a context is a handle with the driver's own locking; it is made current in each thread that uses it.
 unsafe impl Send for DeviceInner {}
@@ -36,7 +41,7 @@ impl Device {
             call!(cuDeviceGet(&mut handle, number))?;
             call!(cuDevicePrimaryCtxRetain(&mut context, handle))?;
         }
-        Ok(Device(Arc::new(DeviceInner { ordinal, handle, context, late: Mutex::new(None) })))
+        Ok(Device(Arc::new(DeviceInner { ordinal, handle, context, late: Mutex::default(), spare: Mutex::default() })))
     }
 
     /// Ordinal of the device.
@@ -120,6 +125,28 @@ impl Device {
         unsafe { call!(cuThreadExchangeStreamCaptureMode(&mut mode)) }
     }
 
+    /// Returns an event without timing that was used before, if there is one.
+    pub(super) fn take_event(&self) -> Option<sys::CUevent> {
+        self.spare().pop().map(|address| address as sys::CUevent)
+    }
+
+    /// Keeps an event without timing for [`take_event`](Self::take_event). Returns false if there are enough.
+    ///
+    /// The driver's destruction of an event waits for a free of device memory on another thread, and so for the work of all streams;
+    /// a thread that watches that work must not wait for it.
+    pub(super) fn keep_event(&self, event: sys::CUevent) -> bool {
+        let mut spare = self.spare();
+        let keeps = spare.len() < SPARE;
+        if keeps {
+            spare.push(event as usize);
+        }
+        keeps
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.0.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Runs the work of a drop and keeps its error for the next call; an earlier error stays.
     pub(super) fn late(&self, work: impl FnOnce() -> Result<(), Error>) {
         if let Err(error) = self.make_current().and_then(|()| work()) {
@@ -131,6 +158,13 @@ impl Device {
 
 impl Drop for DeviceInner {
     fn drop(&mut self) {
+        let spare = std::mem::take(self.spare.get_mut().unwrap_or_else(PoisonError::into_inner));
+        // SAFETY: the context is still retained. No caller is left to receive an error.
+        let _ = unsafe { call!(cuCtxSetCurrent(self.context)) };
+        for event in spare {
+            // SAFETY: made once, destroyed once, here; nothing uses it.
+            let _ = unsafe { call!(cuEventDestroy_v2(event as sys::CUevent)) };
+        }
         // SAFETY: retained once, in `open`, and released once, here. No caller is left to receive an error.
         let _ = unsafe { call!(cuDevicePrimaryCtxRelease_v2(self.handle)) };
     }

@@ -33,6 +33,7 @@ unsafe impl Sync for Inner {}
 pub struct Event {
     device: Device,
     handle: sys::CUevent,
+    timed: bool,
 }
 
 // SAFETY: as for streams.
@@ -223,10 +224,14 @@ fn check_len(given: usize, expected: usize) -> Result<(), Error> {
 
 impl Event {
     fn new(device: &Device, flags: sys::CUevent_flags_enum) -> Result<Self, Error> {
+        let timed = flags != sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING;
+        if !timed && let Some(handle) = device.take_event() {
+            return Ok(Event { device: device.clone(), handle, timed });
+        }
         let mut handle = std::ptr::null_mut();
         // SAFETY: the device's context is current; the place outlives the call.
         unsafe { call!(cuEventCreate(&mut handle, flags as u32))? };
-        Ok(Event { device: device.clone(), handle })
+        Ok(Event { device: device.clone(), handle, timed })
     }
 
     /// Returns true if all work before the event is done.
@@ -260,6 +265,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if !self.timed && self.device.keep_event(self.handle) {
+            return;
+        }
         // SAFETY: made once, destroyed once; streams that wait for it keep what they need.
         self.device.late(|| unsafe { call!(cuEventDestroy_v2(self.handle)) });
     }

@@ -58,6 +58,7 @@ struct Device {
     uintptr_t arena = 0, arena_end = 0, next = 0, high = 0;
     bool touched = false; // part of the memory is accessible
     bool open = false;    // all allocations are accessible
+    std::thread::id frees{}; // the thread whose free of memory waits for the device's work
 };
 
 // A node of captured work: an operation, or a wait until `*value` is at least `point`; and the indices of the preceding
@@ -82,12 +83,16 @@ struct Capture {
 
 // An event: number of the last record, number of the last completed record, and time of the completion. For a captured
 // event, the capture and the nodes that precede the event.
+// A point in a stream. Streams that wait for it do not care what becomes of the event.
+struct Record {
+    bool reached = false;
+    std::chrono::steady_clock::time_point at = {};
+};
+
 struct Event {
     Device *device;
     bool timed;
-    uint64_t recorded = 0;
-    uint64_t reached = 0;
-    std::chrono::steady_clock::time_point at = {};
+    std::shared_ptr<Record> last = nullptr; // none before the first record
     std::shared_ptr<Capture> capture = nullptr;
     std::vector<size_t> after = {};
 };
@@ -108,10 +113,10 @@ struct Launched {
     size_t left;
 };
 
-// One operation of a stream. It can begin once `waits_for` has reached `point`, and `*value` is at least `point`.
+// One operation of a stream. It can begin once `waits_for` is reached, and `*value` is at least `point`.
 struct Work {
     std::function<Result()> run;
-    std::shared_ptr<Event> waits_for;
+    std::shared_ptr<Record> waits_for;
     uint64_t point = 0;
     const volatile uint64_t *value = nullptr;
     std::shared_ptr<Launched> launch = nullptr;
@@ -193,7 +198,7 @@ inline std::vector<size_t> ready(const Launched &launch) {
 inline bool can_begin(const Stream &stream) {
     if (stream.queue.empty()) return false;
     const Work &work = stream.queue.front();
-    if (!work.launch) return is_there(work.value, work.point) && (!work.waits_for || work.waits_for->reached >= work.point);
+    if (!work.launch) return is_there(work.value, work.point) && (!work.waits_for || work.waits_for->reached);
     bool empty = work.launch->left == 0 && work.launch->graph->ended == work.launch->number;
     return empty || !ready(*work.launch).empty();
 }
@@ -277,9 +282,24 @@ inline Result begin(const char *function) {
     return failure != Success ? failure : broken;
 }
 
+// A free of device memory holds the context until the device's work is done. On an H200 (driver 580) the destruction of an event
+// on another thread waited for it; queries of events did not.
+inline void wait_for_free(const char *function) {
+    if (std::string(function) == "cuEventQuery") return;
+    while (current->frees != std::thread::id{} && current->frees != std::this_thread::get_id()) {
+        close_memory();
+        lock.unlock();
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        lock.lock();
+    }
+}
+
 inline Result begin_in_context(const char *function) {
     Result result = begin(function);
-    return result == Success && !current ? InvalidContext : result;
+    if (result != Success) return result;
+    if (!current) return InvalidContext;
+    wait_for_free(function);
+    return broken;
 }
 
 // A call that cannot be captured invalidates the capture.

@@ -186,7 +186,7 @@ int cuStreamWaitEvent(void *stream, void *handle, unsigned) {
         Result result = begin_in_context(__func__);
         return result == Success ? join(*found, *event->second) : result;
     }
-    return enqueue(__func__, stream, {nullptr, event->second, event->second->recorded, nullptr, nullptr});
+    return enqueue(__func__, stream, {nullptr, event->second->last, 0, nullptr, nullptr});
 }
 
 // Waits until the value is at least `least`, like CU_STREAM_WAIT_VALUE_GEQ; other comparisons are not supported.
@@ -236,14 +236,14 @@ int cuEventRecord(void *handle, void *stream) {
         event->after = of->after;
         return begin_in_context(__func__);
     }
-    uint64_t point = event->recorded + 1;
+    auto record = std::make_shared<Record>();
     auto reach = [=] {
-        event->reached = point;
-        event->at = std::chrono::steady_clock::now();
+        record->reached = true;
+        record->at = std::chrono::steady_clock::now();
         return Success;
     };
     Result result = enqueue(__func__, stream, {reach, nullptr, 0, nullptr, nullptr});
-    if (result == Success) event->recorded = point;
+    if (result == Success) event->last = record;
     return result;
 }
 
@@ -252,7 +252,7 @@ int cuEventQuery(void *handle) {
     auto event = events.find(static_cast<Event *>(handle));
     if (event == events.end()) return InvalidHandle;
     if (event->second->capture) return spoil(event->second->capture, CapturedEvent);
-    if (event->second->reached == event->second->recorded) return Success;
+    if (!event->second->last || event->second->last->reached) return Success;
     advance();
     return broken != Success ? broken : NotReady;
 }
@@ -263,7 +263,8 @@ int cuEventSynchronize(void *handle) {
     if (event == events.end()) return InvalidHandle;
     auto waited = event->second;
     if (waited->capture) return spoil(waited->capture, CapturedEvent);
-    return advance_until([=] { return waited->reached == waited->recorded; });
+    auto last = waited->last;
+    return advance_until([=] { return !last || last->reached; });
 }
 
 int cuEventElapsedTime(float *milliseconds, void *from, void *to) {
@@ -272,10 +273,10 @@ int cuEventElapsedTime(float *milliseconds, void *from, void *to) {
     if (start == events.end() || end == events.end()) return InvalidHandle;
     if (start->second->device != end->second->device) return InvalidHandle;
     for (auto &event : {start->second, end->second}) {
-        if (!event->timed || event->recorded == 0) return InvalidHandle;
-        if (event->reached != event->recorded) return NotReady;
+        if (!event->timed || !event->last) return InvalidHandle;
+        if (!event->last->reached) return NotReady;
     }
-    *milliseconds = std::chrono::duration<float, std::milli>(end->second->at - start->second->at).count();
+    *milliseconds = std::chrono::duration<float, std::milli>(end->second->last->at - start->second->last->at).count();
     return Success;
 }
 

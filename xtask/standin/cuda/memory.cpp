@@ -122,7 +122,9 @@ Result release(uintptr_t start, bool of_device) {
     if (allocation == allocations.end() || (allocation->second.device != nullptr) != of_device) return InvalidValue;
     // Freeing device memory waits for all work of the device; host memory is freed at once, even if a copy still reads it.
     Device *device = allocation->second.device;
+    if (of_device) device->frees = std::this_thread::get_id();
     Result drained = of_device ? drain(device) : Success;
+    if (of_device) device->frees = {};
     Result freed = release_now(start);
     return drained != Success ? drained : freed;
 }

@@ -174,7 +174,8 @@ static int async_ms(const Handle &comm) {
     return comm->blocking ? 0 : plan.async_ms;
 }
 
-Result now_or_later(const Handle &comm, std::function<void()> work) {
+// `told` is the answer to a call that goes on.
+Result now_or_later(const Handle &comm, std::function<void()> work, Result told) {
     int later = async_ms(comm);
     if (later == 0) {
         work();
@@ -186,19 +187,21 @@ Result now_or_later(const Handle &comm, std::function<void()> work) {
         work();
         --comm->ending;
     }).detach();
-    return InProgress;
+    return told;
 }
 
 Result end(Comm *handle, void (*work)(const Handle &)) {
     Handle comm = find(handle);
     if (!comm) return fail(InvalidArgument, "no such communicator");
     if (comm->ended.exchange(true)) return fail(InvalidUsage, "the communicator is already ending");
-    return now_or_later(comm, [=] {
+    // NCCL 2.28 says success at once.
+    auto finish = [=] {
         work(comm);
         std::lock_guard<std::mutex> guard(lock);
         drop_windows(comm.get());
         comms.erase(comm.get());
-    });
+    };
+    return now_or_later(comm, finish, Success);
 }
 
 } // namespace nccl_standin

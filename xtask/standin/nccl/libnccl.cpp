@@ -18,8 +18,9 @@
 //   MESHSTEP_STANDIN_NCCL     a fault for this process, injected once, on communicators that init created:
 //                             "hang RANK OP", "error RANK OP CODE", "die RANK OP"; operations count from 0
 //   meshstep_standin_nccl     the same from a test, which may also pass "abort MS": the next abort takes so long; "async MS":
-//                             from now on finalize, destroy and abort of non-blocking communicators return
-//                             ncclInProgress at once and finish so much later; "async 0" ends this
+//                             from now on finalize, destroy and abort of non-blocking communicators return at once,
+//                             finalize with ncclInProgress and the others with ncclSuccess, and finish so much later on
+//                             a thread of their own; "async 0" ends this
 //   meshstep_standin_comms    returns the number of communicators
 //   meshstep_standin_launches returns the number of calls that put operations on a stream; a group counts once
 //   meshstep_standin_windows  returns the number of windows, and in the upper half the number of ncclMemAlloc allocations
@@ -226,7 +227,7 @@ int ncclCommWindowDeregister(Comm *handle, Window *window) {
 int ncclCommFinalize(Comm *handle) {
     Handle comm = find(handle);
     if (!comm) return fail(InvalidArgument, "no such communicator");
-    now_or_later(comm, [] {});
+    now_or_later(comm, [] {}, InProgress);
     return InProgress;
 }
 

@@ -221,7 +221,7 @@ Result make(Comm **place, int world, UniqueId id, int rank, bool blocking);
 void abandon(const Handle &comm);
 
 // Runs `work` at once, or after the delay that a test has set; the communicator is in progress until then.
-Result now_or_later(const Handle &comm, std::function<void()> work);
+Result now_or_later(const Handle &comm, std::function<void()> work, Result told);
 
 // Ends a communicator; it no longer exists after `work`.
 Result end(Comm *handle, void (*work)(const Handle &));

@@ -1,6 +1,6 @@
 //! Aborts of groups, panics, and ranks that leave.
 
-use super::DEADLINE;
+use super::{DEADLINE, GRACE};
 use crate::nccl::bench::{Rank, alone, available, comms, options, patient, plan, ranks, stand_in};
 use meshstep_comm::nccl::{self, LastResort, Options};
 use meshstep_comm::{Communicator, Error, Op, Reduction};
@@ -132,7 +132,7 @@ fn an_abort_that_does_not_end_is_for_the_last_resort() {
     assert!(matches!(calls[..], [Error::Stuck { .. }]), "{calls:?}");
 }
 
-/// NCCL may return from a destroy or an abort before it is done: the communicator is queried until then.
+/// NCCL returns from a destroy or an abort before it is done; the handle's end waits for its threads.
 #[test]
 fn a_destroy_and_an_abort_that_go_on_are_waited_for() {
     let _alone = alone();
@@ -169,6 +169,29 @@ fn an_abort_that_goes_on_too_long_is_for_the_last_resort() {
     plan("async 0");
     let calls = calls.lock().unwrap();
     assert!(matches!(calls[..], [Error::Stuck { .. }]), "{calls:?}");
+}
+
+/// A free of device memory waits for the stuck operation, and holds the context meanwhile. The operation before the stuck one ends
+/// within the free, so that the watchdog has an event of it to give up.
+#[test]
+fn a_stuck_operation_is_found_while_a_free_of_memory_waits_for_it() {
+    let _alone = alone();
+    if !stand_in(2) {
+        return;
+    }
+    plan("hang 1 1");
+    let begun = Instant::now();
+    ranks(2, &options(DEADLINE), |comm| {
+        let rank = Rank::new(comm);
+        let start = || rank.comm.start(Op::all_reduce(Reduction::Sum), rank.buffer(&[1f32]), &rank.queue);
+        let (spare, first, second) = (rank.buffer(&[1f32]), start().unwrap(), start().unwrap());
+        drop(spare);
+        drop(first);
+        let (_, result) = second.wait(&Queue::cpu());
+        let error = result.unwrap_err();
+        assert!(matches!(error.cause(), Error::Stuck { .. }), "{error:?}");
+    });
+    assert!(begun.elapsed() < DEADLINE + GRACE, "{:?}", begun.elapsed());
 }
 
 #[test]

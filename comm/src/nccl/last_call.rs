@@ -1,0 +1,107 @@
+//! The call that ends a communicator, and the threads that NCCL leaves behind.
+//!
+//! NCCL ends a non-blocking communicator on a thread of its own. The call returns before, with success, and the handle must not be
+//! used after it. A new communicator that begins meanwhile, or a process that exits, meets a half-ended one: on an H200 with NCCL
+//! 2.28.9 both crashed and hung. NCCL's threads inherit the name of the thread that calls it, so the call runs on a thread with a name
+//! that nothing else has, and its end is the end of all threads with this name.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Poll interval for NCCL's threads.
+const POLL: Duration = Duration::from_micros(500);
+/// Longest wait for NCCL's threads after the call has returned.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs the last call for a communicator. Returns when NCCL is done with it.
+pub(super) fn run(call: impl Fn() -> c_int + Sync) -> c_int {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    // The system keeps 15 bytes of a name.
+    let name = format!("nccl-end-{}", CALLS.fetch_add(1, Relaxed) % 1_000_000);
+    let body = || {
+        let code = call();
+        if !heirs_end(&name, PATIENCE) {
+            tracing::warn!("NCCL still ends a communicator after {PATIENCE:?}");
+        }
+        code
+    };
+    thread::scope(|scope| match thread::Builder::new().name(name.clone()).spawn_scoped(scope, body) {
+        Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        // Without a thread the call's effect comes first.
+        Err(_) => call(),
+    })
+}
+
+/// Waits until this thread is the only one with this name; false if it is not within `patience`.
+fn heirs_end(name: &str, patience: Duration) -> bool {
+    let begun = Instant::now();
+    while threads(name) > 1 {
+        if begun.elapsed() > patience {
+            return false;
+        }
+        thread::sleep(POLL);
+    }
+    true
+}
+
+/// Returns the number of this process's threads with a name; 0 if the system does not list them.
+fn threads(name: &str) -> usize {
+    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0 };
+    let named = |task: std::io::Result<std::fs::DirEntry>| {
+        let comm = std::fs::read_to_string(task.ok()?.path().join("comm")).ok()?;
+        (comm.trim_end() == name).then_some(())
+    };
+    tasks.filter_map(named).count()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    const SHORT: Duration = Duration::from_millis(60);
+
+    /// A thread of this name, and one that it starts without a name, which inherits it.
+    #[test]
+    fn the_last_call_ends_with_the_threads_that_it_leaves_behind() {
+        let done = Arc::new(AtomicBool::new(false));
+        let begun = Instant::now();
+        let code = run(|| {
+            let done = Arc::clone(&done);
+            // NCCL starts its threads through the system, without a name.
+            thread::spawn(move || {
+                thread::sleep(SHORT);
+                done.store(true, Relaxed);
+            });
+            7
+        });
+        assert_eq!(code, 7);
+        assert!(done.load(Relaxed) && begun.elapsed() >= SHORT, "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn patience_ends() {
+        let gate = Arc::new(AtomicBool::new(false));
+        let open = Arc::clone(&gate);
+        let named = |name: &str| thread::Builder::new().name(name.to_owned());
+        let wait = move || {
+            while !open.load(Relaxed) {
+                thread::sleep(POLL);
+            }
+        };
+        let name = "patience-ends";
+        let thread = named(name).spawn(wait.clone()).unwrap();
+        let other = named(name).spawn(wait).unwrap();
+        while threads(name) < 2 {
+            thread::sleep(POLL);
+        }
+        assert!(!heirs_end(name, SHORT));
+        gate.store(true, Relaxed);
+        thread.join().unwrap();
+        other.join().unwrap();
+        assert!(heirs_end(name, SHORT));
+    }
+}
