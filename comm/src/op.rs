@@ -81,12 +81,36 @@ pub enum Reduction {
     Max,
     /// Minimum; NaN if any value is NaN. Among equal values (`-0.0` and `0.0`) the lowest rank's.
     Min,
+    /// Sum modulo 2^64 of each of the first `sums` elements, and maximum of each of the others: two small reductions in one
+    /// operation. For an all-reduce of `u64`; else an error.
+    SumThenMax {
+        /// Number of elements that are summed; at most the buffer's length has an effect.
+        sums: usize,
+    },
 }
 
 impl Reduction {
     /// Returns true if `self` and `other` are the same reduction; factors may differ between ranks.
     pub(crate) fn agrees_with(self, other: Reduction) -> bool {
-        discriminant(&self) == discriminant(&other)
+        match (self, other) {
+            (Reduction::SumThenMax { sums: mine }, Reduction::SumThenMax { sums: theirs }) => mine == theirs,
+            _ => discriminant(&self) == discriminant(&other),
+        }
+    }
+
+    /// Returns the reduction of element `index`, and the end of the elements that it is for.
+    #[inline(always)]
+    pub(crate) fn of_element(self, index: usize) -> (Reduction, usize) {
+        match self {
+            Reduction::SumThenMax { sums } if index < sums => (Reduction::Sum, sums),
+            Reduction::SumThenMax { .. } => (Reduction::Max, usize::MAX),
+            other => (other, usize::MAX),
+        }
+    }
+
+    /// What distinguishes this reduction from others of its kind, as a word: the bits of a factor, or a number of elements.
+    pub(crate) fn detail(self) -> u64 {
+        if let Reduction::SumThenMax { sums } = self { sums as u64 } else { self.factor().to_bits() }
     }
 
     /// Factor for this rank's values.
@@ -95,7 +119,7 @@ impl Reduction {
     }
 
     fn identity(self) -> (Discriminant<Self>, u64) {
-        (discriminant(&self), self.factor().to_bits())
+        (discriminant(&self), self.detail())
     }
 }
 
@@ -185,6 +209,7 @@ impl Op {
             Action::AllReduce(reduction) => check_reduction(reduction, dtype),
             Action::ReduceScatter(reduction) => {
                 check_reduction(reduction, dtype)?;
+                check_whole(reduction)?;
                 check_even(len, world_size)
             }
             Action::AllGather | Action::AllToAll => check_even(len, world_size),
@@ -250,8 +275,14 @@ fn check_reduction(reduction: Reduction, dtype: DType) -> Result<(), Error> {
     match reduction {
         Reduction::Mean if !dtype.is_float() => Err(Error::MeanOfIntegers { dtype }),
         Reduction::PreMulSum { .. } if !dtype.is_float() => Err(Error::FactorsOfIntegers { dtype }),
+        Reduction::SumThenMax { .. } if dtype != DType::U64 => Err(Error::WordsOnly { dtype }),
         _ => Ok(()),
     }
+}
+
+/// Checks that the reduction of an element does not depend on its place in the whole buffer.
+fn check_whole(reduction: Reduction) -> Result<(), Error> {
+    if matches!(reduction, Reduction::SumThenMax { .. }) { Err(Error::WholeOnly) } else { Ok(()) }
 }
 
 fn check_even(len: usize, world_size: usize) -> Result<(), Error> {
@@ -278,6 +309,7 @@ impl fmt::Display for Reduction {
             Reduction::PreMulSum { factor } => return f.pad(&format!("pre_mul_sum by {factor:?}")),
             Reduction::Max => "max",
             Reduction::Min => "min",
+            Reduction::SumThenMax { sums } => return f.pad(&format!("sum of {sums}, then max")),
         })
     }
 }
@@ -309,6 +341,10 @@ mod tests {
             sum.check(0, 4, 10, DType::F32),
             Err(Error::Uneven { len: 10, world_size: 4, padded: 12 })
         );
+        let words = Reduction::SumThenMax { sums: 3 };
+        assert_eq!(Op::all_reduce(words).check(0, 4, 10, DType::U64), Ok(()));
+        assert_eq!(Op::all_reduce(words).check(0, 4, 8, DType::F64), Err(Error::WordsOnly { dtype: DType::F64 }));
+        assert_eq!(Op::reduce_scatter(words).check(0, 4, 8, DType::U64), Err(Error::WholeOnly));
         let mean = Op::all_reduce(Reduction::Mean);
         assert_eq!(mean.check(0, 4, 8, DType::U64), Err(Error::MeanOfIntegers { dtype: DType::U64 }));
         let shares = Op::reduce_scatter(Reduction::PreMulSum { factor: 0.25 });
@@ -339,6 +375,8 @@ mod tests {
         assert!(all(by(0.5)).agrees_with(all(by(-3.0))) && part(by(0.0)).agrees_with(part(by(f64::NAN))));
         assert!(!all(by(1.0)).agrees_with(all(Reduction::Sum)) && !all(by(1.0)).agrees_with(part(by(1.0))));
         assert!(by(f64::NAN) == by(f64::NAN) && by(0.5) != by(0.25) && by(1.0) != Reduction::Sum);
+        let words = |sums| Action::AllReduce(Reduction::SumThenMax { sums });
+        assert!(words(3).agrees_with(words(3)) && !words(3).agrees_with(words(4)) && words(3) != words(4));
         for (factor, shown) in [(0.25, "0.25"), (1.0, "1.0"), (1e300, "1e300"), (f64::NAN, "NaN")] {
             assert_eq!(all(by(factor)).to_string(), format!("all_reduce(pre_mul_sum by {shown})"));
         }

@@ -111,7 +111,8 @@ fn next<T: WireElement>(sum: &mut [T::Wide], values: impl Iterator<Item = T>, re
         Reduction::Sum | Reduction::Mean | Reduction::PreMulSum { .. } => {
             each(sum, values, |s, x: T| s.plus(x.widen()));
         }
-        Reduction::Max => each(sum, values, |s, x: T| s.max(x.widen())),
+        // The caller gives the reduction of the block's elements: none of these two kinds.
+        Reduction::Max | Reduction::SumThenMax { .. } => each(sum, values, |s, x: T| s.max(x.widen())),
         Reduction::Min => each(sum, values, |s, x: T| s.min(x.widen())),
     }
 }

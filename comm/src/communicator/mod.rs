@@ -119,32 +119,6 @@ pub trait Communicator: Send + Sync + Debug {
         false
     }
 
-    /// Starts two operations, one after the other, both or none: for small ones that a backend may launch as one group. Every
-    /// rank must start the two with this call. If a call is refused, both buffers come back at once.
-    #[expect(clippy::result_large_err, reason = "the buffers go back to the caller")]
-    fn start_both(
-        &self,
-        [first, second]: [(Op, Buffer); 2],
-        after: &Queue,
-    ) -> Result<[InFlight; 2], ([Buffer; 2], Error)> {
-        let check = |(op, b): &(Op, Buffer)| op.check(self.rank(), self.world_size(), b.len(), b.dtype());
-        if let Err(error) = check(&first).and_then(|()| check(&second)) {
-            return Err(([first.1, second.1], error));
-        }
-        let first = match self.start(first.0, first.1, after) {
-            Ok(started) => started,
-            // Returning here keeps the other ranks' first call from matching this rank's second.
-            Err((buffer, error)) => return Err(([buffer, second.1], error)),
-        };
-        match self.start(second.0, second.1, after) {
-            Ok(second) => Ok([first, second]),
-            Err((buffer, error)) => {
-                let (first, _) = first.wait(after);
-                Err(([first, buffer], error))
-            }
-        }
-    }
-
     /// Allocates zeros at `queue`'s place, in memory suitable for [`register`](Self::register) if the backend has its own
     /// allocator. On the CPU the address differs modulo 4096 from those of `apart`, as by [`Buffer::zeroed_apart`].
     fn zeroed_on(

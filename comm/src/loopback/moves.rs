@@ -168,7 +168,22 @@ fn reduce_block<T: WireElement, const TIMES: bool>(
         let values = portion.slice::<T>(rank, block.clone());
         fetch(values.as_ptr().wrapping_byte_add(AHEAD), reduce::block::<T>());
     }
-    reduce::fold_block::<T, TIMES>(&mut PortionBlock { portion, block }, accumulators, (reduction, n));
+    let (sum, rounded) = accumulators;
+    if T::DTYPE != DType::U64 {
+        let mut block = PortionBlock { portion, block };
+        return reduce::fold_block::<T, TIMES>(&mut block, (sum, rounded), (reduction, n));
+    }
+    // Only words have a reduction that depends on the element's place.
+    let mut at = block.start;
+    while at < block.end {
+        let (reduction, until) = reduction.of_element(at);
+        let part = at..until.min(block.end);
+        let of_block = part.start - block.start..part.end - block.start;
+        let into = (&mut sum[of_block.clone()], &mut rounded[of_block]);
+        at = part.end;
+        let mut block = PortionBlock { portion: &mut *portion, block: &part };
+        reduce::fold_block::<T, TIMES>(&mut block, into, (reduction, n));
+    }
 }
 
 /// Block of a portion, in the memory of every rank.

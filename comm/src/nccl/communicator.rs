@@ -64,14 +64,6 @@ impl Communicator for Nccl {
         self.core.start(op, buffer, after)
     }
 
-    fn start_both(
-        &self,
-        calls: [(Op, Buffer); 2],
-        after: &Queue,
-    ) -> Result<[InFlight; 2], ([Buffer; 2], Error)> {
-        self.start_group(calls, after)
-    }
-
     fn zeroed_on(
         &self,
         queue: &Queue,

@@ -5,6 +5,7 @@ use super::issue::Issue;
 use super::launch::Patience;
 use crate::{Action, Called, Error, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType};
+use std::mem::discriminant;
 
 /// Number of words that describe a call.
 const CALL: usize = 6;
@@ -103,16 +104,17 @@ fn encode(called: &Called) -> [u64; CALL] {
         Action::Split { .. } => (9, 0),
     };
     let dtype = DTYPES.iter().position(|&dtype| dtype == called.dtype).map_or(u64::MAX, |at| at as u64);
-    let factor = called.action.factor().to_bits();
-    [called.op_number, kind, detail, called.len as u64, dtype, factor]
+    let of_reduction = called.action.reduction().map_or(0, Reduction::detail);
+    [called.op_number, kind, detail, called.len as u64, dtype, of_reduction]
 }
 
 /// Decodes a call; `None` if no rank encodes these words.
 fn decode(words: &[u64]) -> Option<Called> {
-    let &[op_number, kind, detail, len, dtype, factor] = words else { return None };
+    let &[op_number, kind, detail, len, dtype, of_reduction] = words else { return None };
     let rank = usize::try_from(detail).ok()?;
     let reduction = REDUCTIONS.get(rank).map(|&reduction| match reduction {
-        Reduction::PreMulSum { .. } => Reduction::PreMulSum { factor: f64::from_bits(factor) },
+        Reduction::PreMulSum { .. } => Reduction::PreMulSum { factor: f64::from_bits(of_reduction) },
+        Reduction::SumThenMax { .. } => Reduction::SumThenMax { sums: of_reduction as usize },
         other => other,
     });
     let action = match kind {
@@ -134,11 +136,18 @@ fn decode(words: &[u64]) -> Option<Called> {
 /// Types by their word values; collectives support no other type.
 const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::BF16, DType::F16, DType::U64];
 /// Reductions by their word values.
-const REDUCTIONS: [Reduction; 5] =
-    [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min, Reduction::PreMulSum { factor: 1.0 }];
+const REDUCTIONS: [Reduction; 6] = [
+    Reduction::Sum,
+    Reduction::Mean,
+    Reduction::Max,
+    Reduction::Min,
+    Reduction::PreMulSum { factor: 1.0 },
+    Reduction::SumThenMax { sums: 0 },
+];
 
 fn reduction_number(reduction: Reduction) -> u64 {
-    REDUCTIONS.iter().position(|&other| other.agrees_with(reduction)).map_or(u64::MAX, |at| at as u64)
+    let same_kind = |other: &Reduction| discriminant(other) == discriminant(&reduction);
+    REDUCTIONS.iter().position(same_kind).map_or(u64::MAX, |at| at as u64)
 }
 
 #[cfg(test)]
@@ -155,6 +164,7 @@ mod tests {
             Action::Split { color: None, key: 0 },
         ]);
         actions.push(Action::AllReduce(Reduction::PreMulSum { factor: -0.1 }));
+        actions.push(Action::AllReduce(Reduction::SumThenMax { sums: 7 }));
         actions.extend(REDUCTIONS.map(Action::AllReduce));
         actions.extend(REDUCTIONS.map(Action::ReduceScatter));
         for action in actions {

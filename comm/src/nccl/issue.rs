@@ -33,7 +33,7 @@ pub(super) unsafe fn issue(raw: &Raw, issues: &[Issue], stream: *mut c_void) -> 
         // The operators are dropped after their calls have returned.
         let operators = issues.iter().map(|issue| call.operator(issue)).collect::<Result<Vec<_>, _>>()?;
         let mut each = issues.iter().zip(&operators);
-        let grouped = issues.len() > 1 || issues.iter().any(|issue| issue.action == Action::AllToAll);
+        let grouped = issues.len() > 1 || issues.iter().any(|issue| issue.has_parts());
         if !grouped {
             // SAFETY: the caller's guarantee.
             return each.try_fold(true, |_, (issue, operator)| unsafe { call.one(issue, operator) });
@@ -101,6 +101,7 @@ impl Call {
         // SAFETY: every range is within the buffer: the whole of it, or the `part` elements from a chunk's beginning.
         unsafe {
             match action {
+                Action::AllReduce(Reduction::SumThenMax { sums }) => self.sum_then_max(issue, sums, kind),
                 Action::AllReduce(_) => {
                     let code = (table.all_reduce)(whole, whole, len, kind, operator.number, comm, stream);
                     self.told("ncclAllReduce", code)
@@ -128,6 +129,25 @@ impl Call {
                 }
             }
         }
+    }
+
+    /// Reduces the two parts of the buffer by a call each.
+    ///
+    /// # Safety
+    /// As for [`issue`].
+    unsafe fn sum_then_max(&self, issue: &Issue, sums: usize, kind: c_int) -> Result<bool, Error> {
+        let sums = sums.min(issue.len);
+        for (at, len, how) in [(0, sums, Reduction::Sum), (sums, issue.len - sums, Reduction::Max)] {
+            let (part, number) = (issue.at(at), reduction(how));
+            if len > 0 {
+                // SAFETY: `len` elements from `at` on are within the buffer.
+                let code = unsafe {
+                    (self.table.all_reduce)(part, part, len, kind, number, self.comm, self.stream)
+                };
+                self.told("ncclAllReduce", code)?;
+            }
+        }
+        Ok(true)
     }
 
     /// Sends chunks from the copy, so that none is overwritten before it has been sent.
@@ -170,6 +190,11 @@ impl Call {
 }
 
 impl Issue {
+    /// Returns true if the operation takes several calls of NCCL.
+    fn has_parts(&self) -> bool {
+        matches!(self.action, Action::AllToAll | Action::AllReduce(Reduction::SumThenMax { .. }))
+    }
+
     /// Address of element `index`.
     fn at(&self, index: usize) -> *mut c_void {
         (self.address + index * self.dtype.size()) as *mut c_void
@@ -223,7 +248,7 @@ fn first_bytes(bytes: &[u8]) -> u64 {
 /// Returns NCCL's number for a reduction without a factor.
 pub(super) fn reduction(how: Reduction) -> c_int {
     match how {
-        Reduction::Sum | Reduction::PreMulSum { .. } => 0,
+        Reduction::Sum | Reduction::PreMulSum { .. } | Reduction::SumThenMax { .. } => 0,
         Reduction::Max => 2,
         Reduction::Min => 3,
         Reduction::Mean => 4,

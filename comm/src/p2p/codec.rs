@@ -97,8 +97,8 @@ pub(super) fn put_called(out: &mut Vec<u8>, called: &Called) {
 
 fn action_words(action: Action) -> (u8, u64, u64) {
     match action {
-        Action::AllReduce(reduction) => (0, reduction_tag(reduction), reduction.factor().to_bits()),
-        Action::ReduceScatter(reduction) => (1, reduction_tag(reduction), reduction.factor().to_bits()),
+        Action::AllReduce(reduction) => (0, reduction_tag(reduction), reduction.detail()),
+        Action::ReduceScatter(reduction) => (1, reduction_tag(reduction), reduction.detail()),
         Action::AllGather => (2, 0, 0),
         Action::AllToAll => (3, 0, 0),
         Action::Broadcast { root } => (4, root as u64, 0),
@@ -117,6 +117,7 @@ fn reduction_tag(reduction: Reduction) -> u64 {
         Reduction::PreMulSum { .. } => 2,
         Reduction::Max => 3,
         Reduction::Min => 4,
+        Reduction::SumThenMax { .. } => 5,
     }
 }
 
@@ -180,13 +181,14 @@ fn action(tag: u8, a: u64, b: u64) -> Option<Action> {
     })
 }
 
-fn reduction(tag: u64, factor: u64) -> Option<Reduction> {
+fn reduction(tag: u64, detail: u64) -> Option<Reduction> {
     Some(match tag {
         0 => Reduction::Sum,
         1 => Reduction::Mean,
-        2 => Reduction::PreMulSum { factor: f64::from_bits(factor) },
+        2 => Reduction::PreMulSum { factor: f64::from_bits(detail) },
         3 => Reduction::Max,
         4 => Reduction::Min,
+        5 => Reduction::SumThenMax { sums: usize::try_from(detail).ok()? },
         _ => return None,
     })
 }

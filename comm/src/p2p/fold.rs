@@ -63,22 +63,23 @@ fn typed<T: WireElement>(
     into: Range<usize>,
     reduction: Reduction,
 ) {
-    let (len, into) = (into.len() / size_of::<T>(), memory.address(into.start));
+    let size = size_of::<T>();
+    let (first, len, into) = (into.start / size, into.len() / size, memory.address(into.start));
     let times = matches!(reduction, Reduction::PreMulSum { .. }) && T::DTYPE.is_float();
     let isa = Isa::detect();
     let element = PhantomData;
     match (times, of) {
         (false, TileMemory::Cached) => {
-            isa.run(FoldTiles::<T, false, false> { tiles, into, len, reduction, element });
+            isa.run(FoldTiles::<T, false, false> { tiles, into, first, len, reduction, element });
         }
         (false, TileMemory::Main) => {
-            isa.run(FoldTiles::<T, false, true> { tiles, into, len, reduction, element });
+            isa.run(FoldTiles::<T, false, true> { tiles, into, first, len, reduction, element });
         }
         (true, TileMemory::Cached) => {
-            isa.run(FoldTiles::<T, true, false> { tiles, into, len, reduction, element });
+            isa.run(FoldTiles::<T, true, false> { tiles, into, first, len, reduction, element });
         }
         (true, TileMemory::Main) => {
-            isa.run(FoldTiles::<T, true, true> { tiles, into, len, reduction, element });
+            isa.run(FoldTiles::<T, true, true> { tiles, into, first, len, reduction, element });
         }
     }
 }
@@ -86,6 +87,8 @@ fn typed<T: WireElement>(
 struct FoldTiles<'a, T, const TIMES: bool, const FETCHES: bool> {
     tiles: &'a Tiles,
     into: NonNull<u8>,
+    /// Index of the first element in the buffer.
+    first: usize,
     len: usize,
     reduction: Reduction,
     element: PhantomData<T>,
@@ -100,7 +103,13 @@ impl<T: WireElement, const TIMES: bool, const FETCHES: bool> Body for FoldTiles<
         let n = self.tiles.from.len();
         let mut at = 0;
         while at < self.len {
-            let count = reduce::block::<T>().min(self.len - at);
+            let mut count = reduce::block::<T>().min(self.len - at);
+            let mut reduction = self.reduction;
+            if T::DTYPE == DType::U64 {
+                // Only words have a reduction that depends on the element's place.
+                let (here, until) = self.reduction.of_element(self.first + at);
+                (reduction, count) = (here, count.min(until - (self.first + at)));
+            }
             let (sum, rounded) = (&mut sum[..count], &mut rounded[..count]);
             if FETCHES {
                 let ahead = at * size_of::<T>() + AHEAD;
@@ -108,7 +117,7 @@ impl<T: WireElement, const TIMES: bool, const FETCHES: bool> Body for FoldTiles<
                 tiles.for_each(|tile| fetch(tile.wrapping_byte_add(ahead), reduce::block::<T>()));
             }
             let mut block = TileBlock { tiles: self.tiles, at, count };
-            fold_block::<T, TIMES>(&mut block, (sum, &mut *rounded), (self.reduction, n));
+            fold_block::<T, TIMES>(&mut block, (sum, &mut *rounded), (reduction, n));
             // SAFETY: `fold`'s contract: the elements from `at` on are within `into`, and this block's tiles have been read.
             unsafe {
                 let to = self.into.as_ptr().add(at * size_of::<T>());

@@ -12,36 +12,29 @@ const GATHERED: usize = 4 << 10;
 
 /// Records of one direction, as they are sent.
 ///
-/// A record is promised by its header, so one that the system takes in part is kept here to its end. Its last byte is then not yet
-/// reported as written: the caller returns with it, and by that the rest is sent.
+/// A record that the system takes in part stays open: the caller's next write begins with the rest of its payload. A plain payload is
+/// sent from the caller's memory. A sealed one is kept here, and is reported as written once it has been sent.
 #[derive(Debug)]
 pub(super) struct Outbox {
     cipher: Option<Cipher>,
     sequence: u32,
-    /// Records to be sent, from `sent` on.
+    /// Bytes to be sent, from `sent` on: short records, sealed ones, the rest of the open record's header.
     kept: Vec<u8>,
     sent: usize,
-    /// True if the last byte of the kept record was not reported as written.
-    owes: bool,
-}
-
-/// Extent to which the system has taken a record.
-enum Taken {
-    All,
-    Part,
-    Nothing,
+    /// Bytes of the open record's payload that have not been reported as written.
+    open: usize,
 }
 
 impl Outbox {
     pub(super) fn new(cipher: Option<Cipher>) -> Self {
-        let kept = Vec::with_capacity(GATHERED + HEADER + RECORD);
-        Outbox { cipher, sequence: 0, kept, sent: 0, owes: false }
+        let sealed = if cipher.is_some() { HEADER + Cipher::MAX + Cipher::TAG } else { HEADER };
+        Outbox { cipher, sequence: 0, kept: Vec::with_capacity(GATHERED + sealed), sent: 0, open: 0 }
     }
 
     /// Writes as many bytes as fit now; returns their number. A short write is sent with the next long one, or by
     /// [`flush`](Self::flush).
     pub(super) fn write(&mut self, socket: &mut impl Write, bytes: &[u8]) -> Result<usize, LostWhy> {
-        let gathers = self.sent == 0 && !self.owes && self.kept.len() + HEADER + SHORT <= GATHERED;
+        let gathers = self.sent == 0 && self.open == 0 && self.kept.len() + HEADER + SHORT <= GATHERED;
         if bytes.len() <= SHORT && gathers {
             self.append(bytes);
             return Ok(bytes.len());
@@ -49,20 +42,28 @@ impl Outbox {
         if !gathers && !self.flush(socket)? {
             return Ok(0);
         }
-        let mut done = usize::from(std::mem::take(&mut self.owes));
-        while done < bytes.len() {
+        let mut done = self.go_on(socket, bytes)?;
+        while self.open == 0 && done < bytes.len() {
             let part = &bytes[done..];
             let part = &part[..part.len().min(self.longest())];
-            match self.send(socket, part)? {
-                Taken::All => done += part.len(),
-                Taken::Part => {
-                    self.owes = true;
-                    return Ok(done + part.len() - 1);
-                }
-                Taken::Nothing => break,
+            match self.begin(socket, part)? {
+                Some(len) => done += len,
+                None => break,
             }
         }
         Ok(done)
+    }
+
+    /// Sends the rest of the open record, with which `bytes` begin, once its header has been sent. Returns the bytes that are written.
+    fn go_on(&mut self, socket: &mut impl Write, bytes: &[u8]) -> Result<usize, LostWhy> {
+        let rest = &bytes[..self.open.min(bytes.len())];
+        let len = match (rest, &self.cipher) {
+            ([], _) => 0,
+            (_, Some(_)) => rest.len(),
+            (_, None) => taken(socket.write(rest))?.unwrap_or(0),
+        };
+        self.open -= len;
+        Ok(len)
     }
 
     /// Sends what is kept; returns true if nothing is left.
@@ -83,9 +84,9 @@ impl Outbox {
         !self.kept.is_empty()
     }
 
-    /// Sends the goodbye, an empty record, if the system takes it now.
+    /// Sends the goodbye, an empty record, if the system takes it now and no record is open.
     pub(super) fn goodbye(&mut self, socket: &mut impl Write) -> Result<bool, LostWhy> {
-        if !self.flush(socket)? {
+        if !self.flush(socket)? || self.open > 0 && self.cipher.is_none() {
             return Ok(false);
         }
         self.append(&[]);
@@ -96,38 +97,34 @@ impl Outbox {
         if self.cipher.is_some() { Cipher::MAX } else { RECORD }
     }
 
-    fn send(&mut self, socket: &mut impl Write, payload: &[u8]) -> Result<Taken, LostWhy> {
-        if self.cipher.is_some() {
-            self.send_sealed(socket, payload)
-        } else {
-            self.send_plain(socket, payload)
+    /// Begins the record of `payload`, and sends what the system takes. Returns the bytes that are written; `None` if the record has
+    /// not begun.
+    fn begin(&mut self, socket: &mut impl Write, payload: &[u8]) -> Result<Option<usize>, LostWhy> {
+        if self.cipher.is_none() {
+            return self.begin_plain(socket, payload);
         }
+        self.append(payload);
+        self.open = if self.flush(socket)? { 0 } else { payload.len() };
+        Ok(Some(payload.len() - self.open))
     }
 
     /// Sends the kept records and one of `payload` behind them.
-    fn send_plain(&mut self, socket: &mut impl Write, payload: &[u8]) -> Result<Taken, LostWhy> {
+    fn begin_plain(&mut self, socket: &mut impl Write, payload: &[u8]) -> Result<Option<usize>, LostWhy> {
         let header = self.header(payload);
         let parts = [IoSlice::new(&self.kept[self.sent..]), IoSlice::new(&header), IoSlice::new(payload)];
-        let Some(sent) = taken(socket.write_vectored(&parts))? else { return Ok(Taken::Nothing) };
+        let Some(sent) = taken(socket.write_vectored(&parts))? else { return Ok(None) };
         let kept = self.kept.len() - self.sent;
         if sent <= kept && kept > 0 {
             self.sent += sent;
-            return Ok(Taken::Nothing);
+            return Ok(None);
         }
         self.kept.clear();
         (self.sent, self.sequence) = (0, self.sequence.wrapping_add(1));
         let sent = sent - kept;
-        if sent == HEADER + payload.len() {
-            return Ok(Taken::All);
-        }
         self.kept.extend_from_slice(header.get(sent..).unwrap_or_default());
-        self.kept.extend_from_slice(&payload[sent.saturating_sub(HEADER)..]);
-        Ok(Taken::Part)
-    }
-
-    fn send_sealed(&mut self, socket: &mut impl Write, payload: &[u8]) -> Result<Taken, LostWhy> {
-        self.append(payload);
-        Ok(if self.flush(socket)? { Taken::All } else { Taken::Part })
+        let len = sent.saturating_sub(HEADER);
+        self.open = payload.len() - len;
+        Ok(Some(len))
     }
 
     /// Adds the record of `payload` to those that are kept.

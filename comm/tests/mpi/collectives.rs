@@ -3,7 +3,7 @@
 use crate::drawn::{Drawn, own, random};
 use meshstep_comm::mpi::World;
 use meshstep_comm::{Action, Communicator, Op, Reduction, loopback};
-use meshstep_tensor::{Buffer, Category, Meter, Queue, SliceMut, bf16, f16};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut, bf16, f16};
 use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::Arc;
 
@@ -71,6 +71,9 @@ fn every_op<T: Drawn>(comm: &Comm, len: usize) -> Results {
         .iter()
         .flat_map(|&how| [Op::all_reduce(own(how, me)), Op::reduce_scatter(own(how, me))])
         .collect();
+    if T::DTYPE == DType::U64 {
+        ops.push(Op::all_reduce(Reduction::SumThenMax { sums: 20 }));
+    }
     ops.extend([Op::all_gather(), Op::all_to_all(), Op::broadcast(0), Op::broadcast(n - 1), Op::barrier()]);
     let mut results: Vec<_> = ops.iter().map(|&op| run::<T>(comm, op, len * n)).collect();
     // A length that does not divide, where it need not.

@@ -72,6 +72,7 @@ fn backends() -> impl Strategy<Value = Backend> {
 fn what() -> impl Strategy<Value = What> {
     prop_oneof![
         3 => reduction().prop_map(What::AllReduce),
+        1 => length().prop_map(|sums| What::AllReduce(Reduction::SumThenMax { sums })),
         3 => reduction().prop_map(What::ReduceScatter),
         1 => Just(What::AllGather),
         1 => Just(What::AllToAll),
@@ -105,6 +106,9 @@ proptest! {
             _ => false,
         };
         match dtype {
+            _ if matches!(what, What::AllReduce(Reduction::SumThenMax { .. })) => {
+                check::<u64>(backend, what, n, len, peers, seed);
+            }
             0 => check::<f32>(backend, what, n, len, peers, seed),
             1 => check::<f64>(backend, what, n, len, peers, seed),
             2 => check::<bf16>(backend, what, n, len, peers, seed),

@@ -42,6 +42,7 @@ fn reductions() -> impl Strategy<Value = Reduction> {
         Just(Reduction::Max),
         Just(Reduction::Min),
         (-4.0..4.0).prop_map(|factor| Reduction::PreMulSum { factor }),
+        (0..9000usize).prop_map(|sums| Reduction::SumThenMax { sums }),
     ]
 }
 
@@ -78,11 +79,13 @@ fn run_typed<T: Naive>(comm: &Arc<dyn Communicator>, step: &Step, seed: u64) -> 
     let (me, n) = (comm.rank(), comm.world_size());
     let integers = |how| match how {
         Reduction::Mean | Reduction::PreMulSum { .. } if !T::DTYPE.is_float() => Reduction::Sum,
+        Reduction::SumThenMax { .. } if T::DTYPE.is_float() => Reduction::Max,
         how => own(how, me),
     };
+    let in_chunks = |how| if matches!(how, Reduction::SumThenMax { .. }) { Reduction::Sum } else { how };
     let op = match step.op {
         StepOp::AllReduce(how) => Op::all_reduce(integers(how)),
-        StepOp::ReduceScatter(how) => Op::reduce_scatter(integers(how)),
+        StepOp::ReduceScatter(how) => Op::reduce_scatter(integers(in_chunks(how))),
         StepOp::AllGather => Op::all_gather(),
         StepOp::AllToAll => Op::all_to_all(),
         StepOp::Broadcast(root) => Op::broadcast(root % n),
@@ -125,7 +128,8 @@ fn registered<T: Naive>(comm: &Arc<dyn Communicator>, values: &[T]) -> Buffer {
 /// Returns every operation and reduction with every type for `n` ranks, each with one of the lengths; in a long run with all of them.
 pub(crate) fn table(n: usize) -> Vec<Step> {
     let factor = Reduction::PreMulSum { factor: -0.37 };
-    let reductions = [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min, factor];
+    let words = Reduction::SumThenMax { sums: 100 };
+    let reductions = [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min, factor, words];
     let reduced = reductions.into_iter().flat_map(|how| [StepOp::AllReduce(how), StepOp::ReduceScatter(how)]);
     let moved = [StepOp::AllGather, StepOp::AllToAll, StepOp::Broadcast(n / 2), StepOp::Pair(n - 1, 0)];
     let ops: Vec<StepOp> = reduced.chain(moved).chain([StepOp::Barrier, StepOp::Split(2)]).collect();

@@ -25,6 +25,7 @@ fn fold<A: Copy + PartialOrd>(
     let nan = || values.iter().copied().find(|&x| is_nan(x));
     match reduction {
         Reduction::Sum | Reduction::PreMulSum { .. } => sum(),
+        Reduction::SumThenMax { .. } => unreachable!("an element has one of the two"),
         Reduction::Mean => mean(sum(), values.len()),
         Reduction::Max => {
             nan().unwrap_or_else(|| values.iter().copied().reduce(|a, b| if b > a { b } else { a }).unwrap())
@@ -190,6 +191,10 @@ pub(crate) fn naive<T: Naive>(what: What, all: &[Vec<T>], [a, b]: [usize; 2]) ->
         let one = |i: usize| {
             column.clear();
             column.extend(all.iter().map(|values| values[i]));
+            let how = match how {
+                Reduction::SumThenMax { sums } => if i < sums { Reduction::Sum } else { Reduction::Max },
+                how => how,
+            };
             T::reduce(&column, how)
         };
         range.map(one).collect::<Vec<T>>()

@@ -236,13 +236,13 @@ impl Plan {
     /// Returns the bytes that `rank` sends in the step's decision, which covers all parts at once.
     pub fn exchange_bytes(&self, rank: usize, rule: &dyn Rule) -> u64 {
         let sent = |words| ring_all_reduce(words, self.world_size, rank, 8);
-        self.exchanges * self.exchange.map(sent).iter().sum::<u64>() + sent(self.fold_words(rule))
+        self.exchanges * sent(self.exchange.iter().sum()) + sent(self.fold_words(rule))
     }
 
     /// Returns the first seats that hold and send as many bytes, so that one rank of each kind represents the others.
     pub fn kind(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Seats {
         let seats = rank.into();
-        let words = self.exchange.into_iter().chain([self.fold_words(rule)]);
+        let words = [self.exchange.iter().sum(), self.fold_words(rule)];
         let parts = self.seated(&seats).map(|(part, seat)| part.kind(&seat));
         Seats { world: alike(words, self.world_size, seats.world), parts: parts.collect() }
     }

@@ -83,31 +83,25 @@ fn travel_in(
     comm.sound()
 }
 
-/// Sums one vector and maximises the other over all ranks, as one group of collectives. They start after the work of the first
-/// queue, and the second queue waits for them.
+/// Sums one vector and maximises the other over all ranks, as one operation. The second vector lies behind the first. The operation
+/// starts after the work of the first queue, and the second queue waits for it.
 pub(crate) fn all_reduce_both(
     comm: &dyn Communicator,
     [before, after]: [&Queue; 2],
     sum: &mut Buffer,
     max: &mut Buffer,
 ) -> Result<(), Error> {
-    if before.place() == Place::Cpu {
-        // The host waits in any case: one after the other needs no other thread.
-        run(comm, before, Op::all_reduce(Reduction::Sum), sum)?;
-        return run(comm, after, Op::all_reduce(Reduction::Max), max);
-    }
-    let calls = [(Op::all_reduce(Reduction::Sum), sum.take()), (Op::all_reduce(Reduction::Max), max.take())];
-    match comm.start_both(calls, before) {
-        Ok(started) => {
-            let [sums, maxima] = started.map(|started| started.wait(after));
-            (*sum, *max) = (sums.0, maxima.0);
-            sums.1.and(maxima.1)
-        }
-        Err((buffers, error)) => {
-            [*sum, *max] = buffers;
-            Err(error)
-        }
-    }
+    let sums = sum.len();
+    let op = Op::all_reduce(Reduction::SumThenMax { sums });
+    let both = sum.take().join(max.take()).unwrap_or_else(|_| unreachable!("the vectors were cut from one"));
+    let (mut both, result) = match before.place() {
+        // The host waits in any case, so the waiting thread carries the operation out.
+        Place::Cpu => comm.complete(op, both),
+        _ => land(comm.start(op, both, before), after),
+    };
+    *max = both.split_off(sums)?;
+    *sum = both;
+    result
 }
 
 /// Returns a digest of the bytes at the queue's place.

@@ -1,4 +1,4 @@
-//! Exchange of a step: all ranks reduce two small vectors and derive the same decision from them.
+//! Exchange of a step: all ranks reduce two small vectors, in one operation, and derive the same decision from them.
 
 use crate::config::digest::digest;
 use crate::config::fault::Fault;
@@ -14,7 +14,7 @@ use meshstep_comm::Communicator;
 use meshstep_optim::{ExactSum, NormAccumulator};
 use meshstep_tensor::{Buffer, Category, DType, Queue};
 
-/// The two vectors of the exchange, kept from step to step.
+/// The two vectors of the exchange, parts of one buffer, kept from step to step.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     pub(super) queue: Queue,
@@ -60,11 +60,10 @@ impl Exchange {
     /// Allocates vectors of these lengths.
     pub(crate) fn new([sums, maxima]: [usize; 2], options: &Options) -> Result<Self, Error> {
         let Options { queue, meter, .. } = options;
-        let words = |n| -> Result<Words, Error> {
-            let gpu = Buffer::zeroed_on(queue, n, DType::U64, meter, Category::Staging)?;
-            Ok(Words { host: vec![0; n], gpu })
-        };
-        let (sum, max) = (words(sums)?, words(maxima)?);
+        let mut sum = Buffer::zeroed_on(queue, sums + maxima, DType::U64, meter, Category::Staging)?;
+        let max = sum.split_off(sums)?;
+        let words = |gpu: Buffer| Words { host: vec![0; gpu.len()], gpu };
+        let (sum, max) = (words(sum), words(max));
         Ok(Exchange { queue: queue.clone(), sum, max, lent: LentWords::default() })
     }
 

@@ -50,11 +50,12 @@ fn flow(world: &mut WorldStreams) {
     let transport = world.transport();
     let begin = Instant::now();
     let bytes = Bytes::new(0, me, me).take(200_000);
-    let mut arrived = 0usize;
+    let (mut arrived, mut written) = (0usize, vec![0; n]);
     let lost = loop {
         let step = transport.progress().and_then(|_| {
             for peer in (0..n).filter(|peer| *peer != me) {
-                transport.write(Target::Rank(peer), &bytes)?;
+                written[peer] += transport.write(Target::Rank(peer), &bytes[written[peer]..])?;
+                written[peer] %= bytes.len();
                 let len = transport.arrived(Source::Rank(peer)).len();
                 transport.consume(Source::Rank(peer), len);
                 arrived += len;

@@ -136,14 +136,28 @@ fn short_writes_share_a_call_with_the_next_long_one() {
 }
 
 #[test]
-fn a_record_taken_in_part_is_short_by_one_byte_until_it_is_sent() {
+fn a_record_taken_in_part_goes_on_with_the_rest_of_its_payload() {
+    let bytes = numbers(5000);
+    // The system takes the header and a part of the payload, or a part of the header.
+    for (room, first) in [(3000, 3000 - HEADER), (HEADER, 0), (HEADER - 4, 0)] {
+        let mut pipe = Pipe { room, piece: usize::MAX, ..Pipe::default() };
+        let mut outbox = Outbox::new(None);
+        assert_eq!(outbox.write(&mut pipe, &bytes), Ok(first), "{room}");
+        assert_eq!(outbox.write(&mut pipe, &bytes[first..]), Ok(0), "{room}");
+        pipe.room = usize::MAX;
+        assert_eq!(outbox.write(&mut pipe, &bytes[first..]), Ok(5000 - first), "{room}");
+        assert_eq!(Vec::from(pipe.bytes), wire(&bytes), "{room}");
+    }
+}
+
+#[test]
+fn no_goodbye_is_sent_within_a_record() {
     let mut pipe = Pipe { room: 3000, piece: usize::MAX, ..Pipe::default() };
     let (mut outbox, bytes) = (Outbox::new(None), numbers(5000));
-    assert_eq!(outbox.write(&mut pipe, &bytes), Ok(4999));
-    assert_eq!(outbox.write(&mut pipe, &bytes[4999..]), Ok(0));
+    outbox.write(&mut pipe, &bytes).unwrap();
     pipe.room = usize::MAX;
-    assert_eq!(outbox.write(&mut pipe, &bytes[4999..]), Ok(1));
-    assert_eq!(Vec::from(pipe.bytes), wire(&bytes));
+    assert_eq!(outbox.goodbye(&mut pipe), Ok(false));
+    assert_eq!(Vec::from(pipe.bytes), wire(&bytes)[..3000]);
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn check<T: Number + Element + Clone>(rank: &Rank, what: What, len: usize, peers
     }
     let how = reduction(what);
     let exact = match how {
-        Some(Reduction::Sum) => !long,
+        Some(Reduction::Sum | Reduction::SumThenMax { .. }) => !long,
         Some(Reduction::Mean) => !long && n.is_power_of_two(),
         Some(Reduction::PreMulSum { .. }) => false,
         _ => true,
@@ -94,6 +94,9 @@ fn check_all<T: Number + Element + Clone>(rank: &Rank, row: usize, float: bool) 
     let reductions = REDUCTIONS.into_iter().filter(known);
     let mut whats = vec![What::AllGather, What::AllToAll, What::Broadcast, What::SendRecv];
     whats.extend(reductions.flat_map(|how| [What::AllReduce(how), What::ReduceScatter(how)]));
+    if !float {
+        whats.extend([0, 20, 2000].map(|sums| What::AllReduce(Reduction::SumThenMax { sums })));
+    }
     for (i, what) in whats.into_iter().enumerate() {
         let any_length = matches!(what, What::AllReduce(_) | What::Broadcast | What::SendRecv);
         for (j, len) in [0, 1, 31, 32, 33, 1000].into_iter().enumerate() {
