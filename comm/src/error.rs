@@ -193,13 +193,17 @@ pub enum Error {
         dtype: DType,
     },
     /// A reduction that depends on an element's place in the buffer was requested for another type than words.
-    #[error("a sum of the first elements and a maximum of the others is defined for u64, not for {dtype}; start one operation for each")]
+    #[error(
+        "a sum of the first elements and a maximum of the others is defined for u64, not for {dtype}; start one operation for each"
+    )]
     WordsOnly {
         /// The buffer's type.
         dtype: DType,
     },
     /// A reduction that depends on an element's place in the buffer was requested for a reduce-scatter.
-    #[error("a sum of the first elements and a maximum of the others is an all_reduce; no reduce_scatter has it")]
+    #[error(
+        "a sum of the first elements and a maximum of the others is an all_reduce; no reduce_scatter has it"
+    )]
     WholeOnly,
     /// Collectives do not support the type.
     #[error("collectives do not support {dtype}; use f32, f64, bf16, f16 or u64")]

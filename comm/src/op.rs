@@ -343,7 +343,10 @@ mod tests {
         );
         let words = Reduction::SumThenMax { sums: 3 };
         assert_eq!(Op::all_reduce(words).check(0, 4, 10, DType::U64), Ok(()));
-        assert_eq!(Op::all_reduce(words).check(0, 4, 8, DType::F64), Err(Error::WordsOnly { dtype: DType::F64 }));
+        assert_eq!(
+            Op::all_reduce(words).check(0, 4, 8, DType::F64),
+            Err(Error::WordsOnly { dtype: DType::F64 })
+        );
         assert_eq!(Op::reduce_scatter(words).check(0, 4, 8, DType::U64), Err(Error::WholeOnly));
         let mean = Op::all_reduce(Reduction::Mean);
         assert_eq!(mean.check(0, 4, 8, DType::U64), Err(Error::MeanOfIntegers { dtype: DType::U64 }));

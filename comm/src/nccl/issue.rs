@@ -141,9 +141,8 @@ impl Call {
             let (part, number) = (issue.at(at), reduction(how));
             if len > 0 {
                 // SAFETY: `len` elements from `at` on are within the buffer.
-                let code = unsafe {
-                    (self.table.all_reduce)(part, part, len, kind, number, self.comm, self.stream)
-                };
+                let code =
+                    unsafe { (self.table.all_reduce)(part, part, len, kind, number, self.comm, self.stream) };
                 self.told("ncclAllReduce", code)?;
             }
         }

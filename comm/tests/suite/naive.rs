@@ -192,7 +192,13 @@ pub(crate) fn naive<T: Naive>(what: What, all: &[Vec<T>], [a, b]: [usize; 2]) ->
             column.clear();
             column.extend(all.iter().map(|values| values[i]));
             let how = match how {
-                Reduction::SumThenMax { sums } => if i < sums { Reduction::Sum } else { Reduction::Max },
+                Reduction::SumThenMax { sums } => {
+                    if i < sums {
+                        Reduction::Sum
+                    } else {
+                        Reduction::Max
+                    }
+                }
                 how => how,
             };
             T::reduce(&column, how)

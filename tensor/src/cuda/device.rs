@@ -41,7 +41,13 @@ impl Device {
             call!(cuDeviceGet(&mut handle, number))?;
             call!(cuDevicePrimaryCtxRetain(&mut context, handle))?;
         }
-        Ok(Device(Arc::new(DeviceInner { ordinal, handle, context, late: Mutex::default(), spare: Mutex::default() })))
+        Ok(Device(Arc::new(DeviceInner {
+            ordinal,
+            handle,
+            context,
+            late: Mutex::default(),
+            spare: Mutex::default(),
+        })))
     }
 
     /// Ordinal of the device.
