@@ -64,7 +64,7 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(60);
 
-    /// A thread of this name, and one that it starts without a name, which inherits it.
+    /// A thread that is started without a name has that of the starting thread.
     #[test]
     fn the_last_call_ends_with_the_threads_that_it_leaves_behind() {
         let done = Arc::new(AtomicBool::new(false));

@@ -201,7 +201,7 @@ fn abort(core: &Core) {
     });
 }
 
-/// Waits until the communicators that have failed have ended. One that NCCL creates while it ends another may crash.
+/// Waits until the communicators that have failed have ended: NCCL may crash if it creates a communicator meanwhile.
 pub(super) fn wait_for_ends() {
     drop(ENDING.lock().unwrap_or_else(PoisonError::into_inner));
 }
