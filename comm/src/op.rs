@@ -84,7 +84,7 @@ pub enum Reduction {
     /// Sum modulo 2^64 of each of the first `sums` elements, and maximum of each of the others: two small reductions in one
     /// operation. For an all-reduce of `u64`; else an error.
     SumThenMax {
-        /// Number of elements that are summed; at most the buffer's length has an effect.
+        /// Number of elements that are summed; all of them, if the buffer has no more.
         sums: usize,
     },
 }

@@ -111,7 +111,7 @@ fn next<T: WireElement>(sum: &mut [T::Wide], values: impl Iterator<Item = T>, re
         Reduction::Sum | Reduction::Mean | Reduction::PreMulSum { .. } => {
             each(sum, values, |s, x: T| s.plus(x.widen()));
         }
-        // The caller gives the reduction of the block's elements: none of these two kinds.
+        // The caller has taken the reduction of the block's elements, which is none by the elements' places.
         Reduction::Max | Reduction::SumThenMax { .. } => each(sum, values, |s, x: T| s.max(x.widen())),
         Reduction::Min => each(sum, values, |s, x: T| s.min(x.widen())),
     }

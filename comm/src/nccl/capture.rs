@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Captured work of a stream, including operations of a communicator.
 ///
-/// When the communicator fails or is dropped, its graphs are dropped first: NCCL neither aborts nor finalizes while they exist.
+/// When the communicator is dropped, its graphs are dropped first, and when it fails, during the abort: NCCL ends only after them.
 #[derive(Debug)]
 pub struct Captured {
     core: Arc<Core>,

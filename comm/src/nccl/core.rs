@@ -140,7 +140,7 @@ impl Core {
             let (op_number, called) = (late.called.op_number, Box::new(late.called));
             Err(Error::Stuck { op_number, called, after: late.after })
         });
-        let sound = looked.and_then(|()| self.state()).and(late);
+        let sound = looked.and(late).and_then(|()| self.state());
         (sound.err(), released)
     }
 
@@ -177,12 +177,10 @@ impl Core {
 
     /// Makes `stream` wait for an operation, unless the communicator has failed.
     fn hand_over(&self, ticket: usize, stream: &Stream) -> Option<Buffer> {
-        let mut ledger = self.ledger();
-        if ledger.failed() {
-            return None;
-        }
-        stream.wait(ledger.end_of(ticket)?).ok()?;
-        ledger.part(ticket)
+        let end = Some(self.ledger()).filter(|ledger| !ledger.failed())?.end_of(ticket)?;
+        // The watchdog needs the ledger while a free of memory on another thread holds off this call.
+        stream.wait(&end).ok()?;
+        Some(self.ledger()).filter(|ledger| !ledger.failed())?.part(ticket)
     }
 
     /// Waits for the started operations, leaves the group and frees the communicator's own memory.
@@ -193,7 +191,11 @@ impl Core {
         }
         self.closing.store(true, Relaxed);
         self.drop_graphs();
-        if !self.ledger.lock().failed() {
+        // Not within the condition: its lock would be held.
+        let failed = self.ledger.lock().failed();
+        if failed {
+            watchdog::wait_for_ends();
+        } else {
             self.end_windows();
             watchdog::part(self);
         }

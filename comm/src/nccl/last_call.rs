@@ -8,42 +8,41 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Poll interval for NCCL's threads.
-const POLL: Duration = Duration::from_micros(500);
-/// Longest wait for NCCL's threads after the call has returned.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// First and longest pause between two looks at the threads.
+const PAUSES: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(8)];
 
-/// Runs the last call for a communicator. Returns when NCCL is done with it.
+/// Runs the last call for a communicator. Returns when NCCL is done with it, which may be never: callers use
+/// [`with_deadline::run`](super::with_deadline::run).
 pub(super) fn run(call: impl Fn() -> c_int + Sync) -> c_int {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     // The system keeps 15 bytes of a name.
     let name = format!("nccl-end-{}", CALLS.fetch_add(1, Relaxed) % 1_000_000);
     let body = || {
         let code = call();
-        if !heirs_end(&name, PATIENCE) {
-            tracing::warn!("NCCL still ends a communicator after {PATIENCE:?}");
-        }
+        wait_for_heirs(&name);
         code
     };
     thread::scope(|scope| match thread::Builder::new().name(name.clone()).spawn_scoped(scope, body) {
         Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-        // Without a thread the call's effect comes first.
+        // If the system gives no thread, the communicator still ends, and nothing waits for that.
         Err(_) => call(),
     })
 }
 
-/// Waits until this thread is the only one with this name; false if it is not within `patience`.
-fn heirs_end(name: &str, patience: Duration) -> bool {
-    let begun = Instant::now();
-    while threads(name) > 1 {
-        if begun.elapsed() > patience {
-            return false;
+/// Waits until this thread is the only one with this name.
+fn wait_for_heirs(name: &str) {
+    let [mut pause, longest] = PAUSES;
+    let mut alone = 0;
+    // Twice: a thread that starts another one and ends may hide it from one look.
+    while alone < 2 {
+        alone = if threads(name) > 1 { 0 } else { alone + 1 };
+        if alone == 0 {
+            thread::sleep(pause);
+            pause = longest.min(2 * pause);
         }
-        thread::sleep(POLL);
     }
-    true
 }
 
 /// Returns the number of this process's threads with a name; 0 if the system does not list them.
@@ -61,6 +60,7 @@ mod tests {
     use super::*;
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
+    use std::time::Instant;
 
     const SHORT: Duration = Duration::from_millis(60);
 
@@ -83,25 +83,24 @@ mod tests {
     }
 
     #[test]
-    fn patience_ends() {
-        let gate = Arc::new(AtomicBool::new(false));
-        let open = Arc::clone(&gate);
-        let named = |name: &str| thread::Builder::new().name(name.to_owned());
-        let wait = move || {
-            while !open.load(Relaxed) {
-                thread::sleep(POLL);
-            }
+    fn threads_are_counted_by_name() {
+        let (gate, name) = (Arc::new(AtomicBool::new(false)), "counted-thread");
+        let named = || {
+            let open = Arc::clone(&gate);
+            let wait = move || {
+                while !open.load(Relaxed) {
+                    thread::sleep(PAUSES[0]);
+                }
+            };
+            thread::Builder::new().name(name.to_owned()).spawn(wait).unwrap()
         };
-        let name = "patience-ends";
-        let thread = named(name).spawn(wait.clone()).unwrap();
-        let other = named(name).spawn(wait).unwrap();
+        assert_eq!(threads(name), 0);
+        let both = [named(), named()];
         while threads(name) < 2 {
-            thread::sleep(POLL);
+            thread::sleep(PAUSES[0]);
         }
-        assert!(!heirs_end(name, SHORT));
         gate.store(true, Relaxed);
-        thread.join().unwrap();
-        other.join().unwrap();
-        assert!(heirs_end(name, SHORT));
+        both.map(|thread| thread.join().unwrap());
+        wait_for_heirs(name);
     }
 }

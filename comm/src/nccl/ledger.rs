@@ -212,8 +212,8 @@ impl Ledger {
     }
 
     /// Returns the event at the end of a running operation.
-    pub(super) fn end_of(&self, ticket: usize) -> Option<&Event> {
-        self.running.iter().find(|run| run.slot == Some(ticket)).map(|run| &*run.events.end)
+    pub(super) fn end_of(&self, ticket: usize) -> Option<Arc<Event>> {
+        self.running.iter().find(|run| run.slot == Some(ticket)).map(|run| Arc::clone(&run.events.end))
     }
 
     /// Returns the buffer of an operation that may still run.

@@ -25,7 +25,7 @@ pub struct Options {
     pub flight_recorder: Option<PathBuf>,
     /// Channel for ranks' failure reports.
     pub exchange: Option<Arc<dyn Exchange>>,
-    /// Called if an abort does not end: exits the process by default.
+    /// Called if an abort does not end: exits the process by default. It must not create a communicator.
     pub last_resort: LastResort,
     /// If true, memory from [`zeroed_on`](crate::Communicator::zeroed_on) comes from NCCL's allocator and can be registered as
     /// windows; the same on every rank. NCCL before 2.27 is an error. Off by default: it has not been measured on GPUs, and NCCL

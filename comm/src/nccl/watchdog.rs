@@ -44,7 +44,7 @@ struct Registry {
 static REGISTRY: Mutex<Registry> =
     Mutex::new(Registry { cores: Vec::new(), failed: VecDeque::new(), running: false });
 static CHANGED: Condvar = Condvar::new();
-/// Held while communicators are ended.
+/// Held while communicators are aborted.
 static ENDING: Mutex<()> = Mutex::new(());
 
 /// Watches a communicator for as long as it lives.
@@ -62,6 +62,7 @@ pub(super) fn watch(core: &Arc<Core>) -> Result<(), Error> {
     drop(registry);
     // The rank has joined a group that another rank has ended in the meantime.
     cause.map_or(Ok(()), |cause| {
+        let _one_at_a_time = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
         end(&core.options, &cause, vec![Arc::clone(core)]);
         Err(Error::Poisoned { cause })
     })
@@ -192,16 +193,16 @@ impl Registry {
 fn abort(core: &Core) {
     thread::scope(|scope| {
         let aborts = thread::Builder::new().spawn_scoped(scope, || core.raw.abort());
-        if aborts.is_err() {
-            core.raw.abort();
-        }
         // An error here does no harm.
         let _ = core.device().make_current();
         core.drop_graphs();
+        if aborts.is_err() {
+            core.raw.abort();
+        }
     });
 }
 
-/// Waits until the communicators that have failed have ended: NCCL may crash if it creates a communicator meanwhile.
+/// Waits for the aborts of this process: NCCL may crash if it creates a communicator meanwhile, or if the process ends.
 pub(super) fn wait_for_ends() {
     drop(ENDING.lock().unwrap_or_else(PoisonError::into_inner));
 }

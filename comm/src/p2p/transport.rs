@@ -32,7 +32,7 @@ pub(crate) trait Transport: Send + Debug {
     }
 
     /// Writes as many of `bytes` as fit now, and returns their number, which may be 0. The caller's next write to `to` begins with the
-    /// bytes that did not fit, unchanged: a transport may have promised them to the other rank. A write to the audience goes on for
+    /// bytes that did not fit, unchanged, or there is none: a transport may have promised them to the other rank. A write to the audience goes on for
     /// the ranks that are left after the end of one was reported.
     fn write(&mut self, to: Target, bytes: &[u8]) -> Result<usize, Lost>;
 

@@ -23,6 +23,8 @@ pub(super) struct RankStream {
     /// True if the socket may have bytes; the system tells of new ones only.
     readable: bool,
     writable: bool,
+    /// True if not all bytes of the last write fitted, and the caller does not know of room since.
+    short: bool,
     /// True if the caller looked for bytes and found none.
     missed: Cell<bool>,
     /// Reason for which nothing more can be sent.
@@ -57,6 +59,7 @@ impl RankStream {
             outbox,
             readable: true,
             writable: true,
+            short: false,
             missed: Cell::new(false),
             unsendable: None,
             reported: false,
@@ -97,7 +100,10 @@ impl RankStream {
         if self.closed || self.inbox.is_done() {
             return Err(self.report(LostWhy::Closed));
         }
-        self.send(|outbox, socket| outbox.write(socket, bytes).map(|len| (len, len == bytes.len())))
+        let written =
+            self.send(|outbox, socket| outbox.write(socket, bytes).map(|len| (len, len == bytes.len())));
+        self.short = written.as_ref().is_ok_and(|len| *len < bytes.len());
+        written
     }
 
     /// Receives and sends what is possible now; returns true if anything moved. With `hold`, payloads that the caller will read into
@@ -107,10 +113,12 @@ impl RankStream {
             true => self.send(|outbox, socket| outbox.flush(socket).map(|all| (usize::from(all), all))),
             false => Ok(0),
         };
+        // Room is told once: an open record goes on from the caller's memory, and the system tells of room only once, too.
+        let room = self.writable && std::mem::take(&mut self.short);
         let received = self.receive(hold);
         match self.end().filter(|_| !self.reported) {
             Some(why) => Err(self.report(why)),
-            None => Ok((sent? > 0) | received),
+            None => Ok((sent? > 0) | received | room),
         }
     }
 

@@ -83,8 +83,11 @@ fn travel_in(
     comm.sound()
 }
 
-/// Sums one vector and maximises the other over all ranks, as one operation. The second vector lies behind the first. The operation
-/// starts after the work of the first queue, and the second queue waits for it.
+/// Sums one vector and maximises the other over all ranks, as one operation, which starts after the work of the first queue; the
+/// second queue waits for it.
+///
+/// # Panics
+/// If the second vector does not lie behind the first in one allocation.
 pub(crate) fn all_reduce_both(
     comm: &dyn Communicator,
     [before, after]: [&Queue; 2],

@@ -1,29 +1,28 @@
 //! Sums and maxima over the ranks of a group, for update rules.
 
 use crate::error::Error;
-use crate::ranks::host_words::all_reduce_both;
-use meshstep_comm::Communicator;
+use crate::ranks::host_words::run;
+use meshstep_comm::{Communicator, Op, Reduction};
 use meshstep_optim::{Reduce, ReduceError};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// [`Reduce`] over a communicator: each fold is one group of two small all-reduces of u64.
+/// [`Reduce`] over a communicator: each fold is one small all-reduce of u64.
 ///
-/// Its vectors grow to the longest fold and are kept. On a GPU words are uploaded and downloaded: the host waits.
+/// Its words grow to the longest fold and are kept. On a GPU words are uploaded and downloaded: the host waits.
 #[derive(Debug)]
 pub struct Folding {
     comm: Arc<dyn Communicator>,
     queue: Queue,
     meter: Meter,
-    /// Vectors of the sums and of the maxima.
-    room: Mutex<[Buffer; 2]>,
+    /// Words of the sums, and of the maxima behind them.
+    room: Mutex<Buffer>,
 }
 
 impl Folding {
     /// Folds over the ranks of `comm`, with buffers on the CPU.
     pub fn new(comm: Arc<dyn Communicator>, meter: &Meter) -> Result<Self, meshstep_tensor::Error> {
-        let nothing = || Buffer::zeroed(0, DType::U64, meter, Category::Staging);
-        let room = Mutex::new([nothing()?, nothing()?]);
+        let room = Mutex::new(Buffer::zeroed(0, DType::U64, meter, Category::Staging)?);
         Ok(Folding { comm, queue: Queue::cpu(), meter: meter.clone(), room })
     }
 
@@ -34,8 +33,7 @@ impl Folding {
 
     /// Allocates memory for folds of this many sums and maxima, so that folds allocate nothing.
     pub fn with_room(self, (sums, maxima): (usize, usize)) -> Result<Self, meshstep_tensor::Error> {
-        let room = |len| self.vector(len);
-        let room = Mutex::new([room(sums)?, room(maxima)?]);
+        let room = Mutex::new(self.vector(sums + maxima)?);
         Ok(Folding { room, ..self })
     }
 
@@ -43,24 +41,33 @@ impl Folding {
         Buffer::zeroed_on(&self.queue, len, DType::U64, &self.meter, Category::Staging)
     }
 
-    fn exchange(&self, words: [&mut [u64]; 2]) -> Result<(), meshstep_comm::Error> {
+    fn exchange(&self, [sums, maxima]: [&mut [u64]; 2]) -> Result<(), meshstep_comm::Error> {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        for (buffer, words) in room.iter_mut().zip(&words) {
-            if buffer.len() < words.len() {
-                *buffer = self.vector(words.len())?;
-            }
-            self.queue.upload((&**words).into(), buffer.as_mut().slice(0..words.len())?)?;
+        let words = sums.len() + maxima.len();
+        if room.len() < words {
+            *room = self.vector(words)?;
         }
-        let [sums, maxima] = &mut *room;
-        let spare = [sums.split_off(words[0].len())?, maxima.split_off(words[1].len())?];
-        let mut done = all_reduce_both(&*self.comm, [&self.queue; 2], sums, maxima);
-        for ((buffer, spare), words) in room.iter_mut().zip(spare).zip(words) {
-            done = done.and_then(|()| Ok(self.queue.download(buffer.as_slice(), words.into())?));
-            let joined = buffer.take().join(spare);
-            *buffer = joined.unwrap_or_else(|_| unreachable!("joined where it was cut"));
-        }
+        let spare = room.split_off(words)?;
+        let done = self.travel(&mut room, sums, maxima);
+        *room = room.take().join(spare).unwrap_or_else(|_| unreachable!("joined where it was cut"));
         // An aborted exchange lets the stream continue, and leaves words that are not the ranks' sums.
         done.and_then(|()| self.comm.sound())
+    }
+
+    /// Reduces the words in `room`, which has as many.
+    fn travel(
+        &self,
+        room: &mut Buffer,
+        sums: &mut [u64],
+        maxima: &mut [u64],
+    ) -> Result<(), meshstep_comm::Error> {
+        let (queue, cut) = (&self.queue, sums.len());
+        queue.upload((&*sums).into(), room.as_mut().slice(0..cut)?)?;
+        queue.upload((&*maxima).into(), room.as_mut().slice(cut..cut + maxima.len())?)?;
+        let op = Op::all_reduce(Reduction::SumThenMax { sums: cut });
+        run(&*self.comm, queue, op, room)?;
+        queue.download(room.as_slice().slice(0..cut)?, sums.into())?;
+        Ok(queue.download(room.as_slice().slice(cut..cut + maxima.len())?, maxima.into())?)
     }
 }
 

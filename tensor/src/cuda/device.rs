@@ -21,9 +21,6 @@ struct DeviceInner {
     spare: Mutex<Vec<usize>>,
 }
 
-/// Most spare events of a device; others are destroyed.
-const SPARE: usize = 1 << 12;
-
 // SAFETY: a context is a handle with the driver's own locking; it is made current in each thread that uses it.
 unsafe impl Send for DeviceInner {}
 // SAFETY: as above.
@@ -136,17 +133,12 @@ impl Device {
         self.spare().pop().map(|address| address as sys::CUevent)
     }
 
-    /// Keeps an event without timing for [`take_event`](Self::take_event). Returns false if there are enough.
+    /// Keeps an event without timing for [`take_event`](Self::take_event).
     ///
     /// The driver's destruction of an event waits for a free of device memory on another thread, and so for the work of all streams;
     /// a thread that watches that work must not wait for it.
-    pub(super) fn keep_event(&self, event: sys::CUevent) -> bool {
-        let mut spare = self.spare();
-        let keeps = spare.len() < SPARE;
-        if keeps {
-            spare.push(event as usize);
-        }
-        keeps
+    pub(super) fn keep_event(&self, event: sys::CUevent) {
+        self.spare().push(event as usize);
     }
 
     fn spare(&self) -> MutexGuard<'_, Vec<usize>> {
@@ -165,8 +157,10 @@ impl Device {
 impl Drop for DeviceInner {
     fn drop(&mut self) {
         let spare = std::mem::take(self.spare.get_mut().unwrap_or_else(PoisonError::into_inner));
-        // SAFETY: the context is still retained. No caller is left to receive an error.
-        let _ = unsafe { call!(cuCtxSetCurrent(self.context)) };
+        if !spare.is_empty() {
+            // SAFETY: the context is still retained. No caller is left to receive an error.
+            let _ = unsafe { call!(cuCtxSetCurrent(self.context)) };
+        }
         for event in spare {
             // SAFETY: made once, destroyed once, here; nothing uses it.
             let _ = unsafe { call!(cuEventDestroy_v2(event as sys::CUevent)) };

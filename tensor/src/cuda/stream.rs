@@ -265,8 +265,8 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if !self.timed && self.device.keep_event(self.handle) {
-            return;
+        if !self.timed {
+            return self.device.keep_event(self.handle);
         }
         // SAFETY: made once, destroyed once; streams that wait for it keep what they need.
         self.device.late(|| unsafe { call!(cuEventDestroy_v2(self.handle)) });

@@ -81,14 +81,13 @@ struct Capture {
     std::vector<std::shared_ptr<void>> kept = {};
 };
 
-// An event: number of the last record, number of the last completed record, and time of the completion. For a captured
-// event, the capture and the nodes that precede the event.
-// A point in a stream. Streams that wait for it do not care what becomes of the event.
+// A point in a stream. Streams that wait for a point do not care what becomes of its event.
 struct Record {
     bool reached = false;
     std::chrono::steady_clock::time_point at = {};
 };
 
+// An event: its last record. For a captured event, the capture and the nodes that precede the event.
 struct Event {
     Device *device;
     bool timed;
@@ -283,7 +282,7 @@ inline Result begin(const char *function) {
 }
 
 // A free of device memory holds the context until the device's work is done. On an H200 (driver 580) the destruction of an event
-// on another thread waited for it; queries of events did not.
+// on another thread waited for it, and queries of events did not. Here every other call in the context waits, too.
 inline void wait_for_free(const char *function) {
     if (std::string(function) == "cuEventQuery") return;
     while (current->frees != std::thread::id{} && current->frees != std::this_thread::get_id()) {

@@ -186,7 +186,8 @@ int cuStreamWaitEvent(void *stream, void *handle, unsigned) {
         Result result = begin_in_context(__func__);
         return result == Success ? join(*found, *event->second) : result;
     }
-    return enqueue(__func__, stream, {nullptr, event->second->last, 0, nullptr, nullptr});
+    auto last = event->second->last;
+    return enqueue(__func__, stream, {nullptr, last, 0, nullptr, nullptr});
 }
 
 // Waits until the value is at least `least`, like CU_STREAM_WAIT_VALUE_GEQ; other comparisons are not supported.

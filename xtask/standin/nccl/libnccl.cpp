@@ -136,7 +136,7 @@ int ncclCommInitRankConfig(Comm **comm, int world, UniqueId id, int rank, Config
 
 int ncclCommGetAsyncError(Comm *handle, int *error) {
     Handle comm = find(handle);
-    if (!comm) return fail(InvalidArgument, "no such communicator");
+    if (!comm || comm->ended) return fail(InvalidArgument, "no such communicator, or one that ends");
     bool left = comm->ending > 0 || busy(comm);
     *error = comm->error != Success ? comm->error.load() : left ? InProgress : Success;
     return Success;

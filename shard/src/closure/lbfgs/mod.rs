@@ -66,7 +66,7 @@ pub struct ShardedLbfgs {
 /// Result of a step: the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LbfgsStep {
-    /// The algorithm's report; `folds` are its exchanges, of two collectives each.
+    /// The algorithm's report; `folds` are its exchanges, of one collective each.
     pub report: LbfgsReport,
     /// Collectives of the evaluations: gathers of parameters (without the closure's own), and reductions of gradients.
     pub evaluating: u64,

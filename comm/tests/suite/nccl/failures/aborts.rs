@@ -7,6 +7,7 @@ use meshstep_comm::{Communicator, Error, Op, Reduction};
 use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{Buffer, Category, Meter, Queue};
 use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Each rank is in a pair, and in a group of its own that was split from the pair.
@@ -180,15 +181,19 @@ fn a_stuck_operation_is_found_while_a_free_of_memory_waits_for_it() {
         return;
     }
     plan("hang 1 1");
-    let begun = Instant::now();
+    let (begun, host) = (Instant::now(), Queue::cpu());
     ranks(2, &options(DEADLINE), |comm| {
         let rank = Rank::new(comm);
         let start = || rank.comm.start(Op::all_reduce(Reduction::Sum), rank.buffer(&[1f32]), &rank.queue);
         let (spare, first, second) = (rank.buffer(&[1f32]), start().unwrap(), start().unwrap());
-        drop(spare);
-        drop(first);
-        let (_, result) = second.wait(&Queue::cpu());
-        let error = result.unwrap_err();
+        let (_, result) = thread::scope(|scope| {
+            scope.spawn(|| drop(spare));
+            thread::sleep(DEADLINE / 8);
+            drop(first);
+            // The host waits, or the rank's stream, in a call of the driver.
+            second.wait(if rank.comm.rank() == 0 { &host } else { &rank.queue })
+        });
+        let error = result.and_then(|()| rank.comm.sound()).unwrap_err();
         assert!(matches!(error.cause(), Error::Stuck { .. }), "{error:?}");
     });
     assert!(begun.elapsed() < DEADLINE + GRACE, "{:?}", begun.elapsed());
