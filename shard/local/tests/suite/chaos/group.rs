@@ -224,6 +224,8 @@ fn reduce(reduction: Reduction, factors: &[f64], buffers: &mut [Buffer]) {
             let all = (0..buffers[0].len()).map(|i| match reduction {
                 Reduction::Max => word(i).max().unwrap(),
                 Reduction::Sum => word(i).fold(0, u64::wrapping_add),
+                Reduction::SumThenMax { sums } if i < sums => word(i).fold(0, u64::wrapping_add),
+                Reduction::SumThenMax { .. } => word(i).max().unwrap(),
                 other => panic!("{other} of words"),
             });
             let all: Vec<u64> = all.collect();
