@@ -1,13 +1,13 @@
 //! Whole steps, unsharded and with every stage, on the same gradients.
 
-use anyhow::Result;
-use meshstep_bench_cases::copies;
+use anyhow::{Result, anyhow};
+use meshstep_bench_cases::copies::{self, MemoryPass, PASSES, Pages, PassTimes};
 use meshstep_bench_cases::race::{race, timed};
 use meshstep_bench_cases::ranks::{Player as _, together};
 use meshstep_bench_cases::samples::Samples;
 use meshstep_bench_cases::shapes::{STAGES, even};
-use meshstep_bench_cases::step::{Grads, Steps, bytes_a_param};
-use meshstep_tensor::Layout;
+use meshstep_bench_cases::step::{Grads, Steps, bytes_a_param, moved_a_param};
+use meshstep_tensor::{Layout, Threads};
 
 use crate::measure::effort::Effort;
 use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
@@ -29,7 +29,8 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     let layout = even(count, len)?;
     let rounds = effort.pick(5, 21);
     let stages = STAGES.map(|(_, stage)| stage);
-    let copy = copy(effort)?.median().median;
+    let passes = passes(effort)?;
+    let copy = 1.0 / passes.speed(MemoryPass::InPlace);
     for (title, grads) in [("gradients in place", Grads::There), ("gradients computed", Grads::Computed(16))]
     {
         let samples =
@@ -37,6 +38,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
         let least = (grads == Grads::There).then(|| (bytes_a_param(RANKS) * count * len) as f64 * copy);
         tell(&mut section, title, &samples, least);
     }
+    section.tables.push(references(&passes, count * len));
     section.bars.retain(|_| !effort.quick);
     let (table, plot) = where_it_goes(&layout, effort)?;
     section.tables.push(table);
@@ -44,13 +46,29 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     Ok(section)
 }
 
-/// Returns the seconds per byte of a copy, as samples.
-fn copy(effort: Effort) -> Result<Samples> {
-    let mut values = vec![1u64; effort.pick(copies::FLOOR_BYTES / 8, copies::FLOOR_BYTES) / 8];
-    let moved = copies::moved(&values);
-    let copy = timed(|values: &mut Vec<u64>| copies::in_place(values));
-    let samples = race(&mut values, effort.pick(5, 15), vec![copy])?;
-    Ok(samples.into_iter().next().unwrap_or_default().times(1.0 / moved))
+/// Measures passes over the memory, allocated as the optimizer's.
+fn passes(effort: Effort) -> Result<PassTimes> {
+    let bytes = effort.pick(copies::LARGE_BYTES / 8, copies::LARGE_BYTES);
+    let contestants = PASSES.map(|pass| timed(move |pages: &mut Pages| pages.pass(pass, &Threads::shared())));
+    let samples = race(&mut Pages::new(bytes)?, effort.pick(5, 15), contestants.into())?;
+    let seconds = samples.try_into().map_err(|_| anyhow!("the samples of a pass are missing"))?;
+    Ok(PassTimes { seconds, bytes })
+}
+
+/// Returns the references of a step with `params` parameters.
+fn references(passes: &PassTimes, params: usize) -> Table {
+    let moved = moved_a_param(RANKS).times(params);
+    let mut table = Table::new("references of these steps", &["speed", "the bytes of stage 1"]);
+    for pass in PASSES {
+        let (speed, all) = (passes.speed(pass), moved.total() as f64);
+        table.row(pass.name(), [Cell::Speed(speed), Cell::Seconds(all / speed)]);
+    }
+    let priced = passes.price(moved).median();
+    let speed = moved.total() as f64 / priced.median;
+    table.row("each byte at the speed of its pass", [Cell::Speed(speed), Cell::Time(priced)]);
+    table
+        .note("passes over memory that is allocated as the optimizer's, on as many threads as an update has");
+    table
 }
 
 fn tell(section: &mut Section, title: &str, samples: &[Samples], least: Option<f64>) {
