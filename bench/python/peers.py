@@ -190,7 +190,9 @@ class Ranks:
         memory = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
         needed = 8 * case.get("count", 0) * case.get("length", 0) * case["ranks"]
         self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if memory > needed else None)
-        context = mp.get_context("spawn")
+        # A server imports the modules once; it has no threads, so that its forks are whole.
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.optim"])
         self.pipes, self.processes = [], []
         for rank in range(case["ranks"]):
             own, other = context.Pipe()

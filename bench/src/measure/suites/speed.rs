@@ -1,16 +1,16 @@
 //! Whole steps, unsharded and with every stage, on the same gradients.
 
-use anyhow::{Result, anyhow};
-use meshstep_bench_cases::copies::{self, MemoryPass, PASSES, Pages, PassTimes};
-use meshstep_bench_cases::race::{race, timed};
+use anyhow::Result;
+use meshstep_bench_cases::copies::{MemoryPass, PassTimes};
 use meshstep_bench_cases::ranks::{Player as _, together};
 use meshstep_bench_cases::samples::Samples;
 use meshstep_bench_cases::shapes::{STAGES, even};
 use meshstep_bench_cases::step::{Grads, Steps, bytes_a_param, moved_a_param};
-use meshstep_tensor::{Layout, Threads};
+use meshstep_tensor::Layout;
 
 use crate::measure::effort::Effort;
 use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
+use crate::measure::suites::references;
 use crate::measure::suites::spans::{self, Spans};
 
 const ABOUT: &str = "A step on 4 ranks: gradients are handed over, reduced and clipped by their norm, then AdamW, then parameters are \
@@ -29,7 +29,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     let layout = even(count, len)?;
     let rounds = effort.pick(5, 21);
     let stages = STAGES.map(|(_, stage)| stage);
-    let passes = passes(effort)?;
+    let passes = references::passes(effort)?;
     let copy = 1.0 / passes.speed(MemoryPass::InPlace);
     for (title, grads) in [("gradients in place", Grads::There), ("gradients computed", Grads::Computed(16))]
     {
@@ -46,28 +46,14 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     Ok(section)
 }
 
-/// Measures passes over the memory, allocated as the optimizer's.
-fn passes(effort: Effort) -> Result<PassTimes> {
-    let bytes = effort.pick(copies::LARGE_BYTES / 8, copies::LARGE_BYTES);
-    let contestants = PASSES.map(|pass| timed(move |pages: &mut Pages| pages.pass(pass, &Threads::shared())));
-    let samples = race(&mut Pages::new(bytes)?, effort.pick(5, 15), contestants.into())?;
-    let seconds = samples.try_into().map_err(|_| anyhow!("the samples of a pass are missing"))?;
-    Ok(PassTimes { seconds, bytes })
-}
-
-/// Returns the references of a step with `params` parameters.
+/// Returns the speeds of the passes, and what they make of the bytes of a step with `params` parameters.
 fn references(passes: &PassTimes, params: usize) -> Table {
     let moved = moved_a_param(RANKS).times(params);
-    let mut table = Table::new("references of these steps", &["speed", "the bytes of stage 1"]);
-    for pass in PASSES {
-        let (speed, all) = (passes.speed(pass), moved.total() as f64);
-        table.row(pass.name(), [Cell::Speed(speed), Cell::Seconds(all / speed)]);
-    }
+    let mut table = references::table("references of these steps", passes);
     let priced = passes.price(moved).median();
-    let speed = moved.total() as f64 / priced.median;
-    table.row("each byte at the speed of its pass", [Cell::Speed(speed), Cell::Time(priced)]);
-    table
-        .note("passes over memory that is allocated as the optimizer's, on as many threads as an update has");
+    let (bytes, speed) = (moved.total(), moved.total() as f64 / priced.median);
+    let cells = [Cell::Bytes(bytes as u64), Cell::Time(priced), Cell::Speed(speed)];
+    table.row("the bytes of stage 1, each at the speed of its pass", cells);
     table
 }
 
