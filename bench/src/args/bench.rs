@@ -61,8 +61,10 @@ pub(crate) enum PeerPart {
     Lbfgs,
     /// Ranks of this library as threads beside processes of the others
     Ranks,
-    /// Ranks as processes on both sides: collectives, small messages, steps
+    /// Ranks as processes on both sides: collectives and steps of many bytes
     Processes,
+    /// Ranks as processes on both sides: small messages and small steps
+    SmallMessages,
 }
 
 impl Bench {

@@ -27,13 +27,13 @@ pub(crate) struct Mpi {
 
 impl Mpi {
     /// Compiles the program into `folder`, starts it as `ranks` processes with each of the settings, and keeps the settings that are
-    /// fastest in an all_reduce of `bytes` bytes.
-    pub(crate) fn best(folder: &Path, ranks: usize, bytes: usize) -> Result<Self> {
+    /// fastest in `times` times an all_reduce of `bytes` bytes.
+    pub(crate) fn best(folder: &Path, ranks: usize, (bytes, times): (usize, usize)) -> Result<Self> {
         let program = compile(folder)?;
         let mut best: Option<(f64, Self)> = None;
         for (settings, variables) in SETTINGS {
             let mut mpi = Self::start(&program, ranks, settings, &variables)?;
-            let seconds = mpi.trial(bytes)?;
+            let seconds = mpi.trial(bytes, times)?;
             if best.as_ref().is_none_or(|(least, _)| seconds < *least) {
                 best = Some((seconds, mpi));
             }
@@ -62,8 +62,8 @@ impl Mpi {
     }
 
     /// Returns the least seconds of a few rounds.
-    fn trial(&mut self, bytes: usize) -> Result<f64> {
-        self.case("all_reduce", bytes, 1)?;
+    fn trial(&mut self, bytes: usize, times: usize) -> Result<f64> {
+        self.case("all_reduce", bytes, times)?;
         (0..TRIALS).try_fold(f64::INFINITY, |least, _| Ok(self.run()?.min(least)))
     }
 

@@ -46,15 +46,14 @@ pub(crate) fn run(
             section.about +=
                 &format!(" PyTorch {}; malloc keeps memory by {}.", torch.version(), torch.settings);
             with_torch(&mut section, effort, wants, &mut torch)?;
-            if wants(PeerPart::Processes) {
-                let mut mpi = |ranks| Mpi::best(folder, ranks, largest(effort)).ok();
-                processes::run(&mut section, effort, &mut torch, &mut mpi)?;
-            }
+            let sizes = [PeerPart::Processes, PeerPart::SmallMessages].map(wants);
+            let mut mpi = |ranks, message| Mpi::best(folder, ranks, message).ok();
+            processes::run(&mut section, effort, sizes, &mut torch, &mut mpi)?;
         }
         Err(why) => left_out.push(format!("PyTorch: {why:#}")),
     }
     if wants(PeerPart::Ranks) {
-        match Mpi::best(folder, RANKS, largest(effort)) {
+        match Mpi::best(folder, RANKS, (largest(effort), 1)) {
             Ok(mut mpi) => ranks::openmpi(&mut section, effort, &mut mpi)?,
             Err(why) => left_out.push(format!("OpenMPI: {why:#}")),
         }

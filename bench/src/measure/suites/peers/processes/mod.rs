@@ -20,7 +20,7 @@ use passes::ProcessPasses;
 use times::{COLUMNS, Times};
 
 /// Operations in a row of one sample of a small message.
-const TIMES: usize = 200;
+const TIMES: usize = 100;
 /// Bytes of small messages, with their names.
 const SMALL: [(&str, usize); 2] = [("8 B", 8), ("4 KiB", 4 << 10)];
 
@@ -40,20 +40,28 @@ const BARS: [Bars; 3] = [
     Bars { gloo: 8.0, mpi: 1.0, sockets: |_| 1.5 },
 ];
 
-/// Runs the comparisons on 2 and on 4 processes; `mpi` starts OpenMPI's, if it is installed.
+/// Runs the comparisons of large and of small messages and steps on 2 and on 4 processes; `mpi` starts OpenMPI's, if it is installed,
+/// with the settings that are fastest for a number of messages of some bytes.
 pub(super) fn run(
     section: &mut Section,
     effort: Effort,
+    [large, small]: [bool; 2],
     torch: &mut TorchPair,
-    mut mpi: impl FnMut(usize) -> Option<Mpi>,
+    mut mpi: impl FnMut(usize, (usize, usize)) -> Option<Mpi>,
 ) -> Result<()> {
-    for ranks in [2, 4] {
-        let mut contest = Contest { ranks, ways: Ways::start(ranks)?, torch, mpi: mpi(ranks) };
-        contest.collectives(section, effort)?;
-        contest.small_messages(section, effort)?;
-        contest.small_steps(section, effort)?;
-        if ranks == 4 {
+    for ranks in [2, 4].into_iter().filter(|_| large || small) {
+        let mut contest = Contest { ranks, ways: Ways::start(ranks)?, torch, mpi: None };
+        if large {
+            contest.mpi = mpi(ranks, (largest(effort), 1));
+            contest.collectives(section, effort)?;
+        }
+        if large && ranks == 4 {
             contest.step(section, effort)?;
+        }
+        if small {
+            contest.mpi = mpi(ranks, (SMALL[0].1, TIMES));
+            contest.small_messages(section, effort)?;
+            contest.small_steps(section, effort)?;
         }
     }
     Ok(())

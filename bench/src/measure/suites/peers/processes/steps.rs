@@ -16,7 +16,7 @@ const STEP: f64 = 6.0;
 const SMALL: [(usize, usize); 2] = [(1, 1 << 10), (16, 4 << 10)];
 
 /// Small steps in a row of one sample.
-const TIMES: usize = 50;
+const TIMES: usize = 25;
 
 const COLUMNS: &[&str] = &[
     "shared memory, stage 1",
