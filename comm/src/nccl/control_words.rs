@@ -174,6 +174,6 @@ mod tests {
             }
         }
         assert_eq!(decode(&[0; CALL]), None);
-        assert_eq!(decode(&[0, 1, 5, 0, 0, 0]), None);
+        assert_eq!(decode(&[0, 1, REDUCTIONS.len() as u64, 0, 0, 0]), None);
     }
 }
