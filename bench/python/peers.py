@@ -2,7 +2,8 @@
 
 Reads a JSON object per line. For {"case": NAME, ...} it prepares a case and answers {"ready": true}; for {"run": true} it runs
 the case once and answers {"seconds": S}. The answer to a failed request is {"error": TEXT}. In a case of several ranks each rank
-is a process with one thread.
+is a process with one thread; "seconds" ends when the last rank's work has returned, and the answer has "with_barrier" too, which
+ends after a closing barrier.
 """
 
 import json
@@ -51,18 +52,20 @@ def update(name, shapes, clip):
 
 
 def lbfgs(length, history):
-    """Returns one iteration: a direction from a full history, one evaluation of a cheap loss, one update."""
+    """Returns one iteration: a direction from a full history, one evaluation of a cheap loss that allocates nothing, one update."""
     x = torch.nn.Parameter(torch.zeros(length))
     target = torch.rand(length, generator=torch.Generator().manual_seed(1))
     weight = torch.linspace(1.0, 2.0, length)
     optimizer = torch.optim.LBFGS(
         [x], lr=0.1, max_iter=1, max_eval=2, history_size=history, tolerance_grad=0, tolerance_change=0)
     x.grad = torch.zeros(length)
+    loss = torch.tensor(1.0)
 
     def closure():
         with torch.no_grad():
-            torch.mul(x - target, weight, out=x.grad)
-        return torch.tensor(1.0)
+            torch.sub(x, target, out=x.grad)
+            torch.mul(x.grad, weight, out=x.grad)
+        return loss
 
     def one():
         optimizer.step(closure)
@@ -119,13 +122,7 @@ def of_rank(case, rank, world, folder):
             "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, vector),
             "all_gather": lambda: dist.all_gather_into_tensor(vector, part),
         }[case["operation"]]
-        times = case.get("times", 1)
-
-        def several():
-            for _ in range(times):
-                one()
-
-        return several
+        return repeated(one, case)
     shapes = [(case["length"],)] * case["count"]
     params = parameters(shapes)
     if case["case"] == "zero":
@@ -149,7 +146,18 @@ def of_rank(case, rank, world, folder):
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         optimizer.step()
 
-    return step
+    return repeated(step, case)
+
+
+def repeated(one, case):
+    """Returns the work of a round: `one` as often as the case says."""
+    times = case.get("times", 1)
+
+    def several():
+        for _ in range(times):
+            one()
+
+    return several
 
 
 def rank_main(rank, world, folder, case, pipe):
@@ -163,8 +171,9 @@ def rank_main(rank, world, folder, case, pipe):
             dist.barrier()
             start = time.perf_counter()
             work()
+            seconds = time.perf_counter() - start
             dist.barrier()
-            pipe.send({"seconds": time.perf_counter() - start})
+            pipe.send({"seconds": seconds, "with_barrier": time.perf_counter() - start})
     except EOFError:
         pass
     except Exception as error:  # reported to the parent process
@@ -181,7 +190,9 @@ class Ranks:
         memory = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
         needed = 8 * case.get("count", 0) * case.get("length", 0) * case["ranks"]
         self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if memory > needed else None)
-        context = mp.get_context("spawn")
+        # A server imports the modules once; it has no threads, so that its forks are whole.
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.optim"])
         self.pipes, self.processes = [], []
         for rank in range(case["ranks"]):
             own, other = context.Pipe()
@@ -193,17 +204,18 @@ class Ranks:
             self.processes.append(process)
         self.answers("ready")
 
-    def answers(self, key):
+    def answers(self, *keys):
         answers = [pipe.recv() for pipe in self.pipes]
         for answer in answers:
             if "error" in answer:
                 raise RuntimeError(answer["error"])
-        return [answer[key] for answer in answers]
+        return [tuple(answer[key] for key in keys) for answer in answers]
 
     def run(self):
         for pipe in self.pipes:
             pipe.send(True)
-        return max(self.answers("seconds"))
+        seconds, with_barrier = zip(*self.answers("seconds", "with_barrier"))
+        return {"seconds": max(seconds), "with_barrier": max(with_barrier)}
 
     def end(self):
         for pipe in self.pipes:
@@ -229,7 +241,7 @@ class Alone:
         start = time.perf_counter()
         for _ in range(self.times):
             self.work()
-        return (time.perf_counter() - start) / self.times
+        return {"seconds": (time.perf_counter() - start) / self.times}
 
     def end(self):
         self.work = None
@@ -252,7 +264,7 @@ def main():
                 prepared = (Ranks if "ranks" in asked else Alone)(asked)
                 answer = {"ready": True, "version": torch.__version__}
             else:
-                answer = {"seconds": prepared.run()}
+                answer = prepared.run()
         except Exception as error:  # reported to the caller
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers)

@@ -26,6 +26,11 @@ impl Samples {
         Samples(self.0.iter().zip(&other.0).map(|(own, other)| own / other).collect())
     }
 
+    /// Returns the sum of both samples in each round.
+    pub fn plus(&self, other: &Samples) -> Samples {
+        Samples(self.0.iter().zip(&other.0).map(|(own, other)| own + other).collect())
+    }
+
     /// Returns this sample less the other one in each round.
     pub fn less(&self, other: &Samples) -> Samples {
         Samples(self.0.iter().zip(&other.0).map(|(own, other)| own - other).collect())
@@ -116,5 +121,6 @@ mod tests {
         assert_eq!(slow.over(&fast), samples(&[2.0, 2.0, 10.0]));
         assert_eq!(slow.over(&fast).median().median, 2.0);
         assert_eq!(slow.times(0.5), samples(&[1.0, 4.0, 10.0]));
+        assert_eq!(slow.plus(&fast).less(&fast), slow);
     }
 }

@@ -6,15 +6,20 @@ use anyhow::{Result, ensure};
 use meshstep_comm::Communicator;
 use meshstep_optim::AdamW;
 use meshstep_shard::{Error, Optimizer, Options, Outcome, Stage, StepArgs};
-use meshstep_tensor::{Layout, Meter, Param, SliceMut};
+use meshstep_tensor::{Layout, Meter, Param, SliceMut, Threads};
 
-use crate::copies;
-use crate::ranks::Player;
+use crate::copies::{MemoryPass, MovedBytes, Pages};
+use crate::ranks::{OURS, Player, pass_of};
 
-/// Returns the minimum number of bytes that `ranks` must move for a parameter: 8 for the gradients and parameters of each
-/// rank, and 28 for the update on one of them; the sum of a step's passes at stage 1.
+/// Returns the bytes that `ranks` move for a parameter at stage 1: each rank's gradient is read and its parameter written, one rank
+/// reads the reduced gradient and updates the parameter and two moments in place.
+pub fn moved_a_param(ranks: usize) -> MovedBytes {
+    MovedBytes { read: 4 * ranks + 4, written: 4 * ranks, in_place: 24 }
+}
+
+/// Returns their sum.
 pub fn bytes_a_param(ranks: usize) -> usize {
-    8 * ranks + 28
+    moved_a_param(ranks).total()
 }
 
 /// An optimizer with AdamW.
@@ -112,27 +117,28 @@ fn compute(values: &mut [f32], count: usize) {
     }
 }
 
-/// A rank's step, and a copy on rank 0 of the bytes of all ranks.
+/// A rank's step, and reference passes on rank 0 with the bytes of all ranks.
 pub struct StepAndCopy {
     steps: Steps,
-    copied: Vec<u64>,
+    pages: Option<Pages>,
 }
 
 impl StepAndCopy {
-    /// Creates the step of one stage, and a copy that moves `bytes`.
+    /// Creates the step of one stage, and a copy in place that moves `bytes`.
     pub fn new(comm: &Arc<dyn Communicator>, stage: Stage, layout: &Layout, bytes: usize) -> Result<Self> {
         // Half of the bytes, because each is read and written.
-        let copied = if comm.rank() == 0 { bytes / 2 / size_of::<u64>() } else { 0 };
-        Ok(StepAndCopy { steps: Steps::new(comm, &[stage], layout, Grads::There)?, copied: vec![1; copied] })
+        let pages = (comm.rank() == 0).then(|| Pages::new(bytes / 2)).transpose()?;
+        Ok(StepAndCopy { steps: Steps::new(comm, &[stage], layout, Grads::There)?, pages })
     }
 }
 
 impl Player for StepAndCopy {
     fn play(&mut self, turn: usize) -> Result<()> {
-        if turn == 0 {
-            return self.steps.play(0);
+        match (turn, &mut self.pages) {
+            (OURS, _) => return self.steps.play(0),
+            (_, Some(pages)) => pages.pass(pass_of(turn).unwrap_or(MemoryPass::InPlace), &Threads::shared()),
+            (_, None) => (),
         }
-        copies::in_place(&mut self.copied);
         Ok(())
     }
 }

@@ -16,9 +16,10 @@ pub(crate) struct Bench {
     /// Small sizes and few rounds: under a minute for all suites
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Also measure other systems: PyTorch, which is installed from PyPI into --out (5 GB), and OpenMPI if it is installed
-    #[arg(long)]
-    pub(crate) peers: bool,
+    /// Also measure other systems: PyTorch, which is installed from PyPI into --out (5 GB), and OpenMPI if it is installed; all
+    /// parts, or those of --peers=PART,..
+    #[arg(long, value_enum, value_name = "PART", num_args = 0.., require_equals = true, value_delimiter = ',')]
+    pub(crate) peers: Option<Vec<PeerPart>>,
     /// Device to measure on; the only suite for a GPU is `kernels`
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     pub(crate) device: Device,
@@ -49,6 +50,23 @@ pub(crate) enum Suite {
     Network,
 }
 
+/// A part of the comparisons with other systems.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PeerPart {
+    /// Updates of one large vector
+    Updates,
+    /// Small updates, and clipped steps of one rank
+    OneRank,
+    /// One iteration of L-BFGS
+    Lbfgs,
+    /// Ranks of this library as threads beside processes of the others
+    Ranks,
+    /// Ranks as processes on both sides: collectives and steps of many bytes
+    Processes,
+    /// Ranks as processes on both sides: small messages and small steps
+    SmallMessages,
+}
+
 impl Bench {
     /// Returns the suites to run, each once, in their order.
     pub(crate) fn suites(&self) -> Result<Vec<Suite>> {
@@ -70,5 +88,28 @@ impl Bench {
 impl Suite {
     pub(crate) fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(clap::Parser)]
+    struct OnlyBench {
+        #[command(flatten)]
+        bench: Bench,
+    }
+
+    #[test]
+    fn comparisons_are_none_all_or_the_named_parts() {
+        let parsed =
+            |args: &[&str]| OnlyBench::try_parse_from([&["bench"][..], args].concat()).unwrap().bench;
+        assert_eq!(parsed(&["comm"]).peers, None);
+        let all = parsed(&["--peers", "comm"]);
+        assert_eq!((all.peers, all.suites), (Some(vec![]), vec![Suite::Comm]));
+        let parts = parsed(&["--peers=lbfgs,one-rank", "--quick"]).peers;
+        assert_eq!(parts, Some(vec![PeerPart::Lbfgs, PeerPart::OneRank]));
     }
 }

@@ -58,17 +58,17 @@ pub(crate) fn run(
         bar.set_message(suite.name());
         let section = match &gpu {
             None => suites::run(*suite, effort, network),
-            Some(gpu) => gpu.run(effort, asked.peers.then_some(folder), &mut left_out),
+            Some(gpu) => gpu.run(effort, asked.peers.is_some().then_some(folder), &mut left_out),
         };
         let section = section.with_context(|| format!("{}: no report was written", suite.name()))?;
         bar.suspend(|| out.write_all(terminal::section(&section).as_bytes()))?;
         sections.push(section);
         bar.inc(1);
     }
-    if asked.peers && gpu.is_none() {
+    if let (Some(parts), None) = (&asked.peers, &gpu) {
         bar.set_message("peers");
-        let section =
-            suites::peers::run(effort, folder, &mut left_out).context("peers: no report was written")?;
+        let section = suites::peers::run(effort, folder, parts, &mut left_out);
+        let section = section.context("peers: no report was written")?;
         bar.suspend(|| out.write_all(terminal::section(&section).as_bytes()))?;
         sections.push(section);
     }
@@ -174,7 +174,7 @@ mod tests {
             device: Device::Cpu,
             baseline: None,
             out: None,
-            peers: false,
+            peers: None,
         };
         let mut printed = Vec::new();
         assert_eq!(run(&asked, dir.path(), unasked, &mut printed).unwrap(), Verdict::Holds);
@@ -198,7 +198,7 @@ mod tests {
             device: Device::Cpu,
             baseline: None,
             out: None,
-            peers: false,
+            peers: None,
         };
         let mut printed = Vec::new();
         let error = format!("{:#}", run(&asked, &file, unasked, &mut printed).unwrap_err());

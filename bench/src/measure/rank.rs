@@ -1,7 +1,9 @@
 //! One rank as a process: executes the commands of `measure::peers::Group` on its standard input.
 
+use std::array::IntoIter;
 use std::fs;
 use std::io;
+use std::iter::Cycle;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +13,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 use meshstep_bench_cases::collectives::{Only, operations};
-use meshstep_bench_cases::processes::{FloorWork, Sockets, Work, serve};
+use meshstep_bench_cases::copies::{MemoryPass, PASSES, Pages};
+use meshstep_bench_cases::processes::{ReferenceWork, Sockets, Work, serve};
 use meshstep_bench_cases::ranks::{OURS, Player};
 use meshstep_bench_cases::shapes::even;
 use meshstep_bench_cases::step::{Grads, Steps};
@@ -19,7 +22,7 @@ use meshstep_comm::Communicator;
 use meshstep_comm::rendezvous::Environment;
 use meshstep_comm::tcp::{self, Encrypt};
 use meshstep_shard::Stage;
-use meshstep_tensor::DType;
+use meshstep_tensor::{DType, Threads};
 use serde_json::Value;
 
 /// Time for all ranks to meet.
@@ -46,9 +49,9 @@ pub(crate) struct Rank {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Way {
     /// A plain program that moves the bytes over sockets
-    Floor,
+    PlainSockets,
     /// The same, with checksums of all bytes and sums of the contributions
-    FloorWithSums,
+    PlainSocketsWithSums,
     /// Sockets
     Sockets,
     /// Sockets, with the bytes encrypted
@@ -68,27 +71,32 @@ pub(crate) fn run(asked: &Rank) -> Result<()> {
 
 /// Prepares a case; each case has connections of its own.
 fn work(asked: &Rank, case: &Value, meeting: usize) -> Result<Box<dyn Work>> {
-    let floor = match asked.way {
-        Way::Floor => FloorWork::Moves,
-        Way::FloorWithSums => FloorWork::ChecksAndSums,
+    let plain = match asked.way {
+        Way::PlainSockets => ReferenceWork::Moves,
+        Way::PlainSocketsWithSums => ReferenceWork::ChecksAndSums,
         _ => return of_communicator(communicator(asked, meeting)?, case),
     };
     let (operation, bytes) = (text(case, "operation")?, number(case, "bytes")?);
-    Ok(Box::new(meet(asked, meeting)?.work(operation, bytes, number(case, "times")?, floor)?))
+    Ok(Box::new(meet(asked, meeting)?.work(operation, bytes, number(case, "times")?, plain)?))
 }
 
 /// Prepares a case of this library.
 fn of_communicator(comm: Arc<dyn Communicator>, case: &Value) -> Result<Box<dyn Work>> {
+    if text(case, "case")? == "passes" {
+        let pages = Pages::of_communicator(comm.as_ref(), number(case, "bytes")?)?;
+        return Ok(Box::new(PassesOfRank { comm, pages, next: PASSES.into_iter().cycle() }));
+    }
+    let times = number(case, "times")?;
     if text(case, "case")? == "collective" {
         let (name, len) = (text(case, "operation")?, number(case, "bytes")? / DType::F32.size());
         let named = operations(comm.world_size()).into_iter().position(|(own, ..)| own == name);
         let operation = named.with_context(|| format!("no operation {name}"))?;
         let player = Only::new(Arc::clone(&comm), len, operation)?;
-        return Ok(Box::new(OfRank { comm, player, times: number(case, "times")? }));
+        return Ok(Box::new(OfRank { comm, player, times }));
     }
     let layout = even(number(case, "count")?, number(case, "length")?)?;
     let player = Steps::new(&comm, &[Stage::Zero1], &layout, Grads::There)?;
-    Ok(Box::new(OfRank { comm, player, times: 1 }))
+    Ok(Box::new(OfRank { comm, player, times }))
 }
 
 /// A rank that plays its first turn between two barriers.
@@ -108,6 +116,23 @@ impl<P: Player> Work for OfRank<P> {
     }
 }
 
+/// A rank whose runs are reference passes over memory as that of a collective, in the order of [`PASSES`] again and again.
+struct PassesOfRank {
+    comm: Arc<dyn Communicator>,
+    pages: Pages,
+    next: Cycle<IntoIter<MemoryPass, 3>>,
+}
+
+impl Work for PassesOfRank {
+    fn run(&mut self) -> Result<f64> {
+        let pass = self.next.next().context("there is no pass")?;
+        self.comm.barrier()?;
+        let start = Instant::now();
+        self.pages.pass(pass, &Threads::caller());
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
+
 fn text<'c>(case: &'c Value, field: &str) -> Result<&'c str> {
     case[field].as_str().with_context(|| format!("{case} has no {field}"))
 }
@@ -117,11 +142,11 @@ fn number(case: &Value, field: &str) -> Result<usize> {
     Ok(usize::try_from(number)?)
 }
 
-/// Connects the ranks of the floor, which publish their addresses as files.
+/// Connects the ranks of the reference, which publish their addresses as files.
 fn meet(asked: &Rank, meeting: usize) -> Result<Sockets> {
     let listener = TcpListener::bind("127.0.0.1:0").context("opening a socket")?;
     let own = listener.local_addr()?;
-    let file = |rank: usize| asked.meet.join(format!("floor-{meeting}-{rank}"));
+    let file = |rank: usize| asked.meet.join(format!("plain-{meeting}-{rank}"));
     publish(asked, &file(asked.rank), own)?;
     let until = Instant::now() + MEET;
     let addresses = (0..asked.ranks).map(|rank| address(&file(rank), until));

@@ -9,7 +9,7 @@ pub(crate) fn about(device: &Device, driver: &Driver, params: usize, rounds: usi
     let mut about = machine::about(device, driver)?;
     about["params"] = params.into();
     about["rounds"] = rounds.into();
-    about["floor"] =
+    about["reference"] =
         "a copy of random data within the device, in turns with the case; its time for as many bytes".into();
     Ok(about)
 }
@@ -32,7 +32,7 @@ pub(crate) fn print_head(about: &Value) {
 pub(crate) fn print_columns() {
     println!(
         "{:46} {:>10} {:>6} {:>9} {:>9} {:>6} {:>6} {:>9}",
-        "case", "params", "B/elem", "ms", "floor ms", "share", "waits", "first ms"
+        "case", "params", "B/elem", "ms", "ref. ms", "share", "waits", "first ms"
     );
 }
 
@@ -44,8 +44,8 @@ pub(crate) fn print_row(row: &Value) {
             row["params"],
             row["bytes_per_element"],
             number("ms"),
-            number("floor_ms"),
-            number("share_of_floor") * 100.0,
+            number("reference_ms"),
+            number("share_of_reference") * 100.0,
             number("host_waits_per_step"),
             row["first_step_ms"].as_f64().map_or("-".to_owned(), |ms| format!("{ms:.1}"))
         );
@@ -72,7 +72,7 @@ pub(crate) fn print_roofline(rows: &[Value]) {
             number("bytes") / 1e6,
             number("gb_per_s"),
             number("copy_gb_per_s"),
-            number("share_of_floor") * 100.0,
+            number("share_of_reference") * 100.0,
             row["issue_slots_percent"].as_f64().map_or("-".to_owned(), |percent| format!("{percent:.1}%"))
         );
     }

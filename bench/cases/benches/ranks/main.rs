@@ -63,7 +63,7 @@ fn all<R>(
         "machine": Machine::here(),
         "unix_seconds": SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs(),
         "ranks": settings.ranks,
-        "floor": "a copy of as many bytes as must be moved, in turns with the case",
+        "reference": "a copy of as many bytes as must be moved, in turns with the case",
     });
     println!("{}", Machine::here());
     let mut record = Record::new(settings.path.clone(), &about, rows.iter().map(head).collect())?;
@@ -86,10 +86,10 @@ fn all<R>(
 fn print(row: &Value) {
     let name = row["name"].as_str().unwrap_or_default();
     let number = |key: &str| row[key].as_f64();
-    if let (Some(ms), Some(floor)) = (number("ms"), number("floor_ms")) {
+    if let (Some(ms), Some(reference)) = (number("ms"), number("reference_ms")) {
         let theirs =
             number("torch_over_ours").map_or_else(String::new, |ratio| format!("  torch {ratio:6.2}x"));
-        println!("{name:62} {ms:10.3} ms  floor {floor:10.3} ms{theirs}");
+        println!("{name:62} {ms:10.3} ms  reference {reference:10.3} ms{theirs}");
     }
     for (key, said) in [("error", "error"), ("not_run", "not run")] {
         if let Some(reason) = row[key].as_str() {

@@ -92,9 +92,9 @@ impl Row {
             Work::Collective { idx, bytes } => {
                 let len = bytes / DType::F32.size();
                 let samples = together(self.ranks, (2, rounds), |comm| Only::new(comm, len, idx))?;
-                let floor = samples[1 - OURS].times(share_of_copy(self.ranks, idx));
+                let copy = samples[1 - OURS].times(share_of_copy(self.ranks, idx));
                 let (.., buffers) = operations(self.ranks)[idx];
-                Ok(figures(&samples[OURS], &floor, buffers * bytes, json!({ "bytes_each": bytes })))
+                Ok(figures(&samples[OURS], &copy, buffers * bytes, json!({ "bytes_each": bytes })))
             }
             Work::Step { stage, count, len } => {
                 let (layout, bytes): (Layout, usize) =
@@ -107,15 +107,15 @@ impl Row {
     }
 }
 
-/// Returns the time next to the floor, which is the time of a copy of the bytes that must be moved.
-fn figures(took: &Samples, floor: &Samples, bytes: usize, mut size: Value) -> Value {
-    let (time, least, share) = (took.median(), floor.median(), floor.over(took).median());
+/// Returns the time next to the reference, which is the time of a copy of the bytes that must be moved.
+fn figures(took: &Samples, copy: &Samples, bytes: usize, mut size: Value) -> Value {
+    let (time, reference, share) = (took.median(), copy.median(), copy.over(took).median());
     let figures = json!({
         "ms": time.median * 1e3,
         "low_ms": time.low * 1e3,
         "high_ms": time.high * 1e3,
-        "floor_ms": least.median * 1e3,
-        "share_of_floor": share.median,
+        "reference_ms": reference.median * 1e3,
+        "share_of_reference": share.median,
         "bytes": bytes,
         "gb_per_s": bytes as f64 / time.median / 1e9,
         "rounds": time.rounds,

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use meshstep_bench_cases::collectives::{Only, operations, share_of_copy};
+use meshstep_bench_cases::copies::PASSES;
 use meshstep_bench_cases::peers::Torch;
-use meshstep_bench_cases::race::{Contestant, timed};
+use meshstep_bench_cases::race::Contestant;
 use meshstep_bench_cases::ranks::{Race, in_turns};
 use meshstep_bench_cases::shapes::even;
 use meshstep_bench_cases::step::{StepAndCopy, bytes_a_param};
@@ -98,30 +99,34 @@ impl Row {
             Work::Update { len } => {
                 let mut case = case("adamw", len)?.on(&Threads::new(self.ranks)?);
                 let theirs: Contestant<'_, Case> = Box::new(|_| torch.run());
-                Race::run(&mut case, rounds, [timed(Case::update), theirs, timed(Case::copy)])
+                case.beside(rounds, 1, theirs)
             }
             Work::Collective { idx, bytes } => {
                 let own = |comm: Arc<dyn Communicator>| Only::new(comm, bytes / DType::F32.size(), idx);
-                let mut race = in_turns(turns, own, || torch.run())?;
-                race.floor = race.floor.times(share_of_copy(self.ranks, idx));
+                let mut race = in_turns(turns, self.ranks * bytes, own, || torch.run())?;
+                race.copy = race.copy.times(share_of_copy(self.ranks, idx));
                 Ok(race)
             }
             Work::Step { len } => {
                 let (layout, bytes) = (even(PARAMS, len)?, bytes_a_param(self.ranks) * PARAMS * len);
                 let own = |comm: Arc<dyn Communicator>| StepAndCopy::new(&comm, Stage::Zero1, &layout, bytes);
-                in_turns(turns, own, || torch.run())
+                in_turns(turns, bytes / 2, own, || torch.run())
             }
         }
     }
 }
 
-fn figures(Race { ours, theirs, floor }: &Race, version: &str) -> Value {
+fn figures(Race { ours, theirs, copy, passes }: &Race, version: &str) -> Value {
     let ratio = theirs.over(ours).median();
+    let [read, write, in_place] = PASSES.map(|pass| passes.speed(pass) / 1e9);
     json!({
         "torch": version,
         "torch_ms": theirs.median().median * 1e3,
         "ms": ours.median().median * 1e3,
-        "floor_ms": floor.median().median * 1e3,
+        "reference_ms": copy.median().median * 1e3,
+        "read_gb_per_s": read,
+        "write_gb_per_s": write,
+        "in_place_gb_per_s": in_place,
         "torch_over_ours": ratio.median,
         "torch_over_ours_low": ratio.low,
         "torch_over_ours_high": ratio.high,

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 pub fn figures(row: &Row, Measured { compared, first_step, waits, times, issue }: &Measured) -> Value {
     let (took, copy) = (median(&times.case), median(&times.copy));
     let bytes = row.bytes_each() as f64 * row.params as f64;
-    let floor = copy * bytes / times.copied as f64;
+    let reference = copy * bytes / times.copied as f64;
     let mut figures = json!({
         "bytes_per_element": row.bytes_each(),
         "bytes": bytes,
         "ms": took * 1e3,
-        "floor_ms": floor * 1e3,
-        "share_of_floor": floor / took,
+        "reference_ms": reference * 1e3,
+        "share_of_reference": reference / took,
         "gb_per_s": bytes / took / 1e9,
         "issue_slots_percent": issue.map(|seconds| 100.0 * seconds / took),
         "copy_gb_per_s": times.copied as f64 / copy / 1e9,
@@ -53,14 +53,14 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_medians_beside_the_floor() {
+    fn figures_are_medians_beside_the_reference() {
         let row = figures(&rows(1 << 20, 3)[0], &measured(0.0));
         // 28 bytes of 2^20 parameters in 8 ms; a copy moves 8 of them in 2 ms.
         assert_eq!(
-            (&row["bytes"], &row["ms"], &row["floor_ms"]),
+            (&row["bytes"], &row["ms"], &row["reference_ms"]),
             (&29360128.0.into(), &8.0.into(), &7.0.into())
         );
-        assert_eq!((&row["share_of_floor"], &row["first_step_ms"]), (&0.875.into(), &500.0.into()));
+        assert_eq!((&row["share_of_reference"], &row["first_step_ms"]), (&0.875.into(), &500.0.into()));
         assert_eq!((&row["issue_slots_percent"], row.get("base_ms")), (&25.0.into(), None));
     }
 

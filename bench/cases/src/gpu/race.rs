@@ -13,7 +13,7 @@ const AHEAD: u64 = 8;
 /// Seed and size of the copied numbers.
 const SOURCE: (u64, f32) = (2, 1.0);
 
-/// The floor: the device's own memory copy.
+/// The reference: the device's own memory copy.
 pub struct Copy {
     from: Buffer,
     to: Buffer,

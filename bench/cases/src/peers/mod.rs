@@ -2,7 +2,7 @@
 
 mod torch;
 
-pub use torch::Torch;
+pub use torch::{Torch, TorchTurn};
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};

@@ -14,6 +14,15 @@ use super::Program;
 /// next contestant needs.
 const REST: Duration = Duration::from_millis(20);
 
+/// Seconds of one turn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TorchTurn {
+    /// Until the last rank's work has returned.
+    pub seconds: f64,
+    /// Until all ranks have left a closing barrier; `None` in a case of one process.
+    pub with_barrier: Option<f64>,
+}
+
 /// PyTorch in a separate process that waits for commands.
 #[derive(Debug)]
 pub struct Torch {
@@ -25,7 +34,15 @@ pub struct Torch {
 impl Torch {
     /// Starts the script with an interpreter that has PyTorch.
     pub fn start(python: &Path, script: &Path) -> Result<Self> {
-        let program = Program::start("PyTorch", Command::new(python).arg(script).stderr(Stdio::null()))?;
+        Torch::start_in(python, script, &[])
+    }
+
+    /// Starts the script with additional variables in its environment.
+    pub fn start_in(python: &Path, script: &Path, variables: &[(String, String)]) -> Result<Self> {
+        let mut command = Command::new(python);
+        let variables = variables.iter().map(|(name, value)| (name, value));
+        command.arg(script).envs(variables).stderr(Stdio::null());
+        let program = Program::start("PyTorch", &mut command)?;
         let mut torch = Torch { program, version: String::new() };
         let answer = torch.case(json!({ "case": "sgd fused", "length": 1 }))?;
         torch.version = answer["version"].as_str().unwrap_or("unknown").to_owned();
@@ -44,12 +61,20 @@ impl Torch {
         Ok(answer)
     }
 
-    /// Runs the case once, after the threads of the previous turn have gone to sleep. Returns the seconds.
+    /// Runs the case once, after the threads of the previous turn have gone to sleep. Returns the seconds until the last rank's work
+    /// has returned.
     pub fn run(&mut self) -> Result<f64> {
+        Ok(self.turn()?.seconds)
+    }
+
+    /// Runs the case once and returns all seconds.
+    pub fn turn(&mut self) -> Result<TorchTurn> {
         sleep(REST);
         let answer = self.ask(&json!({ "run": true }))?;
         sleep(REST);
-        answer["seconds"].as_f64().ok_or_else(|| anyhow!("PyTorch answered {answer} without `seconds`"))
+        let seconds = answer["seconds"].as_f64();
+        let seconds = seconds.ok_or_else(|| anyhow!("PyTorch answered {answer} without `seconds`"))?;
+        Ok(TorchTurn { seconds, with_barrier: answer["with_barrier"].as_f64() })
     }
 
     fn ask(&mut self, what: &Value) -> Result<Value> {
@@ -138,11 +163,13 @@ def destroy_process_group(): pass
             json!({ "case": "adamw fused", "length": 8, "threads": 2 }),
             json!({ "case": "adamw foreach", "count": 3, "length": 8, "clip": true, "threads": 2 }),
             json!({ "case": "collective", "operation": "all_reduce", "bytes": 64, "ranks": 2 }),
-            json!({ "case": "ddp", "count": 2, "length": 8, "ranks": 2 }),
+            json!({ "case": "ddp", "count": 2, "length": 8, "ranks": 2, "times": 3 }),
             json!({ "case": "zero", "count": 2, "length": 8, "ranks": 2 }),
         ] {
             torch.case(case.clone()).unwrap();
-            assert!(torch.run().unwrap() >= 0.0, "{case}");
+            let TorchTurn { seconds, with_barrier } = torch.turn().unwrap();
+            assert!(seconds >= 0.0 && with_barrier.is_some() == case.get("ranks").is_some(), "{case}");
+            assert!(with_barrier.is_none_or(|all| all >= seconds), "{case}");
         }
         let fails = json!({ "case": "collective", "operation": "reduce_scatter", "bytes": 64, "ranks": 2 });
         let error = torch.case(fails).unwrap_err().to_string();

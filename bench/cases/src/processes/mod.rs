@@ -8,7 +8,7 @@ mod serve;
 mod sockets;
 
 pub use serve::{Work, serve};
-pub use sockets::{FloorWork, Sockets};
+pub use sockets::{ReferenceWork, Sockets};
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! Socket floor: a plain program that moves a collective's bytes between ranks, over one socket for each pair. It computes nothing, or
+//! Socket reference: a plain program that moves a collective's bytes between ranks, over one socket for each pair. It computes nothing, or
 //! no more than any reduction of checked bytes must.
 
 use std::hint::black_box;
@@ -20,7 +20,7 @@ const CALL: usize = 256 << 10;
 /// Time without a byte after which the other ranks count as gone.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One rank of the floor.
+/// One rank of the reference.
 #[derive(Debug)]
 pub struct Sockets {
     rank: usize,
@@ -28,18 +28,18 @@ pub struct Sockets {
     peers: Vec<Option<TcpStream>>,
 }
 
-/// Work of the floor on each piece of bytes that it moves.
+/// Work of the reference on each piece of bytes that it moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FloorWork {
+pub enum ReferenceWork {
     /// None.
     Moves,
     /// A checksum of what is sent and of what is received, and a sum of the contributions in f64, of which nothing is written.
     ChecksAndSums,
 }
 
-impl FloorWork {
+impl ReferenceWork {
     fn on_sent(self, bytes: &[u8]) {
-        if self == FloorWork::ChecksAndSums {
+        if self == ReferenceWork::ChecksAndSums {
             black_box(XxHash3_64::oneshot(bytes));
         }
     }
@@ -52,7 +52,7 @@ impl FloorWork {
     }
 
     fn on_contribution(self, bytes: &[u8]) {
-        if self == FloorWork::ChecksAndSums {
+        if self == ReferenceWork::ChecksAndSums {
             black_box(Isa::detect().run(WideSum(bytes)));
         }
     }
@@ -111,7 +111,7 @@ impl Sockets {
     }
 
     /// Returns the work of `times` collectives on `bytes` bytes of each rank: `all_reduce`, `reduce_scatter` or `all_gather`.
-    pub fn work(self, operation: &str, bytes: usize, times: usize, work: FloorWork) -> Result<Moves> {
+    pub fn work(self, operation: &str, bytes: usize, times: usize, work: ReferenceWork) -> Result<Moves> {
         let rounds = match operation {
             "reduce_scatter" | "all_gather" => 1,
             "all_reduce" => 2,
@@ -125,11 +125,16 @@ impl Sockets {
     fn barrier(&mut self) -> Result<()> {
         let mut bytes = vec![0; self.peers.len()];
         let left = (0..bytes.len()).map(|peer| Left { to_send: 0..1, to_receive: peer..peer + 1 }).collect();
-        self.exchange(left, &mut bytes, (FloorWork::Moves, false))
+        self.exchange(left, &mut bytes, (ReferenceWork::Moves, false))
     }
 
     /// Moves the bytes that are left, in both directions with all ranks at once.
-    fn exchange(&mut self, mut left: Vec<Left>, memory: &mut [u8], work: (FloorWork, bool)) -> Result<()> {
+    fn exchange(
+        &mut self,
+        mut left: Vec<Left>,
+        memory: &mut [u8],
+        work: (ReferenceWork, bool),
+    ) -> Result<()> {
         left[self.rank] = Left::default();
         let mut last = Instant::now();
         while left.iter().any(|left| !left.done()) {
@@ -178,7 +183,7 @@ impl Left {
         &mut self,
         mut stream: &TcpStream,
         memory: &mut [u8],
-        (work, contributions): (FloorWork, bool),
+        (work, contributions): (ReferenceWork, bool),
     ) -> Result<bool> {
         let mut moved = false;
         if !self.to_send.is_empty() {
@@ -218,7 +223,7 @@ pub struct Moves {
     /// True if the first round sends each rank its chunk; else it sends this rank's chunk to all.
     scatters: bool,
     times: usize,
-    work: FloorWork,
+    work: ReferenceWork,
 }
 
 impl Moves {
@@ -228,7 +233,7 @@ impl Moves {
         let chunk = |rank: usize| rank * part..(rank + 1) * part;
         let own = chunk(self.sockets.rank);
         // A reduce-scatter receives contributions to the own chunk; each is received over the other rank's sent chunk, so that the
-        // floor needs no memory of its own.
+        // reference needs no memory of its own.
         if scatters {
             Left { to_send: chunk(peer), to_receive: own }
         } else {
@@ -261,7 +266,7 @@ mod tests {
     use std::thread;
 
     /// Runs an operation on three ranks, each a thread whose memory is its rank plus 1; returns their memory.
-    fn run(operation: &str, work: FloorWork) -> Vec<Vec<u8>> {
+    fn run(operation: &str, work: ReferenceWork) -> Vec<Vec<u8>> {
         let listeners: Vec<TcpListener> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<SocketAddr> = listeners.iter().map(|l| l.local_addr().unwrap()).collect();
         thread::scope(|scope| {
@@ -282,7 +287,7 @@ mod tests {
 
     #[test]
     fn every_byte_of_a_gather_arrives() {
-        for memory in run("all_gather", FloorWork::ChecksAndSums) {
+        for memory in run("all_gather", ReferenceWork::ChecksAndSums) {
             for (rank, chunk) in memory.chunks(1 << 20).enumerate() {
                 assert!(chunk.iter().all(|byte| usize::from(*byte) == rank + 1), "chunk {rank}");
             }
@@ -291,14 +296,14 @@ mod tests {
 
     #[test]
     fn a_scatter_brings_each_rank_the_others_bytes() {
-        for (rank, memory) in run("reduce_scatter", FloorWork::Moves).into_iter().enumerate() {
+        for (rank, memory) in run("reduce_scatter", ReferenceWork::Moves).into_iter().enumerate() {
             for (chunk, bytes) in memory.chunks(1 << 20).enumerate() {
                 let own = |byte: &u8| usize::from(*byte) == rank + 1;
                 assert_eq!(bytes.iter().all(own), chunk != rank, "rank {rank}, chunk {chunk}");
                 assert!(chunk != rank || !bytes.iter().any(own), "rank {rank} keeps its own bytes");
             }
         }
-        assert_eq!(run("all_reduce", FloorWork::ChecksAndSums).len(), 3);
+        assert_eq!(run("all_reduce", ReferenceWork::ChecksAndSums).len(), 3);
     }
 
     #[test]
@@ -310,6 +315,9 @@ mod tests {
     #[test]
     fn other_operations_are_refused() {
         let sockets = Sockets { rank: 0, peers: vec![None] };
-        assert_eq!(sockets.work("sum", 8, 1, FloorWork::Moves).unwrap_err().to_string(), "no operation sum");
+        assert_eq!(
+            sockets.work("sum", 8, 1, ReferenceWork::Moves).unwrap_err().to_string(),
+            "no operation sum"
+        );
     }
 }

@@ -3,7 +3,7 @@
 mod beside;
 mod construction;
 
-pub use beside::{OURS, Race, in_turns};
+pub use beside::{COPY, OURS, Race, in_turns, pass_of};
 pub use construction::construction;
 
 use std::sync::{Arc, Barrier, Mutex, PoisonError};

@@ -4,18 +4,22 @@ use anyhow::{Context as _, Result};
 use meshstep_tensor::Threads;
 
 use super::{Memory, Row, rows};
-use crate::race::{race, timed};
+use crate::copies::{MemoryPass, MovedBytes, PASSES, Pages};
+use crate::race::{Contestant, race, timed};
+use crate::ranks::Race;
 use crate::samples::Samples;
 
 /// A row, and the memory of its update.
 pub struct Case {
     pub row: Row,
     memory: Memory,
+    /// As large as all vectors together; made for the first pass.
+    pages: Option<Pages>,
 }
 
 impl Case {
     pub fn new(row: Row, len: usize) -> Result<Self> {
-        Ok(Case { memory: Memory::new(&row, len)?, row })
+        Ok(Case { memory: Memory::new(&row, len)?, row, pages: None })
     }
 
     /// Sets the threads of updates and copies.
@@ -35,6 +39,34 @@ impl Case {
     /// Moves as many bytes as an update.
     pub fn copy(&mut self) {
         self.memory.copy();
+    }
+
+    /// Returns the bytes that an update moves for each element.
+    pub fn moved(&self) -> MovedBytes {
+        self.memory.moved()
+    }
+
+    /// Runs a reference pass over as many bytes as the vectors have.
+    fn pass(&mut self, pass: MemoryPass) {
+        if let Some(pages) = &mut self.pages {
+            pages.pass(pass, self.memory.threads());
+        }
+    }
+
+    /// Races the update with another system's and with the references. A sample of ours is the mean of `times` updates in a row.
+    pub fn beside(&mut self, rounds: usize, times: usize, theirs: Contestant<'_, Case>) -> Result<Race> {
+        let bytes = self.memory.held();
+        self.pages.get_or_insert(Pages::new(bytes)?);
+        let several = |mut work: Box<dyn FnMut(&mut Case)>| {
+            timed(move |case: &mut Case| (0..times).for_each(|_| work(case)))
+        };
+        let pass = |pass: MemoryPass| several(Box::new(move |case| case.pass(pass)));
+        let (update, copy) = (several(Box::new(Case::update)), several(Box::new(Case::copy)));
+        let [read, write, in_place] = PASSES.map(pass);
+        let mut race = Race::run(self, rounds, [update, theirs, copy, read, write, in_place], bytes)?;
+        let own = [&mut race.ours, &mut race.copy].into_iter().chain(&mut race.passes.seconds);
+        own.for_each(|samples| *samples = samples.times(1.0 / times as f64));
+        Ok(race)
     }
 
     /// Returns the seconds of the copy and of the update, in turns.

@@ -1,6 +1,7 @@
 //! Memory of one update, and a loop that moves the same bytes.
 
 use super::rows::Row;
+use crate::copies::MovedBytes;
 use meshstep_optim::{Flat, Isa, Scalars, Sees, Segment, TensorSums};
 use meshstep_tensor::simd::Body;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut, SplitParts, Threads};
@@ -52,16 +53,33 @@ impl Memory {
 
     /// Returns the bytes that an update must read and write for each element.
     pub fn bytes(&self) -> usize {
+        self.moved().total()
+    }
+
+    /// Returns these bytes by their kind.
+    pub fn moved(&self) -> MovedBytes {
         let size = |b: &Buffer| b.dtype().size();
         let state: usize = self.state.iter().chain(&self.remainder).map(size).sum();
-        let read = size(&self.params) + size(&self.grads) + state;
-        let written = size(&self.params) + state + self.copy.as_ref().map_or(0, size);
         let measured = match (self.measured, self.state_too) {
             (false, _) => 0,
-            (true, false) => read - state,
-            (true, true) => read,
+            (true, false) => size(&self.params) + size(&self.grads),
+            (true, true) => size(&self.params) + size(&self.grads) + state,
         };
-        measured + read + written
+        MovedBytes {
+            read: measured + size(&self.grads),
+            written: self.copy.as_ref().map_or(0, size),
+            in_place: 2 * (size(&self.params) + state),
+        }
+    }
+
+    /// Returns the bytes of all vectors.
+    pub fn held(&self) -> usize {
+        let vectors = [&self.params, &self.grads].into_iter().chain(&self.state);
+        vectors.chain(&self.copy).chain(&self.remainder).map(Buffer::bytes).sum()
+    }
+
+    pub fn threads(&self) -> &Threads {
+        self.queue.threads()
     }
 
     pub fn update(&mut self, row: &Row) {

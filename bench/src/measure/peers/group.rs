@@ -1,4 +1,4 @@
-//! Ranks of this library, and the socket floor, as processes of this program.
+//! Ranks of this library, and the socket reference, as processes of this program.
 
 use std::env;
 use std::path::Path;

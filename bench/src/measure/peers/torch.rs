@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use meshstep_bench_cases::peers::Torch;
+
+use super::TorchPair;
 
 /// Version of PyTorch to compare with.
 const VERSION: &str = "2.11.0";
 
 /// Starts PyTorch, and installs it into `folder` if necessary: 5 GB from PyPI.
-pub(crate) fn start(folder: &Path) -> Result<Torch> {
-    Torch::start(&environment(folder)?, &Path::new(crate::args::FOLDER).join("python/peers.py"))
+pub(crate) fn start(folder: &Path) -> Result<TorchPair> {
+    TorchPair::start(&environment(folder)?, &Path::new(crate::args::FOLDER).join("python/peers.py"))
 }
 
 /// Returns the interpreter of an environment with PyTorch.

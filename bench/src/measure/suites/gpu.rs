@@ -99,8 +99,8 @@ impl Gpu {
             };
             let (case, copy) = (samples(&times.case), samples(&times.copy));
             let bytes = (row.bytes_each * row.params) as f64;
-            let floor = copy.times(bytes / times.copied as f64);
-            let share = floor.over(&case).median().median;
+            let reference = copy.times(bytes / times.copied as f64);
+            let share = reference.over(&case).median().median;
             let torch = theirs.and_then(|torch| torch.seconds(row.name));
             let ratio = torch.map(|theirs| theirs / case.median().median);
             table.row(
@@ -108,7 +108,7 @@ impl Gpu {
                 [
                     Cell::Count(row.bytes_each as u64),
                     Cell::Time(case.median()),
-                    Cell::Time(floor.median()),
+                    Cell::Time(reference.median()),
                     Cell::Speed(bytes / case.median().median),
                     Cell::Share(share),
                     Cell::Count(*compared as u64),

@@ -5,6 +5,7 @@ use meshstep_bench_cases::update::{Case, rows};
 
 use crate::measure::effort::Effort;
 use crate::measure::record::{Cell, Section, Table, Wanted};
+use crate::measure::suites::references;
 
 const ABOUT: &str = "One update of a flat vector, in turns with a loop on as many threads that reads and writes the same bytes in \
                      place. Rows are every rule in f32, and AdamW with every recipe.";
@@ -43,6 +44,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
             section.bar(what, 100.0 * share, Wanted::AtLeast(row.bar));
         }
     }
-    section.tables.push(table);
+    let passes = references::passes(effort)?;
+    section.tables.extend([table, references::table("references of these updates", &passes)]);
     Ok(section)
 }

@@ -9,6 +9,7 @@ mod memory;
 #[cfg(not(feature = "cuda"))]
 pub(crate) mod no_gpu;
 pub(crate) mod peers;
+mod references;
 mod scaling;
 mod spans;
 mod speed;

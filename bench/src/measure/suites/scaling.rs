@@ -20,7 +20,8 @@ use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
 use crate::measure::show::size;
 
 const ABOUT: &str = "Updates by size in turns with a copy of the same bytes; steps by ranks, which share this machine's cores; a step with \
-                     almost no data; many small parameters; plans of clusters; and predictions for clusters from a fitted model of collectives.";
+                     almost no data; many small parameters; plans of clusters; a model that is fitted to collectives; and predictions for clusters from published \
+                     speeds of links.";
 
 /// From this number of parameters on the cost per parameter must be constant, within this margin.
 const FLAT_FROM: usize = 10_000_000;
@@ -141,6 +142,9 @@ fn mixed(stage: Stage) -> Options {
     Options { stage, precision, ..Options::default() }
 }
 
+/// Maximum relative difference of a fitted model from the measured times; a model that differs more is left out.
+const NEAR: f64 = 0.15;
+
 /// Time model of a collective: a start-up time and a time per byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct AlphaBeta {
@@ -161,6 +165,23 @@ impl AlphaBeta {
 
     fn at(self, bytes: f64) -> f64 {
         self.alpha + self.beta * bytes
+    }
+
+    /// Returns the largest relative difference from the points.
+    fn off(self, points: &[(f64, f64)]) -> f64 {
+        let larger = |most: f64, off: f64| if off.is_nan() || off > most { off } else { most };
+        points.iter().map(|&(x, y)| (self.at(x) / y - 1.0).abs()).fold(0.0, larger)
+    }
+
+    /// Returns the cells of a row: the model if it is near all points, else a word instead.
+    fn cells(self, points: &[(f64, f64)]) -> [Cell; 3] {
+        let off = self.off(points);
+        // NaN, of a degenerate fit, is not near.
+        if off <= NEAR {
+            [Cell::Seconds(self.alpha), Cell::Speed(1.0 / self.beta), Cell::Share(off)]
+        } else {
+            [Cell::Text("left out".to_owned()), Cell::None, Cell::Share(off)]
+        }
     }
 }
 
@@ -188,9 +209,10 @@ fn predictions(section: &mut Section, effort: Effort) -> Result<()> {
         let points: Vec<(f64, f64)> =
             measured.iter().map(|(bytes, samples)| (*bytes as f64, samples[i].median().median)).collect();
         let line = AlphaBeta::fit(&points);
-        let off = points.iter().map(|&(x, y)| (line.at(x) / y - 1.0).abs()).fold(0.0, f64::max);
-        fitted.row(name, [Cell::Seconds(line.alpha), Cell::Speed(1.0 / line.beta), Cell::Share(off)]);
+        fitted.row(name, line.cells(&points));
     }
+    fitted
+        .note(format!("a model is left out where it is more than {:.0}% off a measured time", 100.0 * NEAR));
     section.tables.push(fitted);
     let mut table =
         Table::new("PREDICTED, not measured: what a step of Llama 3 8B waits for", &["sent", "predicted"]);
@@ -229,6 +251,18 @@ mod tests {
         let points: Vec<(f64, f64)> = [1e3, 1e5, 1e6, 1e8].iter().map(|&x| (x, line.at(x))).collect();
         let found = AlphaBeta::fit(&points);
         assert!((found.alpha / line.alpha - 1.0).abs() < 1e-6 && (found.beta / line.beta - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_model_is_shown_only_where_it_is_near_the_measured_times() {
+        let line = AlphaBeta { alpha: 0.0, beta: 1e-9 };
+        let cells = |factor: f64| line.cells(&[(1e6, 1e-3), (2e6, 2e-3 / factor)]);
+        for factor in [1.14, 0.86] {
+            assert_eq!(cells(factor)[0], Cell::Seconds(0.0), "{factor}");
+        }
+        for factor in [1.16, 0.84, f64::NAN] {
+            assert_eq!(cells(factor)[..2], [Cell::Text("left out".to_owned()), Cell::None], "{factor}");
+        }
     }
 
     #[test]

@@ -1,16 +1,16 @@
 //! Whole steps, unsharded and with every stage, on the same gradients.
 
 use anyhow::Result;
-use meshstep_bench_cases::copies;
-use meshstep_bench_cases::race::{race, timed};
+use meshstep_bench_cases::copies::{MemoryPass, PassTimes};
 use meshstep_bench_cases::ranks::{Player as _, together};
 use meshstep_bench_cases::samples::Samples;
 use meshstep_bench_cases::shapes::{STAGES, even};
-use meshstep_bench_cases::step::{Grads, Steps, bytes_a_param};
+use meshstep_bench_cases::step::{Grads, Steps, bytes_a_param, moved_a_param};
 use meshstep_tensor::Layout;
 
 use crate::measure::effort::Effort;
 use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
+use crate::measure::suites::references;
 use crate::measure::suites::spans::{self, Spans};
 
 const ABOUT: &str = "A step on 4 ranks: gradients are handed over, reduced and clipped by their norm, then AdamW, then parameters are \
@@ -29,7 +29,8 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     let layout = even(count, len)?;
     let rounds = effort.pick(5, 21);
     let stages = STAGES.map(|(_, stage)| stage);
-    let copy = copy(effort)?.median().median;
+    let passes = references::passes(effort)?;
+    let copy = 1.0 / passes.speed(MemoryPass::InPlace);
     for (title, grads) in [("gradients in place", Grads::There), ("gradients computed", Grads::Computed(16))]
     {
         let samples =
@@ -37,6 +38,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
         let least = (grads == Grads::There).then(|| (bytes_a_param(RANKS) * count * len) as f64 * copy);
         tell(&mut section, title, &samples, least);
     }
+    section.tables.push(references(&passes, count * len));
     section.bars.retain(|_| !effort.quick);
     let (table, plot) = where_it_goes(&layout, effort)?;
     section.tables.push(table);
@@ -44,13 +46,15 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     Ok(section)
 }
 
-/// Returns the seconds per byte of a copy, as samples.
-fn copy(effort: Effort) -> Result<Samples> {
-    let mut values = vec![1u64; effort.pick(copies::FLOOR_BYTES / 8, copies::FLOOR_BYTES) / 8];
-    let moved = copies::moved(&values);
-    let copy = timed(|values: &mut Vec<u64>| copies::in_place(values));
-    let samples = race(&mut values, effort.pick(5, 15), vec![copy])?;
-    Ok(samples.into_iter().next().unwrap_or_default().times(1.0 / moved))
+/// Returns the speeds of the passes, and what they make of the bytes of a step with `params` parameters.
+fn references(passes: &PassTimes, params: usize) -> Table {
+    let moved = moved_a_param(RANKS).times(params);
+    let mut table = references::table("references of these steps", passes);
+    let priced = passes.price(moved).median();
+    let (bytes, speed) = (moved.total(), moved.total() as f64 / priced.median);
+    let cells = [Cell::Bytes(bytes as u64), Cell::Time(priced), Cell::Speed(speed)];
+    table.row("the bytes of stage 1, each at the speed of its pass", cells);
+    table
 }
 
 fn tell(section: &mut Section, title: &str, samples: &[Samples], least: Option<f64>) {

@@ -4,95 +4,101 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow, ensure};
-use meshstep_bench_cases::copies;
-use meshstep_bench_cases::peers::Torch;
+use meshstep_bench_cases::copies::{MemoryPass, MovedBytes, PASSES, Pages};
 use meshstep_bench_cases::race::{Contestant, timed};
 use meshstep_bench_cases::ranks::{Race, in_turns};
 use meshstep_bench_cases::shapes;
-use meshstep_bench_cases::step::{StepAndCopy, bytes_a_param};
-use meshstep_bench_cases::update::{Case, case};
+use meshstep_bench_cases::step::{StepAndCopy, moved_a_param};
+use meshstep_bench_cases::update::case;
 use meshstep_comm::Communicator;
 use meshstep_optim::{Alone, Lbfgs, LbfgsState, Loss};
 use meshstep_shard::Stage;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Slice, SliceMut, Threads};
 use serde_json::json;
 
-use super::rows::{table, tell};
+use super::rows::{Aim, PeerTable, Sides};
 use crate::measure::effort::Effort;
-use crate::measure::peers::Candle;
+use crate::measure::peers::{Candle, TorchPair};
 use crate::measure::record::Section;
 
 /// Number of parameters of GPT-2 small.
 const GPT2: usize = 124_439_808;
 
 const HISTORY: usize = 10;
+const HISTORY_VECTORS: usize = 2 * HISTORY;
 
 /// Minimum number of vectors that an iteration of L-BFGS reads. Written vectors are not counted.
-const READ: usize = 2 * (2 * HISTORY + 1) + 1 + 3;
+const READ: usize = 2 * (HISTORY_VECTORS + 1) + 1 + 3;
 
-pub(super) fn updates(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<()> {
-    let mut table = table("updates");
+/// Share of the reference copy's speed that an update is to reach, as in the suite `kernels`.
+const UPDATE: f64 = 0.95;
+
+pub(super) fn updates(section: &mut Section, effort: Effort, torch: &mut TorchPair) -> Result<()> {
+    let mut table = PeerTable::new("updates", Sides::OneProcess);
     let threads = Threads::shared().count();
     let (len, rounds) = (effort.pick(1 << 18, 1 << 26), effort.pick(3, 11));
     let gpt2 = effort.pick(None, Some("gpt2"));
-    for (rule, theirs, len, model, wanted) in [
-        ("adamw", "adamw fused", len, None, 1.15),
-        ("sgd, momentum", "sgd fused", len, None, 1.05),
-        ("adamw", "adamw foreach", len, None, 4.0),
-        ("adamw", "adamw foreach", gpt2.map_or(len, |_| GPT2), gpt2, 8.0),
+    for (rule, theirs, len, model) in [
+        ("adamw", "adamw fused", len, None),
+        ("sgd, momentum", "sgd fused", len, None),
+        ("adamw", "adamw foreach", len, None),
+        ("adamw", "adamw foreach", gpt2.map_or(len, |_| GPT2), gpt2),
     ] {
         torch.case(json!({ "case": theirs, "length": len, "model": model, "threads": threads }))?;
         let race = update(rule, len, rounds, || torch.run())?;
         let on = model.map_or_else(|| format!("one tensor of {len}"), |_| "GPT-2's 148 tensors".to_owned());
-        tell(section, &mut table, &format!("torch {theirs}, {on}"), &race, wanted);
+        let aim = Aim::OfReference(UPDATE);
+        table.torch_row(section, &format!("torch {theirs}, {on}"), race, (aim, torch));
     }
-    section.tables.push(table);
+    table.end(section);
     Ok(())
 }
 
 /// Compares a whole clipped step of one rank, its gradients handed over by name, with a clipped step on gradients that are
 /// there.
-pub(super) fn many(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<()> {
+pub(super) fn many(section: &mut Section, effort: Effort, torch: &mut TorchPair) -> Result<()> {
     let (count, len, rounds) = (effort.pick(10_000, 1_000_000), 16, 3);
     let (layout, threads) = (shapes::many(count, len, false).build()?, Threads::shared().count());
     torch.case(
         json!({ "case": "adamw foreach", "count": count, "length": len, "clip": true, "threads": threads }),
     )?;
-    let own = |comm: Arc<dyn Communicator>| {
-        StepAndCopy::new(&comm, Stage::Replicated, &layout, bytes_a_param(1) * count * len)
-    };
-    let race = in_turns((1, rounds), own, || torch.run())?;
-    let mut table = table("a step of many parameters");
-    tell(
-        section,
-        &mut table,
-        &format!("torch adamw foreach, clipped, {count} tensors of {len}"),
-        &race,
-        10.0,
-    );
-    section.tables.push(table);
+    let moved = moved_a_param(1).times(count * len);
+    let own =
+        |comm: Arc<dyn Communicator>| StepAndCopy::new(&comm, Stage::Replicated, &layout, moved.total());
+    let race = in_turns((1, rounds), moved.total() / 2, own, || torch.run())?;
+    let mut table = PeerTable::new("a step of many parameters", Sides::OneProcess);
+    let what = format!("torch adamw foreach, clipped, {count} tensors of {len}");
+    table.torch_row(section, &what, (race, moved), (Aim::Ratio(10.0), torch));
+    table.end(section);
     Ok(())
 }
 
-/// Races an update of this library, the other system's update, and a copy of the same bytes.
-fn update(rule: &str, len: usize, rounds: usize, mut run: impl FnMut() -> Result<f64>) -> Result<Race> {
-    let theirs: Contestant<'_, Case> = Box::new(|_| run());
-    Race::run(&mut case(rule, len)?, rounds, [timed(Case::update), theirs, timed(Case::copy)])
+/// Races an update of this library, the other system's update, and the references. Also returns the bytes of an update.
+fn update(
+    rule: &str,
+    len: usize,
+    rounds: usize,
+    mut run: impl FnMut() -> Result<f64>,
+) -> Result<(Race, MovedBytes)> {
+    let mut case = case(rule, len)?;
+    let race = case.beside(rounds, 1, Box::new(|_| run()))?;
+    Ok((race, case.moved().times(len)))
 }
 
 /// Compares with candle's AdamW, which has only this form.
 pub(super) fn candle(section: &mut Section, effort: Effort) -> Result<()> {
     let (len, rounds) = (effort.pick(1 << 18, 1 << 24), effort.pick(3, 11));
     let mut theirs = Candle::new(len)?;
-    let race = update("adamw", len, rounds, || theirs.run())?;
-    let mut table = table("candle's updates");
-    tell(section, &mut table, &format!("candle AdamW, one tensor of {len}"), &race, 20.0);
-    section.tables.push(table);
+    let (race, moved) = update("adamw", len, rounds, || theirs.run())?;
+    let mut table = PeerTable::new("candle's updates", Sides::OneProcess);
+    let what = format!("candle AdamW, one tensor of {len}");
+    table.row(section, &what, (&race, moved), Aim::OfReference(UPDATE));
+    table.end(section);
     Ok(())
 }
 
-/// Compares one iteration with a full history on `len` parameters; the loss is cheap on both sides.
-pub(super) fn lbfgs(section: &mut Section, effort: Effort, torch: &mut Torch) -> Result<()> {
+/// Compares one iteration with a full history on `len` parameters; the loss is cheap on both sides, and allocates nothing.
+pub(super) fn lbfgs(section: &mut Section, effort: Effort, torch: &mut TorchPair) -> Result<()> {
     let (len, rounds) = (effort.pick(100_000, 10_000_000), effort.pick(3, 11));
     torch.case(
         json!({ "case": "lbfgs", "length": len, "history": HISTORY, "threads": Threads::shared().count() }),
@@ -107,7 +113,6 @@ pub(super) fn lbfgs(section: &mut Section, effort: Effort, torch: &mut Torch) ->
         ..Lbfgs::default()
     };
     let mut own = Own::new(&rule, len)?;
-    let history = vec![1u32; 2 * HISTORY * len];
     (0..=HISTORY).try_for_each(|_| iterate(&rule, &mut own))?;
     let ours: Contestant<'_, Own> = Box::new(|own| {
         let start = Instant::now();
@@ -115,21 +120,27 @@ pub(super) fn lbfgs(section: &mut Section, effort: Effort, torch: &mut Torch) ->
         Ok(start.elapsed().as_secs_f64())
     });
     let theirs: Contestant<'_, Own> = Box::new(|_| torch.run());
-    let least = timed(|_: &mut Own| copies::read(&history));
-    let mut race = Race::run(&mut own, rounds, [ours, theirs, least])?;
-    race.floor = race.floor.times(READ as f64 / (2 * HISTORY) as f64);
-    let mut table = table("L-BFGS, one iteration");
-    tell(section, &mut table, &format!("torch.optim.LBFGS, history {HISTORY}, {len}"), &race, 3.0);
+    let pass = |pass: MemoryPass| timed(move |own: &mut Own| own.pages.pass(pass, &Threads::shared()));
+    let [read, write, in_place] = PASSES.map(pass);
+    let turns = [ours, theirs, pass(MemoryPass::Read), read, write, in_place];
+    let mut race = Race::run(&mut own, rounds, turns, HISTORY_VECTORS * 4 * len)?;
+    race.copy = race.copy.times(READ as f64 / HISTORY_VECTORS as f64);
+    let mut table = PeerTable::new("L-BFGS, one iteration", Sides::OneProcess);
+    let moved = MovedBytes { read: 4 * READ * len, ..MovedBytes::default() };
+    let what = format!("torch.optim.LBFGS, history {HISTORY}, {len}");
+    table.torch_row(section, &what, (race, moved), (Aim::Ratio(3.0), torch));
     table.note(format!(
         "copy: {READ} vectors read, none written: the history twice, because the direction depends on all products with the gradient; \
          the gradient with both; the point; and the three vectors of the loss"
     ));
-    section.tables.push(table);
+    table.end(section);
     Ok(())
 }
 
-/// State of an L-BFGS run: the point, the history, and the target and weight of each element of the loss.
+/// State of an L-BFGS run: the point, the history, and the target and weight of each element of the loss; and memory as large as the
+/// history for the reference.
 struct Own {
+    pages: Pages,
     x: Buffer,
     state: LbfgsState,
     target: Vec<f32>,
@@ -140,6 +151,7 @@ impl Own {
     fn new(rule: &Lbfgs, len: usize) -> Result<Self> {
         let meter = Meter::new();
         Ok(Own {
+            pages: Pages::new(HISTORY_VECTORS * 4 * len)?,
             x: Buffer::zeroed(len, DType::F32, &meter, Category::Params)?,
             state: rule.state(len, DType::F32, &meter)?,
             target: (0..len).map(|i| (i % 7 + 1) as f32).collect(),
@@ -149,7 +161,7 @@ impl Own {
 }
 
 /// Runs one iteration. The gradient is computed from vectors of the same length by the same formula as on the other side.
-fn iterate(rule: &Lbfgs, Own { x, state, target, weight }: &mut Own) -> Result<()> {
+fn iterate(rule: &Lbfgs, Own { x, state, target, weight, .. }: &mut Own) -> Result<()> {
     let closure = |x: Slice<'_>, mut grad: SliceMut<'_>| -> Result<Loss, meshstep_tensor::Error> {
         let to = target.chunks(CHUNK).zip(weight.chunks(CHUNK));
         let parts = grad.typed_mut::<f32>()?.chunks_mut(CHUNK).zip(x.typed::<f32>()?.chunks(CHUNK).zip(to));
