@@ -1,6 +1,6 @@
 //! Errors of rules, their memory and norms. An operation that returns an error has written nothing.
 
-use crate::Isa;
+use crate::{History, Isa};
 use meshstep_tensor::DType;
 
 /// Error of an operation, with the value given and the values that would work.
@@ -58,6 +58,16 @@ pub enum Error {
         given: usize,
         /// Length needed.
         expected: usize,
+    },
+    /// L-BFGS whose history has another type.
+    #[error(
+        "the history of L-BFGS is {expected:?}, and {given:?} was given; use one `Lbfgs::history` throughout"
+    )]
+    History {
+        /// Type given.
+        given: History,
+        /// Type of the state.
+        expected: History,
     },
     /// Wrong number of state vectors.
     #[error("{rule} keeps {expected:?}, so it needs {} state vectors; {given} given", expected.len())]

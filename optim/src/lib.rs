@@ -15,7 +15,7 @@
 //! | [`Strided`] | elements of a tensor held by a part of it |
 //! | [`Norm`], [`NormAccumulator`], [`NormSum`], [`ExactSum`] | norms with bits that do not depend on order, splits or merges |
 //! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
-//! | [`Lbfgs`], [`LbfgsState`] | L-BFGS over a closure, on a vector or on shards of one |
+//! | [`Lbfgs`], [`LbfgsState`], [`History`] | L-BFGS over a closure, on a vector or on shards of one; type of its pairs |
 //! | [`Reduce`], [`Alone`] | sums and maxima over shards: declared here, implemented by the owner of the shards |
 //! | [`accumulate`], [`scale`], [`cast`] | weighted addition of gradients; scaling and casting vectors in place |
 //! | [`Merge`], [`OuterStep`], [`pack`], [`mix_zeros`] | mean of several copies of a vector, merged into one of them |
@@ -110,7 +110,7 @@ pub use error::Error;
 pub use flat::accumulate::{accumulate, accumulate_on};
 pub use flat::norm_sum::NormSum;
 pub use flat::placed::{cast, scale};
-pub use lbfgs::{Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Loss, Stop};
+pub use lbfgs::{History, Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Loss, Stop};
 pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use merge::{Merge, OuterStep, mix_zeros, pack};
 pub use meshstep_tensor::simd::Isa;

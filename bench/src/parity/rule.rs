@@ -1,8 +1,8 @@
 //! Maps the spec of a trace to the rule that replays it: one line for every rule, with PyTorch's fields and defaults.
 
 use meshstep_optim::{
-    Adagrad, Adam, AdamW, Adjust, Adopt, Decay, Lamb, Lars, Lbfgs, LineSearch, Lion, Moments, Momentum, Muon,
-    QhAdamW, QhAdopt, RmsProp, Rule, Sees, Sgd,
+    Adagrad, Adam, AdamW, Adjust, Adopt, Decay, History, Lamb, Lars, Lbfgs, LineSearch, Lion, Moments,
+    Momentum, Muon, QhAdamW, QhAdopt, RmsProp, Rule, Sees, Sgd,
 };
 use meshstep_shard::Groups;
 use serde::Deserialize;
@@ -194,6 +194,7 @@ fn lbfgs(spec: &Spec) -> Result<Recipe, Reason> {
         tolerance_change: f.get("tolerance_change", default.tolerance_change)?,
         history_len: f.get("history_len", default.history_len)?,
         line_search: line_search(&mut f)?,
+        history: History::Exact,
     };
     f.finish()?;
     rule.check()?;

@@ -26,7 +26,7 @@ pub(super) struct Run<'a, C> {
     pub(super) seen: [Seen; SLOTS],
     /// Slot of the current point's gradient.
     pub(super) current: usize,
-    /// Number of history rows measured with the current gradient.
+    /// Number of products measured with the current gradient.
     pub(super) measured: usize,
     /// Bits of the direction's largest magnitude over all shards.
     pub(super) d_max: u64,
@@ -48,6 +48,8 @@ pub(super) struct Seen {
     pub(super) squares: f64,
     pub(super) norm: f64,
     pub(super) grad_max: f64,
+    /// Bits of the largest change of a gradient element from the start of the iteration, if the history has scales.
+    pub(super) y_max: u64,
     pub(super) magnitudes: f64,
     pub(super) bad_grads: u64,
     pub(super) finite: bool,
@@ -174,10 +176,11 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
             self.measure(0)?;
             let _nothing = self.take_in();
         }
-        let LbfgsState { gram, ds, ys, grads, passes, .. } = &mut *self.state;
+        let LbfgsState { gram, d, ds, ys, grads, passes, .. } = &mut *self.state;
         let slope = gram.solve(self.seen[self.current].squares);
         let g = (gram.coef_of_g(), grads[self.current].as_slice());
-        let ((d, ds), (_, ys)) = (Others::of(ds, gram.spare()), Others::of(ys, gram.spare()));
+        let (d, _, ds) = Others::of_direction(d, ds, gram.spare());
+        let (_, ys) = Others::of(ys, gram.spare());
         passes.combine(d.as_mut(), g, &Rows { ds, ys, gram, without: 0 }).map_err(LbfgsError::Alone)?;
         self.d_max = 0;
         self.along = true;
@@ -187,9 +190,16 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
 
     /// Takes over the measured products. Returns true if the pair is accepted.
     fn take_in(&mut self) -> bool {
-        let LbfgsState { gram, fold, t, .. } = &mut *self.state;
-        let of_pair = [Scalar::Curvature, Scalar::NewSquares].map(|scalar| fold.scalar(scalar).to_f64());
-        gram.measured(*t, of_pair, fold.products(self.measured));
+        let scales = self.scales(self.current).map(f64::from);
+        let LbfgsState { gram, fold, t, history, .. } = &mut *self.state;
+        let products = fold.products(self.measured);
+        if history.is_rounded() {
+            let (with_g, with_y) = products.split_at(products.len() / 2);
+            gram.measured_rounded([*t / scales[0], 1.0 / scales[1]], with_g, with_y);
+        } else {
+            let of_pair = [Scalar::Curvature, Scalar::NewSquares].map(|scalar| fold.scalar(scalar).to_f64());
+            gram.measured(*t, of_pair, products);
+        }
         self.measured = 0;
         fold.mine.bad_pairs == 0 && gram.accept()
     }
@@ -197,8 +207,8 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
     /// Moves to `t d` from the start of the iteration.
     fn walk(&mut self, t: f64) -> Result<(), LbfgsError<E>> {
         self.state.t = t;
-        let LbfgsState { start, ds, gram, passes, queue, .. } = &mut *self.state;
-        let d = &ds[gram.spare()];
+        let LbfgsState { start, d, ds, gram, passes, queue, .. } = &mut *self.state;
+        let d = d.as_ref().unwrap_or(&ds[gram.spare()]);
         let x = self.x.reborrow();
         let walked = match (self.left, t == 0.0) {
             (false, true) => Ok(()),
@@ -260,7 +270,13 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
 
 /// Returns the digest of the values that must be equal on every shard before a step.
 fn digest_of(rule: &Lbfgs) -> u64 {
-    let counts = [rule.max_iter, rule.evaluations(), rule.history_len as u64, rule.line_search as u64];
+    let counts = [
+        rule.max_iter,
+        rule.evaluations(),
+        rule.history_len as u64,
+        rule.line_search as u64,
+        rule.history as u64,
+    ];
     let scalars = [rule.lr, rule.tolerance_grad, rule.tolerance_change].map(f64::to_bits);
     counts.into_iter().chain(scalars).fold(0, mix)
 }

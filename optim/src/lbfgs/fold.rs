@@ -1,6 +1,6 @@
 //! Exchange between shards after an evaluation or before a direction: one vector of sums and one of maxima.
 
-use super::Loss;
+use super::{History, Loss};
 use crate::{ExactSum, Reduce, ReduceError, ordered, unordered};
 use meshstep_tensor::DType;
 use std::ops::Range;
@@ -12,8 +12,8 @@ const SCALARS: usize = 6;
 const WHOLE: usize = 4;
 /// Words before the first product.
 const HEAD: usize = COUNTS + WHOLE * ExactSum::WORDS;
-/// Words of the maxima.
-const MAXIMA: usize = 7;
+/// Words of the maxima, of which the last travels only for a history with scales.
+const MAXIMA: usize = 8;
 
 /// Contributions of one shard, and after an exchange the totals of all shards.
 #[derive(Debug)]
@@ -21,7 +21,9 @@ pub(super) struct Fold {
     words: Vec<u64>,
     /// Window of a product's words that travels; products of f32 need few words.
     window: Range<usize>,
-    /// Named sums, then the product of each row with the gradient.
+    /// Number of maxima that travel.
+    maxima: usize,
+    /// Named sums, then the product of each row with the gradient, and in a rounded history with the new `y`.
     sums: Vec<ExactSum>,
     pub(super) mine: Brought,
 }
@@ -37,6 +39,8 @@ pub(super) struct Brought {
     /// Bits of the gradient's and the direction's largest magnitude.
     pub(super) grad_max: u64,
     pub(super) d_max: u64,
+    /// Bits of the largest change of a gradient element, if the history has scales.
+    pub(super) y_max: u64,
     /// Complement of the index of the shard that failed, so that the lowest index wins; 0: none.
     pub(super) fault: u64,
     pub(super) loss: Option<f64>,
@@ -53,12 +57,13 @@ pub(super) struct Known {
 }
 
 impl Fold {
-    pub(super) fn new(history_len: usize, dtype: DType) -> Self {
-        let sums = sums(2 * (history_len + 1));
+    pub(super) fn new(history_len: usize, history: History, dtype: DType) -> Self {
+        let sums = sums(2 * (history_len + 1) * history.products());
         let window = if dtype == DType::F32 { ExactSum::F32_PRODUCTS } else { 0..ExactSum::WORDS };
         Fold {
             words: vec![0; HEAD + (sums - WHOLE) * window.len()],
             window,
+            maxima: if history.has_scales() { MAXIMA } else { MAXIMA - 1 },
             sums: vec![ExactSum::new(); sums],
             mine: Brought::default(),
         }
@@ -66,7 +71,7 @@ impl Fold {
 
     /// Returns the maximum number of words of the sums and of the maxima.
     pub(super) fn most_words(&self) -> (usize, usize) {
-        (self.words.len(), MAXIMA)
+        (self.words.len(), self.maxima)
     }
 
     /// Returns the window of a product's words that travels.
@@ -74,15 +79,15 @@ impl Fold {
         &self.window
     }
 
-    /// Resets the contributions, and makes room for the products of `rows` rows.
-    pub(super) fn begin(&mut self, rows: usize) {
+    /// Resets the contributions, and makes room for `products` products of rows.
+    pub(super) fn begin(&mut self, products: usize) {
         self.mine = Brought::default();
-        self.sums[..SCALARS + rows].fill(ExactSum::new());
+        self.sums[..SCALARS + products].fill(ExactSum::new());
     }
 
-    /// Returns the products of `rows` rows, for writing.
-    pub(super) fn products_mut(&mut self, rows: usize) -> &mut [ExactSum] {
-        &mut self.sums[SCALARS..SCALARS + rows]
+    /// Returns `count` products of rows, for writing.
+    pub(super) fn products_mut(&mut self, count: usize) -> &mut [ExactSum] {
+        &mut self.sums[SCALARS..SCALARS + count]
     }
 
     /// Adds to a named sum.
@@ -113,9 +118,9 @@ impl Fold {
     }
 
     /// Runs one exchange.
-    pub(super) fn exchange(&mut self, rows: usize, reduce: &dyn Reduce) -> Result<Known, ReduceError> {
+    pub(super) fn exchange(&mut self, products: usize, reduce: &dyn Reduce) -> Result<Known, ReduceError> {
         let Fold { window, mine, .. } = self;
-        let (scalars, products) = self.sums[..sums(rows)].split_at_mut(WHOLE);
+        let (scalars, products) = self.sums[..sums(products)].split_at_mut(WHOLE);
         let words = &mut self.words[..HEAD + products.len() * window.len()];
         let mine = *mine;
         words[..COUNTS].copy_from_slice(&[mine.bad_grads, mine.bad_losses, mine.bad_pairs, mine.weight]);
@@ -126,14 +131,14 @@ impl Fold {
         let loss = mine.loss.map_or(0, ordered);
         let not_loss = mine.loss.map_or(0, |loss| !ordered(loss));
         let mut maxima: [u64; MAXIMA] =
-            [mine.grad_max, mine.d_max, mine.fault, loss, not_loss, mine.digest, !mine.digest];
-        reduce.fold(words, &mut maxima)?;
+            [mine.grad_max, mine.d_max, mine.fault, loss, not_loss, mine.digest, !mine.digest, mine.y_max];
+        reduce.fold(words, &mut maxima[..self.maxima])?;
         let (slots, _) = words[COUNTS..HEAD].as_chunks::<{ ExactSum::WORDS }>();
         slots.iter().zip(scalars).for_each(|(slot, sum)| *sum = ExactSum::from_words(slot));
         let slots = words[HEAD..].chunks_exact(window.len());
         slots.zip(products).for_each(|(slot, sum)| *sum = ExactSum::from_window(window, slot));
         let [bad_grads, bad_losses, bad_pairs, weight] = [words[0], words[1], words[2], words[3]];
-        let [grad_max, d_max, fault, high, not_low, digest, not_digest] = maxima;
+        let [grad_max, d_max, fault, high, not_low, digest, not_digest, y_max] = maxima;
         let losses = (high != 0).then(|| (unordered(!not_low), unordered(high)));
         let brought = Brought {
             bad_grads,
@@ -143,6 +148,7 @@ impl Fold {
             is_mean: mine.is_mean,
             grad_max,
             d_max,
+            y_max,
             fault,
             digest,
             loss: losses.map(|(_, high)| high),
@@ -160,15 +166,15 @@ impl Fold {
         &self.sums[scalar as usize]
     }
 
-    /// Returns the products of `rows` rows with the gradient, over all shards after an exchange.
-    pub(super) fn products(&self, rows: usize) -> &[ExactSum] {
-        &self.sums[SCALARS..SCALARS + rows]
+    /// Returns `count` products of rows, over all shards after an exchange.
+    pub(super) fn products(&self, count: usize) -> &[ExactSum] {
+        &self.sums[SCALARS..SCALARS + count]
     }
 }
 
-/// Returns the number of sums that travel with `rows` measured rows. Without rows there is no new pair.
-fn sums(rows: usize) -> usize {
-    if rows == 0 { WHOLE } else { SCALARS + rows }
+/// Returns the number of sums that travel with `products` products of rows. Without rows there is no new pair.
+fn sums(products: usize) -> usize {
+    if products == 0 { WHOLE } else { SCALARS + products }
 }
 
 /// Index of a named sum.
@@ -181,8 +187,8 @@ pub(super) enum Scalar {
     Magnitudes,
     /// `g . d`.
     Slope,
-    /// `d . y` of a new pair.
+    /// `d . y` of a new pair; zero in a rounded history, which has it among the products of rows.
     Curvature,
-    /// `y . y` of a new pair.
+    /// `y . y` of a new pair, with the same exception.
     NewSquares,
 }

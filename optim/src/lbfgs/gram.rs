@@ -23,8 +23,10 @@ pub(super) struct Gram {
     used: Vec<usize>,
     /// Slot of the next pair.
     spare: usize,
-    /// Step length `t` of each slot's `s`.
+    /// Multiple of each slot's `d` that is its `s`: the step length, by the row's scale if it has one.
     t: Vec<f64>,
+    /// Multiple of each slot's row of `y` that is its `y`, if the history is rounded; empty if all are 1.
+    u: Vec<f64>,
     /// `s . y` of each used slot's `s` with each `y` that is not older. With a newer `y`, the product uses the difference of gradients
     /// before its rounding to `y`.
     s_y: Vec<f64>,
@@ -47,6 +49,7 @@ impl Gram {
             used: Vec::with_capacity(slots),
             spare: 0,
             t: vec![0.0; slots],
+            u: Vec::new(),
             s_y: vec![0.0; slots * slots],
             y_y: vec![0.0; slots * slots],
             with_g: vec![[ExactSum::new(), ExactSum::new()]; slots],
@@ -54,6 +57,18 @@ impl Gram {
             alpha: vec![0.0; slots],
             coefs: vec![[0.0; 2]; slots],
         }
+    }
+
+    /// Creates an empty history of rounded rows with room for `history_len` pairs.
+    pub(super) fn rounded(history_len: usize) -> Self {
+        let gram = Gram::new(history_len);
+        Gram { u: vec![1.0; gram.slots], ..gram }
+    }
+
+    /// Creates an empty history like this one.
+    pub(super) fn like(&self) -> Self {
+        let new = if self.u.is_empty() { Gram::new } else { Gram::rounded };
+        new(self.slots - 1)
     }
 
     /// Returns the number of pairs held.
@@ -94,6 +109,24 @@ impl Gram {
         self.t[new] = t;
         self.s_y[new * self.slots + new] = t * d_y;
         self.y_y[new * self.slots + new] = y_y;
+    }
+
+    /// Same as [`measured`](Self::measured) for rounded rows, with `s = t d` and `y = u row`. The products with the gradient, `with_g`, are
+    /// followed by those with the new pair's row of `y`, `with_y`: a rounded `y` is not the change of the gradient, so its products are not
+    /// differences.
+    pub(super) fn measured_rounded(&mut self, [t, u]: [f64; 2], with_g: &[ExactSum], with_y: &[ExactSum]) {
+        let new = self.spare;
+        (self.t[new], self.u[new]) = (t, u);
+        let ((of_slots, _), (products, _)) = (with_g.as_chunks::<2>(), with_y.as_chunks::<2>());
+        let older = (self.used.len() + 1).saturating_sub(of_slots.len());
+        for (i, (now, [d_y, y_y])) in of_slots.iter().zip(products).enumerate() {
+            let slot = self.used.get(older + i).copied().unwrap_or(new);
+            let y = self.u[slot] * u * y_y.to_f64();
+            self.s_y[slot * self.slots + new] = self.t[slot] * u * d_y.to_f64();
+            self.y_y[slot * self.slots + new] = y;
+            self.y_y[new * self.slots + slot] = y;
+            self.with_g[slot].clone_from(now);
+        }
     }
 
     /// Accepts the new pair if its curvature is sufficient.
@@ -140,7 +173,7 @@ impl Gram {
     pub(super) fn coefs(&self, i: usize) -> [f64; 2] {
         let k = self.used[i];
         let [s, y] = self.coefs[k];
-        [s * self.t[k], y]
+        [s * self.t[k], y * self.u(k)]
     }
 
     /// Appends the state that continues between iterations; exact sums are reduced to the words of `window`.
@@ -148,7 +181,7 @@ impl Gram {
         words.extend([self.slots, self.spare, self.used.len()].map(|word| word as u64));
         words.extend(self.used.iter().map(|&slot| slot as u64));
         words.push(self.h_diag.to_bits());
-        let numbers = [&self.t, &self.s_y, &self.y_y].into_iter().flatten();
+        let numbers = [&self.t, &self.s_y, &self.y_y, &self.u].into_iter().flatten();
         words.extend(numbers.map(|number| number.to_bits()));
         for sum in self.with_g.iter().flatten() {
             let first = words.len();
@@ -159,11 +192,11 @@ impl Gram {
 
     /// Restores a history with the same number of slots from these words, or returns `None` if they do not fit.
     pub(super) fn restored(&self, window: &Range<usize>, words: &[u64]) -> Option<Gram> {
-        let mut gram = Gram::new(self.slots - 1);
+        let mut gram = self.like();
         let [slots, spare, used, rest @ ..] = words else { return None };
         let (used, rest) = rest.split_at_checked(usize::try_from(*used).ok()?)?;
         let (&h_diag, rest) = rest.split_first()?;
-        let numbers = self.t.len() + self.s_y.len() + self.y_y.len();
+        let numbers = self.t.len() + self.s_y.len() + self.y_y.len() + self.u.len();
         let (numbers, sums) = rest.split_at_checked(numbers)?;
         let mut all: Vec<u64> = used.iter().chain([spare]).copied().collect();
         gram.used.extend(used.iter().map(|&slot| slot as usize));
@@ -174,7 +207,7 @@ impl Gram {
             return None;
         }
         gram.h_diag = f64::from_bits(h_diag);
-        let into = [&mut gram.t, &mut gram.s_y, &mut gram.y_y].into_iter().flatten();
+        let into = [&mut gram.t, &mut gram.s_y, &mut gram.y_y, &mut gram.u].into_iter().flatten();
         into.zip(numbers).for_each(|(number, &bits)| *number = f64::from_bits(bits));
         let into = gram.with_g.iter_mut().flatten();
         let sums = sums.chunks_exact(window.len());
@@ -185,6 +218,10 @@ impl Gram {
     /// Returns `s . y` of two slots; the pair of `y` is not older.
     fn s_y(&self, s: usize, y: usize) -> f64 {
         self.s_y[s * self.slots + y]
+    }
+
+    fn u(&self, slot: usize) -> f64 {
+        self.u.get(slot).copied().unwrap_or(1.0)
     }
 
     fn y_y(&self, slot: usize, with: usize) -> f64 {
@@ -198,7 +235,7 @@ impl Gram {
 
     /// Returns `y . g`.
     fn y_g(&self, slot: usize) -> f64 {
-        self.with_g[slot][1].to_f64()
+        self.u(slot) * self.with_g[slot][1].to_f64()
     }
 }
 

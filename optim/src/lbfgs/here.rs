@@ -3,7 +3,7 @@
 use super::fold::{Fold, Scalar};
 use super::passes::{Asked, Measure, NewPair, Passes, Rows};
 use super::vectors::{Number, PART, combine, difference, leave, walk};
-use crate::norm::{CHUNK, Chunk, add_dot};
+use crate::norm::{CHUNK, Chunk, Source, add_dot};
 use crate::{Error, ExactSum, Isa, Norm, NormAccumulator};
 use meshstep_tensor::{Slice, SliceMut, Threads};
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ pub(super) struct Here<T> {
     threads: Threads,
     counted: Vec<Range<usize>>,
     /// Bits of the direction's largest magnitude.
-    d_max: u64,
+    pub(super) d_max: u64,
     /// Product of each row with the gradient; all threads add to it.
     products: Vec<Mutex<ExactSum>>,
     of: PhantomData<T>,
@@ -57,7 +57,11 @@ impl<T: Number> Passes for Here<T> {
         Ok(())
     }
 
-    fn measure(&mut self, Measure { g, d, asked, pair }: Measure<'_>, fold: &mut Fold) -> Result<(), Error> {
+    fn measure(
+        &mut self,
+        Measure { g, d, asked, pair, .. }: Measure<'_>,
+        fold: &mut Fold,
+    ) -> Result<(), Error> {
         fold.mine.d_max = self.d_max;
         let vectors = Vectors { g: g.typed::<T>()?, d: d.typed()? };
         let observed = match pair {
@@ -81,7 +85,7 @@ impl<T: Number> Here<T> {
         &mut self,
         vectors: Vectors<'_, T>,
         asked: Asked,
-        NewPair { y, before, rows }: NewPair<'_>,
+        NewPair { y, before, rows, .. }: NewPair<'_>,
         fold: &mut Fold,
     ) -> Result<Observed, Error> {
         // Check all rows before writing anything.
@@ -146,19 +150,19 @@ fn observe<T: Number>(threads: &Threads, asked: Asked, vectors: Vectors<'_, T>) 
 
 /// Gradient and direction.
 #[derive(Clone, Copy)]
-struct Vectors<'a, T> {
-    g: &'a [T],
-    d: &'a [T],
+pub(super) struct Vectors<'a, T> {
+    pub(super) g: &'a [T],
+    pub(super) d: &'a [T],
 }
 
 impl<T> Vectors<'_, T> {
-    fn part(&self, range: &Range<usize>) -> Self {
+    pub(super) fn part(&self, range: &Range<usize>) -> Self {
         Vectors { g: &self.g[range.clone()], d: &self.d[range.clone()] }
     }
 }
 
 /// Measured values except the rows' products.
-struct Observed {
+pub(super) struct Observed {
     /// Norms of the gradient, and its slope along the direction.
     squares: NormAccumulator,
     magnitudes: NormAccumulator,
@@ -170,14 +174,14 @@ struct Observed {
 }
 
 impl Observed {
-    fn nothing() -> Self {
+    pub(super) fn nothing() -> Self {
         let [squares, of_y] = [(); 2].map(|()| NormAccumulator::new(Norm::L2));
         let (magnitudes, of_d) = (NormAccumulator::new(Norm::L1), NormAccumulator::new(Norm::Inf));
         Observed { squares, magnitudes, slope: ExactSum::new(), of_d, of_y, d_y: ExactSum::new() }
     }
 
     /// Adds the requested sums of a part.
-    fn add<T: Number>(&mut self, asked: Asked, Vectors { g, d }: Vectors<'_, T>) {
+    pub(super) fn add<T: Number>(&mut self, asked: Asked, Vectors { g, d }: Vectors<'_, T>) {
         let isa = Isa::detect();
         if asked.gradient {
             self.squares.inline(isa, g);
@@ -198,7 +202,12 @@ impl Observed {
         add_dot(isa, d, y, &mut self.d_y);
     }
 
-    fn merge(&mut self, other: Observed) {
+    /// Adds the non-finite elements of a part of a rounded pair. Its products are those of rows.
+    pub(super) fn add_rounded<R: Source>(&mut self, rows: [&[R]; 2]) {
+        rows.into_iter().for_each(|row| self.of_d.inline(Isa::detect(), row));
+    }
+
+    pub(super) fn merge(&mut self, other: Observed) {
         self.squares.merge(&other.squares);
         self.magnitudes.merge(&other.magnitudes);
         self.slope.merge(&other.slope);
@@ -207,7 +216,7 @@ impl Observed {
         self.d_y.merge(&other.d_y);
     }
 
-    fn tell(&self, fold: &mut Fold) {
+    pub(super) fn tell(&self, fold: &mut Fold) {
         fold.mine.grad_max = self.squares.max_bits();
         fold.mine.bad_grads = self.squares.non_finite();
         fold.mine.bad_pairs = self.of_d.non_finite() + self.of_y.non_finite();

@@ -2,7 +2,8 @@
 
 use super::driver::{Run, Seen, mix};
 use super::fold::{Known, Scalar};
-use super::passes::{Asked, Measure, NewPair, Others, Rows};
+use super::history::scale_below;
+use super::passes::{Asked, Measure, NewPair, Others, RoundedRow, Rows};
 use super::{LbfgsError, LbfgsState, LineSearch, Loss};
 use meshstep_tensor::{Slice, SliceMut};
 
@@ -13,7 +14,9 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
         let told = (self.closure)(self.x.as_slice(), self.state.grads[slot].as_mut());
         self.evaluations += 1;
         self.state.evaluations += 1;
-        let measure = measure && self.state.iterations > 0;
+        let moved = self.state.iterations > 0;
+        // A pair with scales is measured once its largest magnitudes over all shards are known.
+        let measure = measure && moved && !self.state.history.has_scales();
         let without = measure.then(|| self.state.gram.leaving());
         let rows = self.begin(without);
         let brought = told.map_err(LbfgsError::Closure).and_then(|loss| {
@@ -40,8 +43,9 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
     fn begin(&mut self, without: Option<usize>) -> usize {
         let held = self.state.gram.len();
         let rows = without.map_or(0, |without| 2 * (held - without + 1));
-        self.state.fold.begin(rows);
-        rows
+        let products = rows * self.state.history.products();
+        self.state.fold.begin(products);
+        products
     }
 
     /// Exchanges this shard's contribution `brought`, a kind of loss, or its failure.
@@ -66,11 +70,17 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
     /// Adds this shard's part of the sums over the gradient in `slot`, if that is `new`. If `without` is set, also measures the new pair
     /// and the products of the history with the gradient, except for the `without` oldest pairs.
     fn observe(&mut self, slot: usize, without: Option<usize>, new: bool) -> Result<(), LbfgsError<E>> {
-        let LbfgsState { passes, fold, grads, ds, ys, gram, before, iterations, .. } = &mut *self.state;
-        let ((d, ds), (y, ys)) = (Others::of(ds, gram.spare()), Others::of(ys, gram.spare()));
+        let scales = self.scales(slot);
+        let LbfgsState { passes, fold, grads, d, ds, ys, gram, before, iterations, history, .. } =
+            &mut *self.state;
+        let (d, d_row, ds) = Others::of_direction(d, ds, gram.spare());
+        let (y, ys) = Others::of(ys, gram.spare());
+        let before = grads[*before].as_slice();
+        let change_from = (new && *iterations > 0 && history.has_scales()).then_some(before);
         let pair = without.map(|without| {
             let rows = Rows { ds, ys, gram, without };
-            NewPair { y: y.as_mut(), before: grads[*before].as_slice(), rows }
+            let rounded = d_row.map(|d| RoundedRow { d: d.as_mut(), scales });
+            NewPair { y: y.as_mut(), before, rows, rounded }
         });
         let search = self.rule.line_search == LineSearch::StrongWolfe;
         let asked = Asked {
@@ -80,7 +90,15 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
             slope: new && self.along && search,
         };
         let (g, d) = (grads[slot].as_slice(), d.as_slice());
-        Ok(passes.measure(Measure { g, d, asked, pair }, fold)?)
+        Ok(passes.measure(Measure { g, d, asked, change_from, pair }, fold)?)
+    }
+
+    /// Returns the scales of a new pair's rows, whose `y` ends at the gradient in `slot`.
+    pub(super) fn scales(&self, slot: usize) -> [f32; 2] {
+        match self.state.history.has_scales() {
+            true => [self.d_max, self.seen[slot].y_max].map(|bits| scale_below(f64::from_bits(bits))),
+            false => [1.0; 2],
+        }
     }
 
     /// Records the reduced values of the point just evaluated.
@@ -102,6 +120,7 @@ impl<E, C: FnMut(Slice<'_>, SliceMut<'_>) -> Result<Loss, E>> Run<'_, C> {
             squares: squares.to_f64(),
             norm: squares.sqrt(),
             grad_max: f64::from_bits(brought.grad_max),
+            y_max: brought.y_max,
             magnitudes: fold.scalar(Scalar::Magnitudes).to_f64(),
             bad_grads: brought.bad_grads,
             finite: loss.is_finite() && brought.bad_grads == 0 && brought.bad_losses == 0,

@@ -3,7 +3,7 @@
 //! Every dot product is exact and every decision depends on reduced values only, so shards never diverge and the bits do not depend on
 //! the cuts of the vector. `driver.rs` has the algorithm, `measure.rs` its measurements over all shards, `gram.rs` the direction,
 //! `line_search.rs` the step length. None of them touches an element: `passes.rs` declares the operations on vectors, `here.rs`
-//! implements them on the CPU and `there.rs` on a GPU.
+//! implements them on the CPU, `rounded.rs` for a history of 16 bits, and `there.rs` on a GPU.
 
 mod cubic;
 mod driver;
@@ -11,12 +11,14 @@ mod error;
 mod fold;
 mod gram;
 mod here;
+mod history;
 #[cfg(feature = "cuda")]
 mod launches;
 mod line_search;
 mod measure;
 mod passes;
 mod report;
+mod rounded;
 mod saving;
 mod state;
 #[cfg(feature = "cuda")]
@@ -28,6 +30,7 @@ use crate::{Error, Reduce};
 use meshstep_tensor::{Slice, SliceMut};
 
 pub use error::LbfgsError;
+pub use history::History;
 pub use report::{Iterate, LbfgsReport, Loss, Stop};
 pub use state::LbfgsState;
 
@@ -56,6 +59,9 @@ pub struct Lbfgs {
     pub history_len: usize,
     /// Choice of the step length along a direction.
     pub line_search: LineSearch,
+    /// Type in which the pairs are kept. 16 bits need vectors of f32 in CPU memory: [`state_on`](Lbfgs::state_on) returns
+    /// [`Error::DType`] otherwise.
+    pub history: History,
 }
 
 /// Choice of the step length of [`Lbfgs`] along a direction.
@@ -78,6 +84,7 @@ impl Default for Lbfgs {
             tolerance_change: 1e-9,
             history_len: 100,
             line_search: LineSearch::None,
+            history: History::Exact,
         }
     }
 }
@@ -100,9 +107,15 @@ impl Lbfgs {
         check.range("history_len", self.history_len as f64, few, "1 to 10000")
     }
 
-    /// Returns the hyperparameters by name, for comparison between ranks and for reports; a switch is 0 or 1.
+    /// Returns the hyperparameters by name, for comparison between ranks and for reports; a switch is 0 or 1. A history of 16 bits is a
+    /// switch that an exact one lacks.
     pub fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
-        vec![
+        let history = match self.history {
+            History::Exact => None,
+            History::Bf16 => Some(("history_bf16", 1.0)),
+            History::F16 => Some(("history_f16", 1.0)),
+        };
+        let all = [
             ("lr", self.lr),
             ("max_iter", self.max_iter as f64),
             ("max_eval", self.evaluations() as f64),
@@ -110,7 +123,8 @@ impl Lbfgs {
             ("tolerance_change", self.tolerance_change),
             ("history_len", self.history_len as f64),
             ("strong_wolfe", f64::from(u8::from(self.line_search == LineSearch::StrongWolfe))),
-        ]
+        ];
+        all.into_iter().chain(history).collect()
     }
 
     /// Returns the number of evaluations after which no iteration begins.

@@ -77,6 +77,20 @@ impl<'a> Others<'a> {
         (&mut one[0], Others { before, after })
     }
 
+    /// Splits the vectors of `d` into the direction, its row in a rounded history, and the rows of the other slots. `d` is the direction of
+    /// a rounded history; in an exact one the direction is the row of slot `but`.
+    pub(super) fn of_direction(
+        d: &'a mut Option<Buffer>,
+        rows: &'a mut [Buffer],
+        but: usize,
+    ) -> (&'a mut Buffer, Option<&'a mut Buffer>, Others<'a>) {
+        let (row, others) = Others::of(rows, but);
+        match d {
+            Some(d) => (d, Some(row), others),
+            None => (row, None, others),
+        }
+    }
+
     fn get(&self, slot: usize) -> &'a Buffer {
         match slot.checked_sub(self.before.len()) {
             None => &self.before[slot],
@@ -94,6 +108,9 @@ pub(super) struct Measure<'a> {
     pub(super) d: Slice<'a>,
     /// Requested sums of both.
     pub(super) asked: Asked,
+    /// Gradient before a step along the direction, if the largest magnitudes of `d` and of the gradient's change are requested. Only a
+    /// history with scales requests them.
+    pub(super) change_from: Option<Slice<'a>>,
     /// New pair after a step along the direction, if there was one.
     pub(super) pair: Option<NewPair<'a>>,
 }
@@ -110,10 +127,21 @@ pub(super) struct Asked {
 }
 
 /// New pair: the direction, and `y`, which receives the gradient minus `before`. Measures the products of the rows, the direction and `y`
-/// with the gradient, `d . y`, `y . y`, and the number of non-finite elements of `d` and `y`.
+/// with the gradient, `d . y`, `y . y`, and the number of non-finite elements of `d` and `y`. In a rounded history all of these are the
+/// rounded rows', and the products of all rows with the rounded `y` follow those with the gradient.
 #[derive(Debug)]
 pub(super) struct NewPair<'a> {
     pub(super) y: SliceMut<'a>,
     pub(super) before: Slice<'a>,
     pub(super) rows: Rows<'a>,
+    /// Present if the history is rounded: then `y` is a row too.
+    pub(super) rounded: Option<RoundedRow<'a>>,
+}
+
+/// Row of a new pair's direction in a rounded history, and the scales of this row and of that of `y`.
+#[derive(Debug)]
+pub(super) struct RoundedRow<'a> {
+    pub(super) d: SliceMut<'a>,
+    /// Powers of two by which `d` and `y` are multiplied before they are rounded.
+    pub(super) scales: [f32; 2],
 }

@@ -4,22 +4,27 @@ use super::fold::Fold;
 use super::gram::Gram;
 use super::here::Here;
 use super::passes::Passes;
-use super::{Lbfgs, LineSearch};
+use super::rounded::RoundedHere;
+use super::{History, Lbfgs, LineSearch};
 use crate::Error;
-use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, Slice, bf16, f16};
 use std::ops::Range;
 
 /// History and progress of [`Lbfgs`] on one vector, or one shard of it.
 ///
 /// Memory: `2 (history_len + 1) + 3` vectors, two more with a line search, and `6 (history_len + 1)` exact sums of about a kilobyte each.
-/// A GPU holds `2 (history_len + 1)` more sums.
+/// A GPU holds `2 (history_len + 1)` more sums. A [`History`] of 16 bits has `2 (history_len + 1)` vectors of half the bytes, one more
+/// vector in f32, and `10 (history_len + 1)` sums.
 #[derive(Debug)]
 pub struct LbfgsState {
     pub(super) len: usize,
     pub(super) dtype: DType,
     pub(super) queue: Queue,
     pub(super) passes: Box<dyn Passes>,
-    /// Direction of every slot, of which its `s` is a multiple. The spare slot holds that of the last iteration.
+    pub(super) history: History,
+    /// Direction of the last iteration, if the history is rounded.
+    pub(super) d: Option<Buffer>,
+    /// Direction of every slot, of which its `s` is a multiple. In an exact history the spare slot holds that of the last iteration.
     pub(super) ds: Vec<Buffer>,
     /// `y` of every slot.
     pub(super) ys: Vec<Buffer>,
@@ -57,21 +62,30 @@ impl Lbfgs {
         if !matches!(dtype, DType::F32 | DType::F64) {
             return Err(Error::DType { what: "params", given: dtype, works: "f32 or f64" });
         }
-        let vector = || Buffer::zeroed_on(queue, len, dtype, meter, Category::State);
-        let vectors = |count| (0..count).map(|_| vector()).collect::<Result<Vec<_>, _>>();
+        let rows = self.history.row_type(dtype)?;
+        let rounded = self.history.is_rounded();
+        if rounded && queue.place() != Place::Cpu {
+            let (what, works) =
+                ("the history of L-BFGS on a GPU", "History::Exact there, or a queue of the CPU");
+            return Err(Error::DType { what, given: rows, works });
+        }
+        let of = |dtype| Buffer::zeroed_on(queue, len, dtype, meter, Category::State);
+        let vectors = |count, dtype| (0..count).map(|_| of(dtype)).collect::<Result<Vec<_>, _>>();
         Ok(LbfgsState {
             len,
             dtype,
             queue: queue.clone(),
-            passes: passes(self.history_len, len, dtype, queue, meter)?,
-            ds: vectors(self.history_len + 1)?,
-            ys: vectors(self.history_len + 1)?,
-            start: vector()?,
-            grads: vectors(self.gradients())?,
+            passes: passes(self, len, dtype, queue, meter)?,
+            history: self.history,
+            d: rounded.then(|| of(dtype)).transpose()?,
+            ds: vectors(self.history_len + 1, rows)?,
+            ys: vectors(self.history_len + 1, rows)?,
+            start: of(dtype)?,
+            grads: vectors(self.gradients(), dtype)?,
             before: 0,
             t: 0.0,
-            gram: Gram::new(self.history_len),
-            fold: Fold::new(self.history_len, dtype),
+            gram: if rounded { Gram::rounded(self.history_len) } else { Gram::new(self.history_len) },
+            fold: Fold::new(self.history_len, self.history, dtype),
             iterations: 0,
             evaluations: 0,
             history_len: self.history_len,
@@ -89,7 +103,7 @@ impl Lbfgs {
 
 /// Creates the passes for the queue's place.
 fn passes(
-    history_len: usize,
+    rule: &Lbfgs,
     len: usize,
     dtype: DType,
     queue: &Queue,
@@ -97,13 +111,16 @@ fn passes(
 ) -> Result<Box<dyn Passes>, Error> {
     #[cfg(feature = "cuda")]
     if let Some(stream) = queue.stream() {
-        let there = super::there::There::new(history_len, (len, dtype), stream, meter)?;
+        let there = super::there::There::new(rule.history_len, (len, dtype), stream, meter)?;
         return Ok(Box::new(there));
     }
     let _ = meter;
-    Ok(match dtype {
-        DType::F32 => Box::new(Here::<f32>::new(history_len, len, queue.threads())),
-        _ => Box::new(Here::<f64>::new(history_len, len, queue.threads())),
+    let (threads, history_len) = (queue.threads(), rule.history_len);
+    Ok(match (rule.history, dtype) {
+        (History::Bf16, _) => Box::new(RoundedHere::<bf16>::new(history_len, len, threads)),
+        (History::F16, _) => Box::new(RoundedHere::<f16>::new(history_len, len, threads)),
+        (History::Exact, DType::F32) => Box::new(Here::<f32>::new(history_len, len, threads)),
+        _ => Box::new(Here::<f64>::new(history_len, len, threads)),
     })
 }
 
@@ -134,6 +151,11 @@ impl LbfgsState {
         self.fold.most_words()
     }
 
+    /// Returns the type of the history.
+    pub fn history(&self) -> History {
+        self.history
+    }
+
     /// Returns the number of pairs in the history.
     pub fn pairs(&self) -> usize {
         self.gram.len()
@@ -141,7 +163,7 @@ impl LbfgsState {
 
     /// Resets the state to that of a new run, keeping its memory.
     pub fn reset(&mut self) {
-        self.gram = Gram::new(self.history_len);
+        self.gram = self.gram.like();
         (self.iterations, self.evaluations, self.t) = (0, 0, 0.0);
     }
 
@@ -157,6 +179,9 @@ impl LbfgsState {
         if rule.history_len != self.history_len {
             let (given, expected) = (rule.history_len, self.history_len);
             return Err(Error::Len { what: "the history", given, expected });
+        }
+        if rule.history != self.history {
+            return Err(Error::History { given: rule.history, expected: self.history });
         }
         if self.grads.len() < rule.gradients() {
             let (given, expected) = (self.grads.len(), rule.gradients());

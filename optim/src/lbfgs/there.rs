@@ -103,7 +103,7 @@ impl There {
     }
 
     /// Launches the kernels of the requested measurement.
-    fn launch(&mut self, Measure { g, d, asked, mut pair }: Measure<'_>) -> Result<(), Error> {
+    fn launch(&mut self, Measure { g, d, asked, mut pair, .. }: Measure<'_>) -> Result<(), Error> {
         let Asked { gradient, magnitudes, slope } = asked;
         let ranges = self.counted.there(self.dtype, &self.queue, &self.meter)?;
         let older = pair.as_ref().map_or(0, |pair| pair.rows.len());

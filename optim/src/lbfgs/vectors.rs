@@ -1,16 +1,18 @@
 //! Elementwise passes over whole vectors, each element by one fixed sequence, with measurements of results while they are in the cache.
 
-use crate::norm::{CHUNK, Source, Wide};
-use crate::precision::number::Real;
+use crate::norm::{CHUNK, PIECE, Source, Wide};
+use crate::precision::number::{Real, Stored};
 use crate::{Isa, Norm, NormAccumulator};
 use meshstep_tensor::simd::Body;
 use meshstep_tensor::{SplitParts, Threads};
 use std::array::from_fn;
+use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Number type of vectors: f32 or f64.
-pub(super) trait Number: Real + Wide + Source {}
+pub(super) trait Number: Real + Wide + Source + Stored<Self> {}
 
-impl<T: Real + Wide + Source> Number for T {}
+impl<T: Real + Wide + Source + Stored<Self>> Number for T {}
 
 /// Elements of a block in which a direction is summed: long enough to read each row at full memory bandwidth.
 const BLOCK: usize = 8192;
@@ -63,14 +65,14 @@ pub(super) fn difference<T: Number, S: Send>(
     spread(threads, [y], CHUNK, zero, part, merge)
 }
 
-/// Computes `d = coef g + sum over i of coef_i row_i`, each element in f64 by fused multiply-adds in that order, rounded once. Returns
-/// the bits of the largest magnitude, or of infinity if an element is not finite.
-pub(super) fn combine<'r, T: Number>(
+/// Computes `d = coef g + sum over i of coef_i row_i`, each element in f64 by fused multiply-adds in that order, rounded once. Rows may
+/// have elements of another type `R`. Returns the bits of the largest magnitude, or of infinity if an element is not finite.
+pub(super) fn combine<'r, T: Number, R: Stored<T>>(
     threads: &Threads,
     d: &mut [T],
     (coef, g): (f64, &[T]),
     rows: usize,
-    row: &(impl Fn(usize) -> Result<(f64, &'r [T]), meshstep_tensor::Error> + Sync),
+    row: &(impl Fn(usize) -> Result<(f64, &'r [R]), meshstep_tensor::Error> + Sync),
 ) -> Result<u64, meshstep_tensor::Error> {
     // Check all rows before writing anything.
     (0..rows).try_for_each(|i| row(i).map(|_| ()))?;
@@ -82,12 +84,12 @@ pub(super) fn combine<'r, T: Number>(
 }
 
 /// Computes the elements from `first` on.
-fn combine_part<'r, T: Number>(
+fn combine_part<'r, T: Number, R: Stored<T>>(
     first: usize,
     d: &mut [T],
     (coef, g): (f64, &[T]),
     rows: usize,
-    row: &impl Fn(usize) -> (f64, &'r [T]),
+    row: &impl Fn(usize) -> (f64, &'r [R]),
 ) -> u64 {
     let mut room = [0.0; BLOCK];
     let mut largest = NormAccumulator::new(Norm::Inf);
@@ -101,18 +103,74 @@ fn combine_part<'r, T: Number>(
         };
         let mut i = 0;
         while i + TOGETHER <= rows {
-            Isa::detect().run(Added { sum, rows: from_fn::<_, TOGETHER, _>(|k| at(i + k)) });
+            Isa::detect().run(Added::<T, R, TOGETHER>::new(sum, from_fn(|k| at(i + k))));
             i += TOGETHER;
         }
-        (i..rows).for_each(|i| Isa::detect().run(Added { sum, rows: [at(i)] }));
+        (i..rows).for_each(|i| Isa::detect().run(Added::<T, R, 1>::new(sum, [at(i)])));
         Isa::detect().run(Each { out: d, value: |i| T::from_f64(room[i]) });
         largest.inline(Isa::detect(), d);
     }
+    bits_of(&largest)
+}
+
+/// Returns the bits of the largest magnitude, or of infinity if an element is not finite.
+fn bits_of(largest: &NormAccumulator) -> u64 {
     if largest.non_finite() > 0 { f64::INFINITY.to_bits() } else { largest.max_bits() }
 }
 
+/// Rounds a new pair into its rows: `d_row = scale_d d` and `y_row = scale_y (g - before)`, each rounded to nearest even once. Calls `work`
+/// with pieces of both rows of at most [`PIECE`] elements and their start index, while they are in the cache.
+pub(super) fn round_pair<R: Stored<f32>, S: Send>(
+    threads: &Threads,
+    rows: [&mut [R]; 2],
+    [d, g, before]: [&[f32]; 3],
+    [of_d, of_y]: [f32; 2],
+    zero: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, usize, [&[R]; 2]) + Sync,
+    merge: impl Fn(&mut S, S) + Sync,
+) -> S {
+    let part = |sum: &mut S, (first, [d_row, y_row]): (usize, [&mut [R]; 2])| {
+        let pieces = d_row.chunks_mut(PIECE).zip(y_row.chunks_mut(PIECE));
+        for (first, (d_row, y_row)) in (first..).step_by(PIECE).zip(pieces) {
+            let (d, g, before) = (&d[first..], &g[first..], &before[first..]);
+            Isa::detect().run(Each { out: &mut *d_row, value: |i| R::narrow(of_d * d[i]) });
+            Isa::detect().run(Each { out: &mut *y_row, value: |i| R::narrow(of_y * (g[i] - before[i])) });
+            work(sum, first, [d_row, y_row]);
+        }
+    };
+    spread(threads, rows, CHUNK, zero, part, merge)
+}
+
+/// Returns the bits of the largest magnitudes of `d` and of `g - before` in some ranges, or of infinity if an element is not finite.
+pub(super) fn largest_change(
+    threads: &Threads,
+    ranges: &[Range<usize>],
+    [d, g, before]: [&[f32]; 3],
+) -> [u64; 2] {
+    let nothing = || [(); 2].map(|()| NormAccumulator::new(Norm::Inf));
+    let merge = |all: &mut [NormAccumulator; 2], other: [NormAccumulator; 2]| {
+        all.iter_mut().zip(&other).for_each(|(all, other)| all.merge(other));
+    };
+    let mut all = nothing();
+    for range in ranges {
+        let work = |[of_d, of_y]: &mut [NormAccumulator; 2], start: usize| {
+            let mut room = [0.0; BLOCK];
+            let end = range.end.min(start + PART);
+            for first in (start..end).step_by(BLOCK) {
+                let y = &mut room[..BLOCK.min(end - first)];
+                let (g, before) = (&g[first..], &before[first..]);
+                Isa::detect().run(Each { out: &mut *y, value: |i| g[i] - before[i] });
+                of_d.inline(Isa::detect(), &d[first..first + y.len()]);
+                of_y.inline(Isa::detect(), y);
+            }
+        };
+        merge(&mut all, threads.fold(range.clone().step_by(PART), nothing, work, merge));
+    }
+    all.each_ref().map(bits_of)
+}
+
 /// Folds parts of vectors of one length, each with the index of its first element, on several threads if they are long.
-fn spread<T: Number, S: Send, const N: usize>(
+fn spread<T: Send, S: Send, const N: usize>(
     threads: &Threads,
     vectors: [&mut [T]; N],
     least: usize,
@@ -160,19 +218,27 @@ impl<T: Number> Body for Scaled<'_, T> {
     }
 }
 
-struct Added<'a, T, const N: usize> {
+/// Rows of `R`, each element read as `T`, added to a sum.
+struct Added<'a, T, R, const N: usize> {
     sum: &'a mut [f64],
-    rows: [(f64, &'a [T]); N],
+    rows: [(f64, &'a [R]); N],
+    read_as: PhantomData<T>,
 }
 
-impl<T: Number, const N: usize> Body for Added<'_, T, N> {
+impl<'a, T, R, const N: usize> Added<'a, T, R, N> {
+    fn new(sum: &'a mut [f64], rows: [(f64, &'a [R]); N]) -> Self {
+        Added { sum, rows, read_as: PhantomData }
+    }
+}
+
+impl<T: Number, R: Stored<T>, const N: usize> Body for Added<'_, T, R, N> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         let rows = self.rows.map(|(coef, of)| (coef, &of[..self.sum.len()]));
         for (i, sum) in self.sum.iter_mut().enumerate() {
-            *sum = rows.iter().fold(*sum, |sum, (coef, of)| coef.mul_add(of[i].into(), sum));
+            *sum = rows.iter().fold(*sum, |sum, (coef, of)| coef.mul_add(of[i].widen().into(), sum));
         }
     }
 }

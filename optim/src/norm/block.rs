@@ -127,6 +127,13 @@ pub(super) fn product_bits(x: Exponents, y: Exponents) -> Bits {
     Bits { last: last(x) + last(y), bound: x.high + y.high + 2 }
 }
 
+/// Returns the bit range of products of numbers with `fraction` significand bits after the first, all multiples of `2^smallest`.
+#[inline(always)]
+pub(super) fn rounded_product_bits(x: Exponents, y: Exponents, fraction: i32, smallest: i32) -> Bits {
+    let last = |of: Exponents| (of.low - fraction).max(smallest);
+    Bits { last: last(x) + last(y), bound: x.high + y.high + 2 }
+}
+
 /// Returns the product plus `c`, rounded once.
 #[inline(always)]
 fn product<X: Wide>(x: X, y: X, c: f64) -> f64 {

@@ -114,15 +114,24 @@ impl<X: Wide> Body for Blocks<'_, X> {
                 Some(next @ [_, ..]) => next.as_ptr(),
                 _ => self.after.wrapping_add(at - self.ys.len()),
             };
-            match (Exponents::of(of_x), Exponents::of(of_y)) {
-                (Some(i), Some(j)) => {
-                    X::add_products([(x, i), (y, j)], Ahead::block(next), &mut lanes, self.sum);
-                }
-                _ if of_x.largest() == 0 || of_y.largest() == 0 => {}
-                _ => plainly(x, y, self.sum),
-            }
+            add_block((x, of_x), (y, of_y), Ahead::block(next), (&mut lanes, &mut *self.sum));
         }
         lanes.deposit(self.sum);
+    }
+}
+
+/// Adds the products of two blocks, each with its extent.
+#[inline(always)]
+pub(super) fn add_block<X: Wide>(
+    (x, of_x): (&[X], Extent<X>),
+    (y, of_y): (&[X], Extent<X>),
+    ahead: Ahead,
+    (lanes, sum): (&mut Lanes, &mut ExactSum),
+) {
+    match (Exponents::of(of_x), Exponents::of(of_y)) {
+        (Some(i), Some(j)) => X::add_products([(x, i), (y, j)], ahead, lanes, sum),
+        _ if of_x.largest() == 0 || of_y.largest() == 0 => {}
+        _ => plainly(x, y, sum),
     }
 }
 

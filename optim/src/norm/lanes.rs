@@ -72,7 +72,7 @@ impl Lanes {
 
     /// Makes room for `terms` more terms with this bit range.
     #[inline(always)]
-    fn make_room(&mut self, terms: usize, Bits { last, bound }: Bits, sum: &mut ExactSum) {
+    pub(super) fn make_room(&mut self, terms: usize, Bits { last, bound }: Bits, sum: &mut ExactSum) {
         let terms = terms.div_ceil(LANES);
         if self.left < terms || bound > self.bound || last < self.bound - SPAN {
             self.deposit(sum);
@@ -97,5 +97,82 @@ impl Lanes {
         }
         sum.add(self.rests[0]);
         *self = Lanes::new();
+    }
+}
+
+/// Number of sums of [`WholeLanes`]: with those of [`Lanes`] they fit the registers of AVX2.
+const WHOLE_LANES: usize = LANES / 2;
+
+/// Lanes for terms that are multiples of the grid and leave no rest.
+pub(crate) struct WholeLanes {
+    bound: i32,
+    left: usize,
+    sums: [f64; WHOLE_LANES],
+}
+
+impl WholeLanes {
+    /// Creates empty lanes.
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        WholeLanes { bound: 0, left: 0, sums: [magic(PER_LANE); WHOLE_LANES] }
+    }
+
+    /// Returns true if terms with this bit range are multiples of the grid.
+    #[inline(always)]
+    pub(super) fn hold(Bits { last, bound }: Bits) -> bool {
+        last >= bound + PER_LANE - GRIDS && in_range(bound + PER_LANE)
+    }
+
+    /// Makes room for `terms` more terms with this bit range.
+    #[inline(always)]
+    pub(super) fn make_room(&mut self, terms: usize, Bits { last, bound }: Bits, sum: &mut ExactSum) {
+        let terms = terms.div_ceil(WHOLE_LANES);
+        if self.left < terms || bound > self.bound || last < self.bound + PER_LANE - GRIDS {
+            self.deposit(sum);
+            (self.bound, self.left) = (bound, 1 << PER_LANE);
+            self.sums = [magic(bound + PER_LANE); WHOLE_LANES];
+        }
+        self.left -= terms;
+    }
+
+    /// Adds the products of each element of `row` with `ys` here, and those with `xs` to `lanes`. Both have room for them.
+    #[inline(always)]
+    pub(super) fn add_with(&mut self, lanes: &mut Lanes, [xs, ys, row]: [&[f32]; 3], ahead: Ahead) {
+        let ((x_parts, x_last), (y_parts, y_last)) = (xs.as_chunks::<LANES>(), ys.as_chunks::<LANES>());
+        let (r_parts, r_last) = row.as_chunks::<LANES>();
+        let one = |x: f32, r: f32, sum: &mut f64, rest: &mut f64| {
+            let (x, r) = (f64::from(x), f64::from(r));
+            let next = x.mul_add(r, *sum);
+            *rest += x.mul_add(r, *sum - next);
+            *sum = next;
+        };
+        let whole = |y: f32, r: f32, sum: &mut f64| *sum = f64::from(y).mul_add(f64::from(r), *sum);
+        // Local copies, which stay in registers.
+        let (mut sums, mut rests, mut wholes) = (lanes.sums, lanes.rests, self.sums);
+        for (part, ((x, y), r)) in x_parts.iter().zip(y_parts).zip(r_parts).enumerate() {
+            fetch(ahead.next.wrapping_add(part * ahead.bytes), ahead.bytes);
+            for lane in 0..LANES {
+                one(x[lane], r[lane], &mut sums[lane], &mut rests[lane]);
+            }
+            for lane in 0..LANES {
+                whole(y[lane], r[lane], &mut wholes[lane % WHOLE_LANES]);
+            }
+        }
+        (lanes.sums, lanes.rests, self.sums) = (sums, rests, wholes);
+        for (i, (x, r)) in x_last.iter().zip(r_last).enumerate() {
+            one(*x, *r, &mut lanes.sums[i], &mut lanes.rests[i]);
+        }
+        for (i, (y, r)) in y_last.iter().zip(r_last).enumerate() {
+            whole(*y, *r, &mut self.sums[i % WHOLE_LANES]);
+        }
+    }
+
+    /// Adds the content of the lanes to `sum`, and empties them.
+    #[inline(always)]
+    pub(super) fn deposit(&mut self, sum: &mut ExactSum) {
+        let start = magic(self.bound + PER_LANE);
+        let counted = self.sums.iter().fold(0u64, |all, sum| all.wrapping_add(sum.to_bits()));
+        sum.add_integer(grids(counted, start, WHOLE_LANES), self.bound + PER_LANE - GRIDS);
+        *self = WholeLanes::new();
     }
 }

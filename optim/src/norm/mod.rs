@@ -6,6 +6,7 @@ mod dot;
 mod exact;
 mod extent;
 mod lanes;
+mod row_dots;
 pub(crate) mod tensor_sums;
 
 use crate::engine::check::check_isa;
@@ -18,6 +19,7 @@ use meshstep_tensor::{DType, Slice, Threads, bf16, f16};
 
 pub(crate) use dot::{CHUNK, Chunk, add_dot};
 pub use exact::ExactSum;
+pub(crate) use row_dots::{Both, PIECE, RowElement};
 
 /// Norm of a vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -2,7 +2,8 @@
 
 use crate::common::{DTYPES, Memory, rules, segment, tried};
 use meshstep_optim::{
-    AdamW, Alone, Flat, Isa, Lbfgs, LineSearch, Loss, Norm, NormAccumulator, Rule as _, Scalars, accumulate,
+    AdamW, Alone, Flat, History, Isa, Lbfgs, LineSearch, Loss, Norm, NormAccumulator, Rule as _, Scalars,
+    accumulate,
 };
 use meshstep_tensor::{DType, Meter, Place, Queue, Slice, SliceMut, Threads};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -82,6 +83,31 @@ fn iterations_of_lbfgs_allocate_nothing() {
             let (x, g) = (x.typed::<f64>().unwrap(), g.typed_mut::<f64>().unwrap());
             g.iter_mut().zip(x).enumerate().for_each(|(i, (g, x))| *g = x * x * x * (1.0 + i as f64 / 100.0));
             let quartic = |(i, x): (usize, &f64)| x.powi(4) / 4.0 * (1.0 + i as f64 / 100.0);
+            Ok::<_, std::convert::Infallible>(Loss::Whole(x.iter().enumerate().map(quartic).sum()))
+        };
+        let report = rule.step((&mut x[..]).into(), closure, &Alone, &mut state).unwrap();
+        assert_eq!(COUNT.get() - at_first, 0, "{report:?}");
+        assert!(report.evaluations > 20 && state.pairs() == 9, "{report:?}");
+    }
+}
+
+#[test]
+fn iterations_with_rounded_pairs_allocate_nothing() {
+    for (history, line_search) in [
+        (History::Bf16, LineSearch::None),
+        (History::F16, LineSearch::None),
+        (History::F16, LineSearch::StrongWolfe),
+    ] {
+        let rule = Lbfgs { lr: 0.1, max_iter: 40, line_search, history_len: 9, history, ..Lbfgs::default() };
+        let rule = Lbfgs { tolerance_change: 0.0, tolerance_grad: 0.0, ..rule };
+        let mut state = rule.state(5_000, DType::F32, &Meter::new()).unwrap();
+        let (mut x, mut calls, mut at_first) = (vec![0.5f32; 5_000], 0, 0);
+        let closure = |x: Slice<'_>, mut g: SliceMut<'_>| {
+            calls += 1;
+            at_first = if calls == 2 { COUNT.get() } else { at_first };
+            let (x, g) = (x.typed::<f32>().unwrap(), g.typed_mut::<f32>().unwrap());
+            g.iter_mut().zip(x).enumerate().for_each(|(i, (g, x))| *g = x * x * x * (1.0 + i as f32 / 100.0));
+            let quartic = |(i, x): (usize, &f32)| f64::from(*x).powi(4) / 4.0 * (1.0 + i as f64 / 100.0);
             Ok::<_, std::convert::Infallible>(Loss::Whole(x.iter().enumerate().map(quartic).sum()))
         };
         let report = rule.step((&mut x[..]).into(), closure, &Alone, &mut state).unwrap();

@@ -1,6 +1,7 @@
-//! Every rule and recipe, and the memory of one update.
+//! Every rule and recipe, the memory of one update, and iterations of L-BFGS.
 
 mod case;
+pub mod lbfgs;
 mod memory;
 mod rows;
 

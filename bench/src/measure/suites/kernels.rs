@@ -1,14 +1,18 @@
-//! Every update rule and recipe compared with a loop that moves the same bytes.
+//! Every update rule and recipe compared with a loop that moves the same bytes, and iterations of L-BFGS by type of history.
 
 use anyhow::Result;
+use meshstep_bench_cases::race::race;
+use meshstep_bench_cases::update::lbfgs::{HISTORY, Iterations};
 use meshstep_bench_cases::update::{Case, rows};
+use meshstep_optim::History;
 
 use crate::measure::effort::Effort;
 use crate::measure::record::{Cell, Section, Table, Wanted};
 use crate::measure::suites::references;
 
 const ABOUT: &str = "One update of a flat vector, in turns with a loop on as many threads that reads and writes the same bytes in \
-                     place. Rows are every rule in f32, and AdamW with every recipe.";
+                     place. Rows are every rule in f32, and AdamW with every recipe. Then an \
+                     iteration of L-BFGS with each type of history.";
 
 pub(crate) fn run(effort: Effort) -> Result<Section> {
     let mut section = Section::new("kernels", ABOUT);
@@ -46,5 +50,24 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     }
     let passes = references::passes(effort)?;
     section.tables.extend([table, references::table("references of these updates", &passes)]);
+    section.tables.push(histories(effort)?);
     Ok(section)
+}
+
+/// Compares an iteration of L-BFGS with each type of history; all runs are in turns.
+fn histories(effort: Effort) -> Result<Table> {
+    let columns = ["f32", "bf16", "f16", "bf16 / f32", "f16 / f32"];
+    let mut table = Table::new("L-BFGS, one iteration by type of history", &columns);
+    for len in [effort.pick(100_000, 1_000_000), effort.pick(1_000_000, 10_000_000)] {
+        let histories = [History::Exact, History::Bf16, History::F16];
+        let runs = histories.into_iter().map(|history| Iterations::new(len, history));
+        let mut runs = runs.collect::<Result<Vec<_>>>()?;
+        let turns = (0..runs.len()).map(|i| Iterations::contestant(move |runs: &mut Vec<_>| &mut runs[i]));
+        let samples = race(&mut runs, effort.pick(5, 21), turns.collect())?;
+        let [exact, bf16, f16] = &samples[..] else { continue };
+        let times = [exact, bf16, f16].map(|samples| Cell::Time(samples.median()));
+        let ratios = [bf16, f16].map(|samples| Cell::Ratio(samples.over(exact).median()));
+        table.row(format!("{len} parameters, {HISTORY} pairs"), times.into_iter().chain(ratios));
+    }
+    Ok(table)
 }

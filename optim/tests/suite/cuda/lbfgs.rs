@@ -3,7 +3,8 @@
 use crate::common::Random;
 use crate::cuda::gpu::{all, queue};
 use meshstep_optim::{
-    Alone, Error, Iterate, Lbfgs, LbfgsError, LbfgsReport, LineSearch, Loss, Reduce, ReduceError, Stop,
+    Alone, Error, History, Iterate, Lbfgs, LbfgsError, LbfgsReport, LineSearch, Loss, Reduce, ReduceError,
+    Stop,
 };
 use meshstep_tensor::cuda;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, Slice, SliceMut, cast};
@@ -384,4 +385,6 @@ fn memory_of_another_place_is_refused() {
     }
     let bad = rule.state_on(3, DType::BF16, &queue, &Meter::new()).map(drop);
     assert!(matches!(bad, Err(Error::DType { given: DType::BF16, .. })));
+    let rounded = Lbfgs { history: History::F16, ..rule }.state_on(3, DType::F32, &queue, &Meter::new());
+    assert!(matches!(rounded.map(drop), Err(Error::DType { given: DType::F16, .. })));
 }

@@ -1,5 +1,6 @@
 //! L-BFGS against its plain form, on any number of shards, and its errors.
 
+mod history;
 mod problems;
 mod reference;
 mod refusals;

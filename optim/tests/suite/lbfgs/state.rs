@@ -3,7 +3,7 @@
 use crate::common::Values;
 use crate::lbfgs::problems::{classic_start, rosenbrock};
 use crate::lbfgs::{searching, wide};
-use meshstep_optim::{Alone, Lbfgs, LbfgsState, Loss, Stop};
+use meshstep_optim::{Alone, History, Lbfgs, LbfgsState, Loss, Stop};
 use meshstep_tensor::{DType, Meter, Slice, SliceMut};
 use std::convert::Infallible;
 
@@ -23,7 +23,11 @@ fn a_saved_state_goes_on_with_the_same_bits() {
     const LEN: usize = 10;
     let fixed = Lbfgs { lr: 1e-3, max_iter: 4, history_len: 3, ..Lbfgs::default() };
     for rule in [fixed, Lbfgs { max_iter: 4, history_len: 3, ..searching() }] {
-        for dtype in [DType::F32, DType::F64] {
+        let [exact, bf16, f16] = [History::Exact, History::Bf16, History::F16];
+        for (dtype, history) in
+            [(DType::F32, exact), (DType::F64, exact), (DType::F32, bf16), (DType::F32, f16)]
+        {
+            let rule = Lbfgs { history, ..rule.clone() };
             let mut start = classic_start(LEN).into_iter();
             let mut x = Values::new(dtype, LEN, || start.next().unwrap());
             let mut state = rule.state(LEN, dtype, &Meter::new()).unwrap();
@@ -40,7 +44,7 @@ fn a_saved_state_goes_on_with_the_same_bits() {
                 let mut there = Values::new(dtype, LEN, || begun.next().unwrap());
                 step(&rule, &mut there, &mut other);
                 step(&rule, &mut x, &mut state);
-                assert_eq!(x.bits(), there.bits(), "{dtype} {round} {:?}", rule.line_search);
+                assert_eq!(x.bits(), there.bits(), "{dtype} {round} {rule:?}");
                 assert_eq!(state.words(), other.words());
             }
             assert_eq!(state.pairs(), 3);

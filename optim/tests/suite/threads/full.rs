@@ -4,7 +4,8 @@ use super::{LEN, minimize, numbers};
 use crate::common::rules;
 use meshstep_cases::occupied::delay_by_full_rayon;
 use meshstep_optim::{
-    Flat, Isa, Lamb, LineSearch, Merge, Norm, NormAccumulator, Rule, Scalars, Segment, TensorSums, accumulate,
+    Flat, History, Isa, Lamb, LineSearch, Merge, Norm, NormAccumulator, Rule, Scalars, Segment, TensorSums,
+    accumulate,
 };
 use meshstep_tensor::{Queue, SliceMut};
 use std::time::Duration;
@@ -56,5 +57,5 @@ fn norms_accumulations_and_merges_wait_for_nobody() {
 
 #[test]
 fn runs_of_lbfgs_wait_for_nobody() {
-    check("L-BFGS", || drop(minimize(250_001, LineSearch::None, &Queue::cpu())));
+    check("L-BFGS", || drop(minimize(250_001, (LineSearch::None, History::Bf16), &Queue::cpu())));
 }

@@ -4,8 +4,8 @@ mod full;
 
 use crate::common::{Memory, RECIPES, Random, Recipe, rules};
 use meshstep_optim::{
-    Alone, Isa, Lbfgs, LineSearch, Loss, Merge, Norm, NormAccumulator, NormSum, Rounding, Rule, Scalars,
-    Sees, Segment, TensorSums, accumulate, pack,
+    Alone, History, Isa, Lbfgs, LineSearch, Loss, Merge, Norm, NormAccumulator, NormSum, Rounding, Rule,
+    Scalars, Sees, Segment, TensorSums, accumulate, pack,
 };
 use meshstep_tensor::{Buffer, DType, Meter, Queue, Slice, SliceMut, Threads, bf16};
 use std::convert::Infallible;
@@ -119,8 +119,8 @@ fn merges_are_the_same() {
 }
 
 /// Runs L-BFGS on a bowl; returns the point.
-fn minimize(len: usize, line_search: LineSearch, queue: &Queue) -> Vec<u32> {
-    let rule = Lbfgs { lr: 0.5, max_iter: 4, history_len: 2, line_search, ..Lbfgs::default() };
+fn minimize(len: usize, (line_search, history): (LineSearch, History), queue: &Queue) -> Vec<u32> {
+    let rule = Lbfgs { lr: 0.5, max_iter: 4, history_len: 2, line_search, history, ..Lbfgs::default() };
     let mut state = rule.state_on(len, DType::F32, queue, &Meter::new()).unwrap();
     let mut x = numbers(6, len);
     let closure = |x: Slice<'_>, mut g: SliceMut<'_>| {
@@ -135,7 +135,9 @@ fn minimize(len: usize, line_search: LineSearch, queue: &Queue) -> Vec<u32> {
 #[test]
 fn runs_of_lbfgs_are_the_same() {
     for line_search in [LineSearch::None, LineSearch::StrongWolfe] {
-        same("L-BFGS", |queue| minimize(250_001, line_search, queue));
+        for history in [History::Exact, History::Bf16, History::F16] {
+            same("L-BFGS", |queue| minimize(250_001, (line_search, history), queue));
+        }
     }
 }
 

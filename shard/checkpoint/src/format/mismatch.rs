@@ -41,6 +41,16 @@ pub enum Mismatch {
         /// Type here.
         here: Type,
     },
+    /// L-BFGS keeps its pairs in another type. A history is not converted, because its products belong to the rounded pairs.
+    #[error(
+        "the history of L-BFGS was saved as {saved}, and is {here}; build L-BFGS with `history: History::{saved}`"
+    )]
+    History {
+        /// Type of the history in the checkpoint.
+        saved: String,
+        /// Type here.
+        here: String,
+    },
     /// A rule, group, schedule or recipe differs.
     #[error("{what} was saved as {saved}, and is {here}; go on with these by `other_settings`")]
     Setting {

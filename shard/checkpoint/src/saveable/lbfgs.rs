@@ -1,9 +1,11 @@
 //! Saved state of L-BFGS: its vectors are kept by rank, and saved by parameter.
 
+use crate::collective::load_options::Load;
 use crate::contents::{Contents, Saveable};
 use crate::error::CheckpointError;
 use crate::failure::{self, Failed};
-use crate::format::manifest::Type;
+use crate::format::manifest::{Manifest, Type};
+use crate::format::mismatch::Mismatch;
 use crate::format::placement::ModelPlacement;
 use crate::format::settings::Settings;
 use crate::parts::{CheckpointCall, SavedParts};
@@ -12,6 +14,7 @@ use meshstep_shard::extend::{LbfgsShard, OptimizerShard, VectorKind as Slot};
 use meshstep_shard::{Error, Optimizer, ShardedLbfgs};
 use meshstep_tensor::{Queue, Slice, SliceMut};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::fmt::Write;
 
 /// Section of L-BFGS: rule and progress.
@@ -65,13 +68,26 @@ impl SavedParts for ShardedLbfgs {
         }
     }
 
+    fn choose<'m>(&mut self, manifest: &'m Manifest, _: &Load) -> Result<Cow<'m, Manifest>, CheckpointError> {
+        // Refused here, because another history also has vectors of other names and types.
+        let LbfgsSection { lbfgs } = Settings::new(manifest.settings.clone()).section()?;
+        if let Some((_, words)) = lbfgs
+            && let Err(meshstep_optim::Error::History { given, expected }) = self.state().check(&words)
+        {
+            let [saved, here] = [given, expected].map(|history| format!("{history:?}"));
+            return Err(Mismatch::History { saved, here }.into());
+        }
+        Ok(Cow::Borrowed(manifest))
+    }
+
     fn tensors(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {
         let mut tensors = self.optimizer().tensors(placing)?;
-        let Some(dtype) = Type::of(self.dtype()) else { return Ok(tensors) };
         for (content, _) in tensors.iter_mut().zip(self.optimizer().params()).filter(|(_, p)| !p.frozen()) {
-            let names = self.state().vectors().map(|(name, _)| name);
-            let names = std::iter::once("x".to_owned()).chain(names);
-            let named = names.enumerate().map(|(i, name)| Named { slot: Slot::State(i), name, dtype });
+            let history = self.state().vectors().map(|(name, vector)| (name, vector.dtype()));
+            let all = std::iter::once(("x".to_owned(), self.dtype())).chain(history);
+            let named = all.enumerate().filter_map(|(i, (name, dtype))| {
+                Type::of(dtype).map(|dtype| Named { slot: Slot::State(i), name, dtype })
+            });
             content.vectors.extend(named);
         }
         Ok(tensors)

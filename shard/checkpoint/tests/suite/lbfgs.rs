@@ -5,7 +5,7 @@ use crate::failures::failed;
 use meshstep_checkpoint::{self as checkpoint, CheckpointError, Load, Mismatch, Moved, Save, Saver, Store};
 use meshstep_checkpoint_cases::Sim;
 use meshstep_comm::{Communicator, loopback};
-use meshstep_optim::{Lbfgs, LineSearch};
+use meshstep_optim::{History, Lbfgs, LineSearch};
 use meshstep_shard::{Error, MicroBatch, Options, ShardedLbfgs, Stage};
 use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut};
 use std::ops::Range;
@@ -14,15 +14,16 @@ use std::sync::Arc;
 const SIZES: [(&str, usize); 3] = [("a", 37), ("b", 1), ("c", 90)];
 
 fn make(comm: Arc<dyn Communicator>, rule: &Lbfgs, stage: Stage, frozen: usize) -> ShardedLbfgs {
+    // A history of 16 bits takes f32.
+    let dtype = if rule.history == History::Exact { DType::F64 } else { DType::F32 };
     let add = |layout: meshstep_tensor::LayoutBuilder, (name, len): (&str, usize)| {
-        layout.param(name, &[len], DType::F64)
+        layout.param(name, &[len], dtype)
     };
-    let layout =
-        SIZES.into_iter().fold(Layout::builder().unit("u"), add).frozen("still", &[frozen], DType::F64);
+    let layout = SIZES.into_iter().fold(Layout::builder().unit("u"), add).frozen("still", &[frozen], dtype);
     let options = Options { stage, bucket_len: Some(40), meter: Meter::new(), ..Options::default() };
     let first = |p: &Param, mut values: SliceMut<'_>| {
         let own: Vec<f64> = (0..p.len()).map(|i| (i as f64 * 0.7).sin()).collect();
-        values.copy_from(Slice::from(&own[..]))
+        values.cast_from(Slice::from(&own[..]))
     };
     ShardedLbfgs::new(comm, layout.build().unwrap(), rule.clone(), first, options).unwrap()
 }
@@ -33,7 +34,9 @@ fn loss(mb: &MicroBatch<'_>, units: &[Vec<String>]) -> Result<f64, Error> {
     for unit in units {
         let here = mb.gather(&unit[0])?;
         for name in &unit[1..] {
-            let x = here.param(name)?.typed::<f64>()?.to_vec();
+            let values = here.param(name)?;
+            let mut x = vec![0f64; values.len()];
+            meshstep_tensor::cast(values, (&mut x[..]).into())?;
             let scale = |i: usize| 1.0 + (i % 7) as f64 * 3.0;
             loss += x
                 .iter()
@@ -42,7 +45,11 @@ fn loss(mb: &MicroBatch<'_>, units: &[Vec<String>]) -> Result<f64, Error> {
                 .sum::<f64>();
             let grad =
                 x.iter().enumerate().map(|(i, x)| 2.0 * scale(i) * (x - 0.3) + 4.0 * x.powi(3) + x.sin());
-            mb.grad(name, &grad.collect::<Vec<_>>()[..])?;
+            let grad: Vec<f64> = grad.collect();
+            match values.dtype() {
+                DType::F32 => mb.grad(name, &grad.iter().map(|&g| g as f32).collect::<Vec<_>>()[..])?,
+                _ => mb.grad(name, &grad[..])?,
+            }
         }
     }
     Ok(loss)
@@ -59,6 +66,14 @@ fn steps(opt: &mut ShardedLbfgs, count: usize) -> Vec<u64> {
     (0..count).flat_map(step).collect()
 }
 
+/// Line searches, each with an exact history and one with a rounded one.
+const KINDS: [(LineSearch, History); 4] = [
+    (LineSearch::None, History::Exact),
+    (LineSearch::StrongWolfe, History::Exact),
+    (LineSearch::None, History::F16),
+    (LineSearch::StrongWolfe, History::Bf16),
+];
+
 /// Final state: parameters, and the reports of iterations.
 type End = (Vec<Vec<u8>>, Vec<u64>, [u64; 3]);
 
@@ -73,8 +88,8 @@ fn end(opt: &ShardedLbfgs, told: Vec<u64>) -> End {
 #[test]
 fn a_history_is_saved_and_gone_on_with_on_any_ranks() {
     let mut drawn = draws(1);
-    for line_search in [LineSearch::None, LineSearch::StrongWolfe] {
-        let rule = Lbfgs { lr: 0.05, max_iter: 3, history_len: 4, line_search, ..Lbfgs::default() };
+    for (line_search, history) in KINDS {
+        let rule = Lbfgs { lr: 0.05, max_iter: 3, history_len: 4, line_search, history, ..Lbfgs::default() };
         for (s, &stage) in STAGES.iter().enumerate().filter(|_| drawn()) {
             let store = Store::on(Arc::new(Sim::new("/run")), "/run");
             let (ranks, others) = ([3, 1, 4, 2, 5, 4][s], [2, 5, 3, 4, 1, 3][s]);
@@ -129,6 +144,53 @@ fn another_history_or_none_is_refused() {
             (_, other) => panic!("{other}"),
         }
     }
+}
+
+/// A history of another type, from which only the parameters would be of use.
+#[test]
+fn a_history_of_another_type_is_refused() {
+    let rule = |history| Lbfgs { max_iter: 3, history_len: 4, history, ..Lbfgs::default() };
+    for (saved, here) in [(History::Bf16, History::F16), (History::F16, History::Bf16)] {
+        let store = Store::on(Arc::new(Sim::new("/run")), "/run");
+        let told = loopback::spawn(2, |via| {
+            let mut old = make(via.clone(), &rule(saved), Stage::Zero1, 3);
+            steps(&mut old, 2);
+            checkpoint::save(&mut old, &store, Save { step: Some(2), ..Save::default() }).unwrap();
+            let mut new = make(via.clone(), &rule(here), Stage::Zero1, 3);
+            let all = Load { partial: true, other_settings: true, ..Load::default() };
+            let told = [Load::default(), all]
+                .map(|load| failed(checkpoint::load(&mut new, &store, load).map(drop).unwrap_err()).error);
+            let bytes = checkpoint::serialize(&mut old).unwrap();
+            assert!(checkpoint::deserialize(&mut new, &bytes).is_err());
+            assert!(checkpoint::reshard(&via, Some(&mut old), Some(&mut new)).is_err());
+            // The refusals have changed nothing.
+            let untouched = make(via.clone(), &rule(here), Stage::Zero1, 3);
+            assert!(on_from(new) == on_from(untouched));
+            told
+        });
+        for error in told.unwrap().remove(0) {
+            let expected = Mismatch::History { saved: format!("{saved:?}"), here: format!("{here:?}") };
+            assert!(matches!(&error, CheckpointError::Mismatch(found) if *found == expected), "{error}");
+        }
+    }
+}
+
+/// The rows of a checkpoint take the bytes of 16 bits.
+#[test]
+fn a_rounded_history_is_saved_in_16_bits() {
+    let rule = Lbfgs { max_iter: 3, history_len: 4, history: History::Bf16, ..Lbfgs::default() };
+    let store = Store::on(Arc::new(Sim::new("/run")), "/run");
+    let saved = loopback::spawn(2, |comm| {
+        let mut opt = make(comm, &rule, Stage::Zero1, 3);
+        steps(&mut opt, 2);
+        checkpoint::save(&mut opt, &store, Save { step: Some(2), ..Save::default() }).unwrap();
+    });
+    saved.unwrap();
+    let saved = store.latest().unwrap();
+    let slots = &saved.manifest().tensors["a"].slots;
+    let types = |name: &str| slots[name].dtype.dtype().unwrap();
+    assert_eq!(["d0", "d4", "y0", "y4"].map(types), [DType::BF16; 4]);
+    assert_eq!(["x", "d", "g0", "g1"].map(types), [DType::F32; 4]);
 }
 
 #[test]
@@ -190,8 +252,8 @@ fn on_from(mut opt: ShardedLbfgs) -> End {
 #[test]
 fn a_history_moves_to_any_ranks() {
     let (worlds, mut drawn) = ([(3, 1, 2), (1, 0, 5), (4, 2, 3), (2, 3, 1)], draws(1));
-    for (l, line_search) in [LineSearch::None, LineSearch::StrongWolfe].into_iter().enumerate() {
-        let rule = Lbfgs { lr: 0.05, max_iter: 3, history_len: 4, line_search, ..Lbfgs::default() };
+    for (l, (line_search, history)) in KINDS.into_iter().enumerate() {
+        let rule = Lbfgs { lr: 0.05, max_iter: 3, history_len: 4, line_search, history, ..Lbfgs::default() };
         for (s, &stage) in STAGES.iter().enumerate().filter(|_| drawn()) {
             for (ranks, first, others) in turns(&worlds, s + 2 * l, 1) {
                 let to = STAGES[(s + 1) % STAGES.len()];
@@ -209,7 +271,10 @@ fn a_history_moves_to_any_ranks() {
                 let sum = |of: fn(&Moved) -> u64| ends.iter().map(|(moved, ..)| of(moved)).sum::<u64>();
                 assert_eq!(sum(|moved| moved.sent), sum(|moved| moved.received));
                 // At least the whole state comes to the new ranks.
-                let state = 128 * (1 + 1 + 2 * 4 + 2 + 1) * 8;
+                let state = match history {
+                    History::Exact => 128 * (1 + 1 + 2 * 4 + 2 + 1) * 8,
+                    _ => 128 * ((1 + 1 + 2 + 1) * 4 + 2 * 4 * 2),
+                };
                 assert!(sum(|moved| moved.received + moved.kept) >= state, "{stage:?}");
             }
         }

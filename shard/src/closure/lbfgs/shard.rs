@@ -18,7 +18,7 @@ pub trait LbfgsShard {
     /// Returns history and progress.
     fn state_mut(&mut self) -> &mut LbfgsState;
 
-    /// Returns the type of all vectors.
+    /// Returns the type of the point. A rounded history has rows of another type.
     fn dtype(&self) -> DType;
 
     /// Returns a parameter's elements of vector `i` on this rank, and the index in the parameter of the first; none if there is

@@ -1,6 +1,7 @@
 //! L-BFGS over sharded layouts, and runs of other rules: the same at every stage, with exact counts, and after failures.
 
 mod failures;
+mod histories;
 mod parameters;
 pub(crate) mod problems;
 mod rules;

@@ -1,19 +1,19 @@
 //! Comparisons with one process: updates, steps of many parameters, and L-BFGS.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::Result;
 use meshstep_bench_cases::copies::{MemoryPass, MovedBytes, PASSES, Pages};
 use meshstep_bench_cases::race::{Contestant, timed};
 use meshstep_bench_cases::ranks::{Race, in_turns};
 use meshstep_bench_cases::shapes;
 use meshstep_bench_cases::step::{StepAndCopy, moved_a_param};
 use meshstep_bench_cases::update::case;
+use meshstep_bench_cases::update::lbfgs::{HISTORY, Iterations};
 use meshstep_comm::Communicator;
-use meshstep_optim::{Alone, Lbfgs, LbfgsState, Loss};
+use meshstep_optim::History;
 use meshstep_shard::Stage;
-use meshstep_tensor::{Buffer, Category, DType, Meter, Slice, SliceMut, Threads};
+use meshstep_tensor::Threads;
 use serde_json::json;
 
 use super::rows::{Aim, PeerTable, Sides};
@@ -24,7 +24,6 @@ use crate::measure::record::Section;
 /// Number of parameters of GPT-2 small.
 const GPT2: usize = 124_439_808;
 
-const HISTORY: usize = 10;
 const HISTORY_VECTORS: usize = 2 * HISTORY;
 
 /// Minimum number of vectors that an iteration of L-BFGS reads. Written vectors are not counted.
@@ -103,22 +102,9 @@ pub(super) fn lbfgs(section: &mut Section, effort: Effort, torch: &mut TorchPair
     torch.case(
         json!({ "case": "lbfgs", "length": len, "history": HISTORY, "threads": Threads::shared().count() }),
     )?;
-    let rule = Lbfgs {
-        lr: 0.1,
-        max_iter: 1,
-        max_eval: Some(2),
-        history_len: HISTORY,
-        tolerance_grad: 0.0,
-        tolerance_change: 0.0,
-        ..Lbfgs::default()
-    };
-    let mut own = Own::new(&rule, len)?;
-    (0..=HISTORY).try_for_each(|_| iterate(&rule, &mut own))?;
-    let ours: Contestant<'_, Own> = Box::new(|own| {
-        let start = Instant::now();
-        iterate(&rule, own)?;
-        Ok(start.elapsed().as_secs_f64())
-    });
+    let pages = Pages::new(HISTORY_VECTORS * 4 * len)?;
+    let mut own = Own { pages, run: Iterations::new(len, History::Exact)? };
+    let ours = Iterations::contestant(|own: &mut Own| &mut own.run);
     let theirs: Contestant<'_, Own> = Box::new(|_| torch.run());
     let pass = |pass: MemoryPass| timed(move |own: &mut Own| own.pages.pass(pass, &Threads::shared()));
     let [read, write, in_place] = PASSES.map(pass);
@@ -137,66 +123,8 @@ pub(super) fn lbfgs(section: &mut Section, effort: Effort, torch: &mut TorchPair
     Ok(())
 }
 
-/// State of an L-BFGS run: the point, the history, and the target and weight of each element of the loss; and memory as large as the
-/// history for the reference.
+/// An L-BFGS run, and memory as large as its history for the reference.
 struct Own {
     pages: Pages,
-    x: Buffer,
-    state: LbfgsState,
-    target: Vec<f32>,
-    weight: Vec<f32>,
-}
-
-impl Own {
-    fn new(rule: &Lbfgs, len: usize) -> Result<Self> {
-        let meter = Meter::new();
-        Ok(Own {
-            pages: Pages::new(HISTORY_VECTORS * 4 * len)?,
-            x: Buffer::zeroed(len, DType::F32, &meter, Category::Params)?,
-            state: rule.state(len, DType::F32, &meter)?,
-            target: (0..len).map(|i| (i % 7 + 1) as f32).collect(),
-            weight: (0..len).map(|i| 1.0 + i as f32 / len as f32).collect(),
-        })
-    }
-}
-
-/// Runs one iteration. The gradient is computed from vectors of the same length by the same formula as on the other side.
-fn iterate(rule: &Lbfgs, Own { x, state, target, weight, .. }: &mut Own) -> Result<()> {
-    let closure = |x: Slice<'_>, mut grad: SliceMut<'_>| -> Result<Loss, meshstep_tensor::Error> {
-        let to = target.chunks(CHUNK).zip(weight.chunks(CHUNK));
-        let parts = grad.typed_mut::<f32>()?.chunks_mut(CHUNK).zip(x.typed::<f32>()?.chunks(CHUNK).zip(to));
-        Threads::shared().for_each(parts, |(grad, (x, (target, weight)))| {
-            let terms = x.iter().zip(target).zip(weight);
-            grad.iter_mut()
-                .zip(terms)
-                .for_each(|(grad, ((x, target), weight))| *grad = (x - target) * weight);
-        });
-        Ok(Loss::Whole(1.0))
-    };
-    let report = rule.step(x.as_mut(), closure, &Alone, state).map_err(|error| anyhow!("L-BFGS: {error}"))?;
-    ensure!(report.iterations == 1, "L-BFGS took {} iterations instead of one", report.iterations);
-    Ok(())
-}
-
-const CHUNK: usize = 64 << 10;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn iterations_are_one_at_a_time_and_converge() {
-        let rule = Lbfgs {
-            lr: 0.5,
-            max_iter: 1,
-            max_eval: Some(2),
-            tolerance_grad: 0.0,
-            tolerance_change: 0.0,
-            ..Lbfgs::default()
-        };
-        let mut own = Own::new(&rule, 100).unwrap();
-        (0..20).for_each(|_| iterate(&rule, &mut own).unwrap());
-        let x = own.x.typed::<f32>().unwrap();
-        assert!(x.iter().enumerate().all(|(i, x)| (x - (i % 7 + 1) as f32).abs() < 0.1), "{x:?}");
-    }
+    run: Iterations,
 }
