@@ -100,7 +100,9 @@ mod tests {
             thread::sleep(PAUSES[0]);
         }
         gate.store(true, Relaxed);
-        both.map(|thread| thread.join().unwrap());
+        for thread in both {
+            thread.join().unwrap();
+        }
         wait_for_heirs(name);
     }
 }
