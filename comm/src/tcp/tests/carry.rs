@@ -1,9 +1,10 @@
 //! Streams carry random bytes both ways: plain and encrypted, IPv4 and IPv6, in groups and subgroups.
 
 use super::common::{Exchange, on_ranks};
-use crate::p2p::transport::{LostWhy, Source, Target};
+use crate::p2p::transport::{LostWhy, Source, Target, Transport};
 use crate::tcp::Encrypt;
 use crate::tcp::meeting::WorldStreams;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const LEN: usize = 3_000_001;
@@ -36,6 +37,45 @@ fn ranks_leave_when_they_are_done() {
         Exchange::new(transport, 4, 500_000).run(transport)
     });
     assert_eq!(left, vec![Ok(()); 3]);
+}
+
+/// The system tells of room once. A sender that has nothing else to wait for must learn of it, or it sleeps with room in its socket.
+#[test]
+fn a_sender_learns_of_room_without_bytes_of_the_other_rank() {
+    let told = AtomicBool::new(false);
+    on_ranks(2, "127.0.0.1", Encrypt::Never, |mut world| {
+        let (me, until) = (world.rank(), Instant::now() + super::common::LONG);
+        if me == 0 {
+            fill(world.transport(), until);
+        }
+        world.generation().barrier("full", super::common::LONG).unwrap();
+        let transport = world.transport();
+        while !told.load(Ordering::Relaxed) {
+            assert!(Instant::now() < until, "no room is told");
+            let moved = transport.progress().unwrap();
+            if me == 0 {
+                told.store(moved, Ordering::Relaxed);
+            } else {
+                let len = transport.arrived(Source::Rank(0)).len();
+                transport.consume(Source::Rank(0), len);
+            }
+        }
+        world.generation().barrier("end", super::common::LONG).unwrap();
+    });
+}
+
+/// Writes to rank 1 until its socket and this one's take nothing for a while.
+fn fill(transport: &mut dyn Transport, until: Instant) {
+    let bytes = vec![7; 64 << 20];
+    let (mut written, mut last) = (0, Instant::now());
+    while written == 0 || last.elapsed() < Duration::from_millis(100) {
+        assert!(Instant::now() < until && written < bytes.len(), "the sockets have taken {written} bytes");
+        transport.progress().unwrap();
+        let len = transport.write(Target::Rank(1), &bytes[written..]).unwrap();
+        if len > 0 {
+            (written, last) = (written + len, Instant::now());
+        }
+    }
 }
 
 #[test]

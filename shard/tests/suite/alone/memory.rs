@@ -88,7 +88,7 @@ fn for_parameters_that_are_added() {
                     Run { ranks: 2, steps: 2, rule, max_norm: None, options, ..Run::default() }.stage(stage);
                 let (what, expected) = (format!("{stage:?} {rule:?} {initial:?}"), run.run().params);
                 let buffers = (0..).take_while(|&at| added(&run, at, &what, &expected)).count();
-                assert!(buffers > 5, "{what}: {buffers}");
+                assert!(buffers > 4, "{what}: {buffers}");
             }
         }
     }
@@ -102,7 +102,7 @@ fn every_buffer_of<T>(what: &str, make: impl Fn(Arc<dyn Communicator>) -> Result
             without(rank, at, || make(comm).map(drop))
         });
         if !told[ODD].1 {
-            assert!(at > 5 && told.iter().all(|(made, _)| made.is_ok()), "{what}: {told:?}");
+            assert!(at > 4 && told.iter().all(|(made, _)| made.is_ok()), "{what}: {told:?}");
             return;
         }
         for (rank, (made, _)) in told.iter().enumerate() {
