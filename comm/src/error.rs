@@ -130,6 +130,15 @@ pub enum Error {
         /// Bytes of each rank's memory.
         bytes: Vec<u64>,
     },
+    /// Ranks called an operation in one pass on buffers at different places of their registered memory.
+    #[error(
+        "{called}: the ranks' buffers lie at different places of their registered memory; every rank must pass the same parts of \
+         buffers that were registered together"
+    )]
+    UnlikePlaces {
+        /// The call.
+        called: Box<Called>,
+    },
     /// The bytes are not the id of a communicator.
     #[error("an NCCL id has {needed} bytes, {given} were given; use the bytes of `UniqueId::as_bytes`")]
     BadId {
@@ -156,6 +165,9 @@ pub enum Error {
         /// The failure.
         cause: Arc<Error>,
     },
+    /// The operation needs a function that writes this rank's chunk.
+    #[error("reduce_and_gather needs a writer; call `Communicator::reduce_and_gather`")]
+    NeedsWriter,
     /// The buffer does not divide evenly among the ranks.
     #[error("{len} elements do not divide among {world_size} ranks; pad to {padded}")]
     Uneven {

@@ -133,6 +133,7 @@
 mod clock;
 mod communicator;
 mod error;
+mod fold;
 mod group;
 pub mod loopback;
 #[cfg(feature = "mpi")]
@@ -160,7 +161,7 @@ pub use communicator::call_name::{CallName, name_calls};
 pub use communicator::in_flight::{InFlight, Tickets};
 pub use communicator::observing::ReduceObserver;
 pub use communicator::stats::{Kind, Stats, Traffic};
-pub use communicator::writing::WriteChunk;
+pub use communicator::writing::{WriteChunk, WriteReduced};
 pub use error::{Called, Error};
 pub use group::faults::Faults;
 pub use op::{Action, Op, Reduction};

@@ -28,6 +28,9 @@ pub enum Action {
     ReduceScatter(Reduction),
     /// Copies every rank's own chunk to all ranks.
     AllGather,
+    /// Reduces chunk `r` of one buffer and gathers chunks of another that are computed with it:
+    /// [`Communicator::reduce_and_gather`](crate::Communicator::reduce_and_gather), which alone runs it.
+    ReduceAndGather(Reduction),
     /// Exchanges chunk `q` of rank `r` with chunk `r` of rank `q`.
     AllToAll,
     /// Copies the root's buffer to all ranks.
@@ -207,11 +210,8 @@ impl Op {
         }
         match self.action {
             Action::AllReduce(reduction) => check_reduction(reduction, dtype),
-            Action::ReduceScatter(reduction) => {
-                check_reduction(reduction, dtype)?;
-                check_whole(reduction)?;
-                check_even(len, world_size)
-            }
+            Action::ReduceScatter(reduction) => check_reduced(reduction, dtype, len, world_size),
+            Action::ReduceAndGather(_) => Err(Error::NeedsWriter),
             Action::AllGather | Action::AllToAll => check_even(len, world_size),
             Action::Broadcast { root } => check_rank(root, world_size),
             Action::Send { to: peer } | Action::Recv { from: peer } => check_peer(peer, rank, world_size),
@@ -221,6 +221,21 @@ impl Op {
 }
 
 impl Action {
+    /// Checks an operation as [`Op::check`] does, which may be a reduction with a writer.
+    pub(crate) fn check_written(
+        self,
+        rank: usize,
+        world_size: usize,
+        len: usize,
+        dtype: DType,
+    ) -> Result<(), Error> {
+        let Action::ReduceAndGather(reduction) = self else {
+            return Op::of(self).check(rank, world_size, len, dtype);
+        };
+        check_dtype(dtype)?;
+        check_reduced(reduction, dtype, len, world_size)
+    }
+
     /// Peer of a send or a receive; `None` for a collective.
     pub(crate) fn peer(self) -> Option<usize> {
         match self {
@@ -235,7 +250,8 @@ impl Action {
         match (self, other) {
             (Action::Split { .. }, Action::Split { .. }) => true,
             (Action::AllReduce(mine), Action::AllReduce(theirs))
-            | (Action::ReduceScatter(mine), Action::ReduceScatter(theirs)) => mine.agrees_with(theirs),
+            | (Action::ReduceScatter(mine), Action::ReduceScatter(theirs))
+            | (Action::ReduceAndGather(mine), Action::ReduceAndGather(theirs)) => mine.agrees_with(theirs),
             _ => self == other,
         }
     }
@@ -243,7 +259,9 @@ impl Action {
     /// Reduction of the action, if any.
     pub(crate) fn reduction(self) -> Option<Reduction> {
         match self {
-            Action::AllReduce(reduction) | Action::ReduceScatter(reduction) => Some(reduction),
+            Action::AllReduce(reduction)
+            | Action::ReduceScatter(reduction)
+            | Action::ReduceAndGather(reduction) => Some(reduction),
             _ => None,
         }
     }
@@ -278,6 +296,12 @@ fn check_reduction(reduction: Reduction, dtype: DType) -> Result<(), Error> {
         Reduction::SumThenMax { .. } if dtype != DType::U64 => Err(Error::WordsOnly { dtype }),
         _ => Ok(()),
     }
+}
+
+fn check_reduced(reduction: Reduction, dtype: DType, len: usize, world_size: usize) -> Result<(), Error> {
+    check_reduction(reduction, dtype)?;
+    check_whole(reduction)?;
+    check_even(len, world_size)
 }
 
 /// Checks that the reduction of an element does not depend on its place in the whole buffer.
@@ -320,6 +344,7 @@ impl fmt::Display for Action {
             Action::AllReduce(reduction) => write!(f, "all_reduce({reduction})"),
             Action::ReduceScatter(reduction) => write!(f, "reduce_scatter({reduction})"),
             Action::AllGather => f.write_str("all_gather"),
+            Action::ReduceAndGather(reduction) => write!(f, "reduce_and_gather({reduction})"),
             Action::AllToAll => f.write_str("all_to_all"),
             Action::Broadcast { root } => write!(f, "broadcast from {root}"),
             Action::Send { to } => write!(f, "send to {to}"),

@@ -13,7 +13,7 @@ use observing::ReduceObserver;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use writing::WriteChunk;
+use writing::{WriteChunk, WriteReduced};
 
 /// One rank's handle to a group of ranks that exchange buffers. Passed as `Arc<dyn Communicator>`.
 ///
@@ -116,6 +116,41 @@ pub trait Communicator: Send + Sync + Debug {
     /// Returns true if [`all_gather_written`](Self::all_gather_written) gathers `buffer` while it is written; otherwise a caller with other
     /// work had better start an [`Op::all_gather`] and do that meanwhile.
     fn gathers_while_written(&self, _buffer: &Buffer, _on: &Queue) -> bool {
+        false
+    }
+
+    /// Reduces `from` over all ranks, writes with the result this rank's chunk of `into`, and gathers `into` on all ranks, in one pass
+    /// over memory where the backend can: a reduce-scatter, a computation and an all-gather. With chunk `q` of rank `r`'s buffers
+    /// `from_r[q]` and `into_r[q]`,
+    ///
+    /// ```text
+    /// into_r[q] = write_q(from_0[q] ⊕ from_1[q] ⊕ ... ⊕ from_(n-1)[q], into_q[q])   for all q
+    /// ```
+    ///
+    /// `write` is called on this thread with consecutive parts of the chunk: their reduced values, with the bits of
+    /// [`Op::reduce_scatter`], and the elements of `into`. It may overwrite both. Parts are written once all ranks have called; a failure
+    /// before that writes nothing, a later one leaves `write` without the parts that follow. `from` has unspecified contents afterwards.
+    ///
+    /// Both buffers have one length, a multiple of the number of ranks, and one type ([`Error::Buffer`] otherwise). Every rank calls it
+    /// with buffers of which [`reduces_in_one_pass`](Self::reduces_in_one_pass) says the same. [`Stats`] count a reduce-scatter and an
+    /// all-gather. Deadline, panics, [`ControlFlow::Break`](std::ops::ControlFlow::Break) and operations within `write` are as for
+    /// [`all_gather_written`](Self::all_gather_written).
+    ///
+    /// The default runs a reduce-scatter, and then a written all-gather.
+    fn reduce_and_gather(
+        &self,
+        reduction: Reduction,
+        (from, into): (&mut Buffer, Buffer),
+        on: &Queue,
+        write: &mut WriteReduced<'_>,
+    ) -> (Buffer, Result<(), Error>) {
+        writing::reduce_before_gather(self, reduction, (from, into), on, write)
+    }
+
+    /// Returns true if [`reduce_and_gather`](Self::reduce_and_gather) is one pass over these buffers, which is so on all ranks or none:
+    /// long chunks on loopback, or in memory that processes of one host have [registered](Self::register). Otherwise a caller with other
+    /// work had better start a reduce-scatter.
+    fn reduces_in_one_pass(&self, _from: &Buffer, _into: &Buffer) -> bool {
         false
     }
 

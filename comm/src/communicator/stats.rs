@@ -71,8 +71,13 @@ impl Stats {
         self.by_kind.iter().fold(Traffic::default(), add)
     }
 
-    /// Counts one operation, which a backend calls after its success. The buffer has `len` elements of `size` bytes.
+    /// Counts one operation, which a backend calls after its success. The buffer has `len` elements of `size` bytes. An
+    /// [`Action::ReduceAndGather`] counts as the two operations that it replaces.
     pub fn count(&mut self, action: Action, rank: usize, world_size: usize, len: usize, size: usize) {
+        if let Action::ReduceAndGather(reduction) = action {
+            self.count(Action::ReduceScatter(reduction), rank, world_size, len, size);
+            return self.count(Action::AllGather, rank, world_size, len, size);
+        }
         let traffic = &mut self.by_kind[kind(action) as usize];
         traffic.operations += 1;
         traffic.bytes += (sent(action, rank, world_size, len) * size) as u64;
@@ -89,7 +94,7 @@ pub(crate) fn chunk(len: usize, parts: usize, index: usize) -> Range<usize> {
 fn kind(action: Action) -> Kind {
     match action {
         Action::AllReduce(_) => Kind::AllReduce,
-        Action::ReduceScatter(_) => Kind::ReduceScatter,
+        Action::ReduceScatter(_) | Action::ReduceAndGather(_) => Kind::ReduceScatter,
         Action::AllGather => Kind::AllGather,
         Action::AllToAll => Kind::AllToAll,
         Action::Broadcast { .. } => Kind::Broadcast,
@@ -103,7 +108,7 @@ fn kind(action: Action) -> Kind {
 fn sent(action: Action, rank: usize, world_size: usize, len: usize) -> usize {
     let others = len - chunk(len, world_size, rank).len();
     match action {
-        Action::AllReduce(_) => 2 * others,
+        Action::AllReduce(_) | Action::ReduceAndGather(_) => 2 * others,
         Action::ReduceScatter(_) | Action::AllGather | Action::AllToAll => others,
         Action::Broadcast { root } if (rank + 1) % world_size == root => 0,
         Action::Broadcast { .. } | Action::Send { .. } => len,

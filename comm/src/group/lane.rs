@@ -121,7 +121,12 @@ impl<S: RankSeat> Lane<S> {
         op: Op,
         (buffer, besides): (Buffer, Besides<'_>),
     ) -> Result<Enqueued<S>, (Buffer, Error)> {
-        if let Err(error) = op.check(self.rank, self.world_size, buffer.len(), buffer.dtype()) {
+        let (len, dtype) = (buffer.len(), buffer.dtype());
+        let checked = match besides {
+            Besides::Writer(_) => op.action().check_written(self.rank, self.world_size, len, dtype),
+            _ => op.check(self.rank, self.world_size, len, dtype),
+        };
+        if let Err(error) = checked {
             return Err((buffer, error));
         }
         // These backends read and write the memory by the CPU.
@@ -133,16 +138,11 @@ impl<S: RankSeat> Lane<S> {
         if let Err(error) = state.refuse(self.rank) {
             return Err((buffer, error));
         }
-        let called = Called {
-            op_number: state.started,
-            action: op.action(),
-            len: buffer.len(),
-            dtype: buffer.dtype(),
-            by: call_name::current(),
-        };
+        let called =
+            Called { op_number: state.started, action: op.action(), len, dtype, by: call_name::current() };
         state.started += 1;
         let memory = S::memory(&buffer, op.action(), besides);
-        let (own, kept) = (matches!(besides, Besides::Writer), besides.observer());
+        let (own, kept) = (matches!(besides, Besides::Writer(_)), besides.observer());
         let observer = kept.as_ref().map(Observed::of);
         let begins = state.not_begun == 0;
         let stage = if begins { TaskStage::Beginning } else { TaskStage::Queued };

@@ -1,14 +1,15 @@
 //! Communicator handle of a rank, and its drop.
 
-use super::chunk_writer::{ChunkWriter, has_parts};
+use super::chunk_writer::{ChunkWriter, has_parts, is_long};
 use super::seat::{Besides, RankSeat};
 use super::thread_end::ThreadEnd;
 use super::worker::RankWorker;
 use crate::communicator::{keeping, nothing, writing};
 use crate::group::faults::Faults;
-use crate::op::Action;
 use crate::sync::{self, Mutex};
-use crate::{Communicator, Error, InFlight, Op, ReduceObserver, Reduction, Stats, WriteChunk};
+use crate::{
+    Action, Communicator, Error, InFlight, Op, ReduceObserver, Reduction, Stats, WriteChunk, WriteReduced,
+};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, SliceMut};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard as StdGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -183,9 +184,37 @@ impl<S: RankSeat> Communicator for GroupRank<S> {
         // SAFETY: the buffer moves into the rank's queue and comes back from `gather_written`, alive meanwhile. The backend leaves elements
         // of this rank's chunk alone that the writer has not written.
         let mut writer = unsafe { ChunkWriter::new(&buffer, of, on.threads(), write) };
-        let gathered = self.place.gather_written(buffer, &mut writer);
+        let gathered = self.place.gather_written(Op::all_gather(), buffer, &mut writer);
         writer.end();
         gathered
+    }
+
+    fn reduce_and_gather(
+        &self,
+        reduction: Reduction,
+        (from, into): (&mut Buffer, Buffer),
+        on: &Queue,
+        write: &mut WriteReduced<'_>,
+    ) -> (Buffer, Result<(), Error>) {
+        if !self.reduces_in_one_pass(from, &into) {
+            return writing::reduce_before_gather(self, reduction, (from, into), on, write);
+        }
+        let (op, of) = (Op::of(Action::ReduceAndGather(reduction)), (self.rank(), self.world_size()));
+        let mut scratch = std::mem::take(&mut *self.place.scratch.lock());
+        // SAFETY: as in `all_gather_written`.
+        let mut writer =
+            unsafe { ChunkWriter::reducing(&into, (from, &mut scratch), of, on.threads(), write) };
+        let gathered = self.place.gather_written(op, into, &mut writer);
+        writer.end();
+        *self.place.scratch.lock() = scratch;
+        gathered
+    }
+
+    fn reduces_in_one_pass(&self, from: &Buffer, into: &Buffer) -> bool {
+        let (len, n, seat) = (into.len(), self.world_size(), &self.place.seat);
+        let alike = (from.len(), from.dtype(), from.place()) == (len, into.dtype(), Place::Cpu);
+        let long = alike && into.place() == Place::Cpu && len.is_multiple_of(n) && is_long(len, n);
+        long && [from, into].into_iter().all(|buffer| seat.gathers_while_written(buffer))
     }
 
     fn gathers_while_written(&self, buffer: &Buffer, on: &Queue) -> bool {

@@ -1,6 +1,6 @@
 //! Place of a rank in a group: the interface between a rank's queue and its backend.
 
-use super::chunk_writer::ChunkWriter;
+use super::chunk_writer::{ChunkWriter, Source};
 use super::segments::LentValues;
 use crate::communicator::observing::Observed;
 use crate::{Action, Called, Clock, Communicator, Error, ReduceObserver};
@@ -37,7 +37,7 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
         memory
     }
 
-    /// Returns true if the ranks gather `buffer` while they write their chunks of it.
+    /// Returns true if the ranks gather `buffer` while they write their chunks of it, and reduce it where it lies.
     fn gathers_while_written(&self, buffer: &Buffer) -> bool;
 
     /// Begins an operation without waiting for another rank and without moving many bytes. The rank's earlier operations have begun. The
@@ -55,8 +55,8 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
     }
 
     /// Runs the next operation to its end: from its start, or from where [`begin`](RankSeat::begin) left it if it was `posted`. The
-    /// backend has finished with `memory` on return. With a `writer`, an all-gather in which it writes this rank's chunk; a failure of the
-    /// writer fails the group.
+    /// backend has finished with `memory` on return. With a `writer`, an all-gather in which it writes this rank's chunk, perhaps from
+    /// reduced values of its source; a failure of the writer fails the group.
     ///
     /// # Safety
     /// The memory is alive and this rank's own until this returns.
@@ -75,11 +75,11 @@ pub(crate) trait RankSeat: Send + Sync + Debug + Sized + 'static {
     /// Fails the group because this rank never arrived at the operation that it `called`.
     fn miss(&self, called: Called, after: Duration) -> Arc<Error>;
 
-    /// Flips a bit in the middle of the values, as a faulty link would.
+    /// Flips a bit in the middle of the operation's input, or of its result, as a faulty link would.
     ///
     /// # Safety
     /// The memory is alive, and no other thread accesses it now.
-    unsafe fn flip_a_bit(memory: Self::Memory);
+    unsafe fn flip_a_bit(memory: Self::Memory, of_input: bool);
 
     /// Allocates zeros of the CPU in memory that can be registered; `None` if the backend has none.
     fn zeroed(
@@ -129,11 +129,17 @@ pub(crate) enum Besides<'a> {
     Lent(LentValues),
     /// An observer of the reduced chunk.
     Observer(&'a Arc<dyn ReduceObserver>),
-    /// The caller writes the rank's chunk while the operation runs, and runs the operation itself.
-    Writer,
+    /// The caller writes the rank's chunk while the operation runs, and runs the operation itself; from reduced values of the source if
+    /// there is one.
+    Writer(Option<Source>),
 }
 
 impl Besides<'_> {
+    /// Returns the source of a writer, if it has one.
+    pub(crate) fn source(self) -> Option<Source> {
+        if let Besides::Writer(source) = self { source } else { None }
+    }
+
     /// Returns the observer, if there is one.
     pub(crate) fn observer(self) -> Option<Arc<dyn ReduceObserver>> {
         if let Besides::Observer(observer) = self { Some(Arc::clone(observer)) } else { None }

@@ -1,6 +1,6 @@
 //! Execution of a rank's operations: in order, one at a time, by a thread that waits for one or else by the communication thread.
 
-use super::chunk_writer::ChunkWriter;
+use super::chunk_writer::{ChunkWriter, Scratch};
 use super::lane::{Lane, Task, TaskStage};
 use super::seat::{Begun, Besides, Ended, RankSeat};
 use super::segments::{LentValues, Segment, lay_end_to_end};
@@ -21,12 +21,14 @@ pub(crate) struct RankWorker<S: RankSeat> {
     faults: Faults,
     /// Memory for the segments of lent values; kept, so that an operation does not allocate.
     segments: Mutex<Vec<Segment>>,
+    /// Memory for reduced parts of a chunk, kept likewise.
+    pub(crate) scratch: Mutex<Scratch>,
 }
 
 impl<S: RankSeat> RankWorker<S> {
     pub(crate) fn new(seat: S, faults: Faults) -> Arc<Self> {
         let lane = Lane::new(seat.rank(), seat.world_size(), seat.clock());
-        Arc::new(RankWorker { seat, lane, faults, segments: Mutex::default() })
+        Arc::new(RankWorker { seat, lane, faults, segments: Mutex::default(), scratch: Mutex::default() })
     }
 
     /// Body of the communication thread: runs until the rank has left and all its started operations are done.
@@ -42,14 +44,18 @@ impl<S: RankSeat> RankWorker<S> {
         self.complete_with(op, (buffer, Besides::Nothing), None)
     }
 
-    /// Runs an all-gather in which `writer` writes this rank's chunk of the buffer.
+    /// Runs `op`, a gather in which `writer` writes this rank's chunk of the buffer.
     pub(crate) fn gather_written(
         &self,
+        op: Op,
         buffer: Buffer,
         writer: &mut ChunkWriter<'_>,
     ) -> (Buffer, Result<(), Error>) {
-        let memory = (buffer, Besides::Writer);
-        let (buffer, result, _) = self.complete_with(Op::all_gather(), memory, Some(writer));
+        let memory = (buffer, Besides::Writer(writer.source()));
+        // Other ranks access the source until `complete_with` returns.
+        let borrowed = AbortOnUnwind;
+        let (buffer, result, _) = self.complete_with(op, memory, Some(writer));
+        std::mem::forget(borrowed);
         // A refused operation: the caller's chunk is written nevertheless.
         writer.finish();
         (buffer, result)
@@ -154,7 +160,7 @@ impl<S: RankSeat> RankWorker<S> {
         let RankWorker { seat, faults, .. } = self;
         let (after, mut writer) = (self.deadline(task), writer);
         let faulty = faults.at(seat.rank(), task.called.op_number).next().is_some();
-        if let Some(writer) = writer.take_if(|_| faulty) {
+        if let Some(writer) = writer.take_if(|writer| faulty && writer.source().is_none()) {
             writer.finish();
             writer.failure().map_or(Ok(()), |error| Err(self.fail_written(error)))?;
         }
@@ -162,7 +168,7 @@ impl<S: RankSeat> RankWorker<S> {
             match fault {
                 Fault::Delay(by) => seat.pause(seat.clock().now().saturating_add(by))?,
                 // SAFETY: the task is this rank's, and its operation has not been posted.
-                Fault::CorruptInput => unsafe { S::flip_a_bit(task.memory) },
+                Fault::CorruptInput => unsafe { S::flip_a_bit(task.memory, true) },
                 Fault::Drop => {
                     seat.pause(seat.clock().now().saturating_add(after))?;
                     return Err(seat.miss(task.called, after));
@@ -177,7 +183,7 @@ impl<S: RankSeat> RankWorker<S> {
         }?;
         if faults.at(seat.rank(), task.called.op_number).any(|fault| fault == Fault::CorruptResult) {
             // SAFETY: the task is this rank's, and all ranks have left its operation.
-            unsafe { S::flip_a_bit(task.memory) };
+            unsafe { S::flip_a_bit(task.memory, false) };
         }
         Ok(ended)
     }

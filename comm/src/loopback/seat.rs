@@ -74,8 +74,10 @@ impl RankSeat for LoopbackSeat {
             let view = if writer.is_some() { view } else { view.with_shared_chunk() };
             group.post(*rank, called, view)?;
         }
-        if let Some(writer) = writer {
-            group.write_chunk(*rank, writer);
+        match writer {
+            Some(writer) if writer.source().is_some() => group.reduce_chunk(*rank, after, writer),
+            Some(writer) => group.write_chunk(*rank, writer),
+            None => {}
         }
         let ended = group.collect(*rank, called, after)?;
         let formed = ended.formed.map(|MeetingSeat { group, rank }| LoopbackSeat::new(group, rank));
@@ -90,9 +92,9 @@ impl RankSeat for LoopbackSeat {
         self.seat.group.miss(self.seat.rank, called, after)
     }
 
-    unsafe fn flip_a_bit(view: View) {
+    unsafe fn flip_a_bit(view: View, of_input: bool) {
         // SAFETY: the caller's promise.
-        unsafe { view.flip_a_bit() }
+        unsafe { if of_input { view.input() } else { view }.flip_a_bit() }
     }
 
     fn fail(&self, error: Error) {

@@ -11,6 +11,7 @@
 //! | barrier, split | none |
 //!
 //! In an all-gather a rank may write its chunk while bytes move. Then the portions of that chunk are its own: as many as it writes parts.
+//! It may write from reduced values of further buffers, the sources, which every rank reads and none writes.
 //!
 //! An all-reduce may work on values that a rank lends for the time of a call, in segments; the rank's buffer then keeps the former
 //! values, and both belong to the portion that has their elements.
@@ -22,6 +23,8 @@ use super::cut::{Cut, CutPart};
 use super::moves;
 use super::transfers::TransferShare;
 use crate::Action;
+use crate::fold::{FoldInto, TileMemory, Tiles, fold};
+use crate::group::chunk_writer::Source;
 use crate::group::seat::Besides;
 use crate::group::segments::{LentValues, Segment};
 use crate::sync::Counter;
@@ -40,6 +43,8 @@ pub(super) struct View {
     factor: f64,
     /// Values to reduce in place of the buffer, which then keeps their former contents.
     lent: Option<LentValues>,
+    /// Buffer of the values to reduce, if the rank writes its chunk from them.
+    source: Option<Source>,
     /// Contiguous memory of the values: the buffer, or the segment of the lent values that a portion has entered.
     here: Segment,
     /// Use of the rank's chunk in an all-gather.
@@ -65,7 +70,16 @@ impl View {
     pub(super) fn empty() -> Self {
         let base = NonNull::<u64>::dangling().cast();
         let here = Segment { base, start: 0, len: 0 };
-        View { base, len: 0, dtype: DType::F32, factor: 1.0, lent: None, here, chunk: ChunkUse::Shared }
+        View {
+            base,
+            len: 0,
+            dtype: DType::F32,
+            factor: 1.0,
+            lent: None,
+            source: None,
+            here,
+            chunk: ChunkUse::Shared,
+        }
     }
 
     /// Returns a view of the whole of `buffer`, on which its rank calls `action`, or of lent values that are as long as the buffer.
@@ -74,9 +88,16 @@ impl View {
         let lent = if let Besides::Lent(values) = besides { Some(values) } else { None };
         // Lent values are entered segment by segment.
         let here = Segment { base, start: 0, len: if lent.is_some() { 0 } else { len } };
-        let written = matches!(besides, Besides::Writer);
+        let written = matches!(besides, Besides::Writer(_));
         let chunk = if written { ChunkUse::Written } else { ChunkUse::Shared };
-        View { base, len, dtype, factor: action.factor(), lent, here, chunk }
+        View { base, len, dtype, factor: action.factor(), lent, source: besides.source(), here, chunk }
+    }
+
+    /// Returns the view of the operation's input: of the source if there is one.
+    pub(super) fn input(self) -> Self {
+        let Some(source) = self.source else { return self };
+        let base = source.address();
+        View { base, source: None, here: Segment { base, ..self.here }, ..self }
     }
 
     /// Returns the view of a rank that does not write its chunk meanwhile.
@@ -306,6 +327,25 @@ pub(super) fn copy_part(
     // The other threads skip this chunk, as its view says that the rank writes it (`Share::claim`); the rest is as in `move_bytes`.
     let portion = Portion { part: CutPart::Chunk(rank), range, cut, views: work.views.as_mut_slice() };
     catch_unwind(AssertUnwindSafe(|| moves::send(portion, rank, threads))).ok().map(|()| 0)
+}
+
+/// Reduces the sources of the ranks of a transfer into memory for elements of this rank's chunk. Returns `None` after a panic.
+pub(super) fn reduce_part(work: &TransferShare, into: FoldInto, tiles: &mut Tiles) -> Option<u64> {
+    let Some(reduction) = work.called.action.reduction() else { return Some(0) };
+    tiles.from.clear();
+    tiles.factors.clear();
+    for view in &work.views {
+        let size = view.dtype.size();
+        assert!(into.dtype == view.dtype && into.first + into.len <= view.len, "a part beyond the source");
+        let base = view.source.map_or(view.base, Source::address);
+        // SAFETY: a source is as long as the buffer (`reduces_in_one_pass`), so the element is within it.
+        tiles.from.push(unsafe { base.add(into.first * size) });
+        tiles.factors.push(view.factor);
+    }
+    // SAFETY: every rank of the transfer has lent its source until the operation has ended, which comes after this thread has left the
+    // transfer, and none writes it meanwhile. The caller's memory for the result is no part of them.
+    let folded = AssertUnwindSafe(|| unsafe { fold((tiles, TileMemory::Main), into, reduction) });
+    catch_unwind(folded).ok().map(|()| 0)
 }
 
 /// Moves bytes of a transfer in a group of `world_size` until no portion is left to draw, or until `stops` before a portion. Returns

@@ -11,6 +11,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+/// Time for the launcher to read the last line before the job ends.
+const FORWARDED_WITHIN: Duration = Duration::from_millis(100);
+
 /// State of the world in this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -48,6 +51,8 @@ pub(super) fn ended(failure: Option<String>) {
 pub(super) fn abort(cause: &dyn Display) -> ! {
     // An error of this write has no reader.
     let _ = writeln!(std::io::stderr(), "meshstep: MPI_Abort ends the job: {cause}");
+    // MPICH's launcher drops output that it has not read when the job ends.
+    thread::sleep(FORWARDED_WITHIN);
     // SAFETY: MPI is initialised and not finalised while there is a job. The call takes no lock of ours, so that it also runs
     // beside a call that hangs.
     unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, 1) };

@@ -96,6 +96,7 @@ fn encode(called: &Called) -> [u64; CALL] {
         Action::AllReduce(reduction) => (1, reduction_number(reduction)),
         Action::ReduceScatter(reduction) => (2, reduction_number(reduction)),
         Action::AllGather => (3, 0),
+        Action::ReduceAndGather(reduction) => (10, reduction_number(reduction)),
         Action::AllToAll => (4, 0),
         Action::Broadcast { root } => (5, root as u64),
         Action::Send { to } => (6, to as u64),
@@ -127,6 +128,7 @@ fn decode(words: &[u64]) -> Option<Called> {
         7 => Action::Recv { from: rank },
         8 => Action::Barrier,
         9 => Action::Split { color: None, key: 0 },
+        10 => Action::ReduceAndGather(reduction?),
         _ => return None,
     };
     let dtype = DTYPES.get(usize::try_from(dtype).ok()?).copied().unwrap_or(DType::F32);
@@ -167,6 +169,7 @@ mod tests {
         actions.push(Action::AllReduce(Reduction::SumThenMax { sums: 7 }));
         actions.extend(REDUCTIONS.map(Action::AllReduce));
         actions.extend(REDUCTIONS.map(Action::ReduceScatter));
+        actions.extend(REDUCTIONS.map(Action::ReduceAndGather));
         for action in actions {
             for dtype in DTYPES {
                 let called = Called { op_number: 1 << 40, action, len: usize::MAX, dtype, by: None };

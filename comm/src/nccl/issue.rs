@@ -120,6 +120,7 @@ impl Call {
                 Action::Send { to } => self.send(whole, len, kind, to),
                 Action::Recv { from } => self.recv(whole, len, kind, from),
                 Action::AllToAll => self.all_to_all(issue, part, kind),
+                Action::ReduceAndGather(_) => Err(Error::NeedsWriter),
                 // A split creates its groups elsewhere; here it is a barrier.
                 Action::Barrier | Action::Split { .. } => {
                     let one = issue.aside as *mut c_void;

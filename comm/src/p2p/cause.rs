@@ -50,7 +50,7 @@ pub(super) struct WireCall {
     /// Bytes of the buffer behind the frame.
     pub(super) payload: usize,
     /// Place of the buffer in registered memory, if the others may read it there.
-    pub(super) window: Option<WindowRange>,
+    pub(super) window: Option<OpWindow>,
     /// True if the rank writes its chunk while the others read it there.
     pub(super) writes: bool,
 }
@@ -60,8 +60,10 @@ impl WireCall {
         frame(out, FrameKind::Call, |out| {
             put_u64(out, self.collectives);
             put_u64(out, self.payload as u64);
-            out.push(u8::from(self.window.is_some()) | u8::from(self.writes) << 1);
-            if let Some(WindowRange { id, offset }) = self.window {
+            let source = self.window.is_some_and(|window| window.source.is_some());
+            out.push(u8::from(self.window.is_some()) | u8::from(self.writes) << 1 | u8::from(source) << 2);
+            let ranges = self.window.into_iter().flat_map(|window| [Some(window.buffer), window.source]);
+            for WindowRange { id, offset } in ranges.flatten() {
                 put_u64(out, id);
                 put_u64(out, offset);
             }
@@ -73,16 +75,27 @@ impl WireCall {
         let mut reader = FrameReader(body);
         let (collectives, payload) = (reader.u64()?, reader.index()?);
         let flags = reader.u8()?;
+        let mut range = || Some(WindowRange { id: reader.u64()?, offset: reader.u64()? });
         let window = match flags & 1 {
             0 => None,
-            _ => Some(WindowRange { id: reader.u64()?, offset: reader.u64()? }),
+            _ => {
+                Some(OpWindow { buffer: range()?, source: if flags & 4 > 0 { Some(range()?) } else { None } })
+            }
         };
         let writes = flags & 2 > 0;
         Some(WireCall { called: reader.called()?, collectives, payload, window, writes })
     }
 }
 
-/// Place of an operation's buffer in registered memory.
+/// Places of an operation's buffers in registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OpWindow {
+    pub(super) buffer: WindowRange,
+    /// Place of the values to reduce, if they are in another buffer.
+    pub(super) source: Option<WindowRange>,
+}
+
+/// Place of a buffer in registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WindowRange {
     /// Number of the registration.
@@ -177,6 +190,7 @@ mod tests {
             Action::ReduceScatter(Reduction::Min),
             Action::AllReduce(Reduction::Mean),
             Action::AllGather,
+            Action::ReduceAndGather(Reduction::Mean),
             Action::AllToAll,
             Action::Broadcast { root: 3 },
             Action::Send { to: 1 },
@@ -200,7 +214,9 @@ mod tests {
         let mut out = Vec::new();
         for (i, called) in calls().into_iter().enumerate() {
             out.clear();
-            let window = (i % 2 == 0).then_some(WindowRange { id: 3, offset: i as u64 });
+            let range = |id| WindowRange { id, offset: i as u64 };
+            let source = (i % 4 == 0).then(|| range(5));
+            let window = (i % 2 == 0).then(|| OpWindow { buffer: range(3), source });
             let call = WireCall { called, collectives: 9, payload: i, window, writes: i % 3 == 0 };
             call.put(&mut out);
             assert_eq!(WireCall::read(&out[PREFIX..]), Some(call));

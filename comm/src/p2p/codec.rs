@@ -100,6 +100,7 @@ fn action_words(action: Action) -> (u8, u64, u64) {
         Action::AllReduce(reduction) => (0, reduction_tag(reduction), reduction.detail()),
         Action::ReduceScatter(reduction) => (1, reduction_tag(reduction), reduction.detail()),
         Action::AllGather => (2, 0, 0),
+        Action::ReduceAndGather(reduction) => (10, reduction_tag(reduction), reduction.detail()),
         Action::AllToAll => (3, 0, 0),
         Action::Broadcast { root } => (4, root as u64, 0),
         Action::Send { to } => (5, to as u64, 0),
@@ -177,6 +178,7 @@ fn action(tag: u8, a: u64, b: u64) -> Option<Action> {
         7 => Action::Barrier,
         8 => Action::Split { color: None, key },
         9 => Action::Split { color: Some(u32::try_from(a).ok()?), key },
+        10 => Action::ReduceAndGather(reduction(a, b)?),
         _ => return None,
     })
 }

@@ -1,6 +1,6 @@
 //! One rank's operations in a group: calls are compared, then bytes move.
 
-use super::cause::{Relay, WindowRange, WireCall};
+use super::cause::{OpWindow, Relay, WireCall};
 use super::failure::{Failure, Stop};
 use super::group::P2pGroup;
 use super::hosts::Hosts;
@@ -87,7 +87,7 @@ impl Engine {
         self.in_place.clear();
         let window = self.window_of(called, memory);
         if window.is_none() || is_small(called, self.links.world_size()) {
-            write_all(writer.take())?;
+            write_all(called, writer.take())?;
         }
         // SAFETY: the caller's promise: nothing writes to the buffer while the call is copied.
         unsafe { self.post(called, (window, writer.is_some()), memory) };
@@ -106,7 +106,7 @@ impl Engine {
     unsafe fn post(
         &mut self,
         called: &Called,
-        (window, writes): (Option<WindowRange>, bool),
+        (window, writes): (Option<OpWindow>, bool),
         memory: &OpMemory,
     ) {
         let (me, n, collectives) = (self.links.rank, self.links.world_size(), self.collectives);
@@ -257,7 +257,7 @@ impl Engine {
         &mut self,
         running: Running<'_>,
         party: Party,
-        window: Option<WindowRange>,
+        window: Option<OpWindow>,
         memory: &OpMemory,
         writer: Option<&mut ChunkWriter<'_>>,
     ) -> Result<(), Stop> {
@@ -272,7 +272,7 @@ impl Engine {
             // SAFETY: the caller's promise.
             return unsafe { self.exchange_in_place(running, party, memory, writer) };
         }
-        write_all(writer)?;
+        write_all(&running.called, writer)?;
         if !small && self.links.transport.system_reduction(&running.called).is_some() {
             self.transfer.clear();
             // SAFETY: the caller's promise.

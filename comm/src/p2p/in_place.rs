@@ -7,17 +7,17 @@
 //! A rank that fails writes that to the others before its buffer goes back. So a rank looks for failures after its last read: a
 //! result is valid only if no other rank had failed by then.
 
-use super::cause::{Progress, WindowRange};
+use super::cause::{OpWindow, Progress, WindowRange};
 use super::engine::{Engine, Running};
 use super::failure::Stop;
-use super::fold::{TileMemory, Tiles, fold};
 use super::links::Links;
 use super::memory::OpMemory;
 use super::pace::Pace;
 use super::small::chunk_bytes;
+use crate::fold::{FoldInto, TileMemory, Tiles, fold};
 use crate::group::chunk_writer::ChunkWriter;
 use crate::group::verdict::Party;
-use crate::{Action, Called, Reduction};
+use crate::{Action, Called, Error, Reduction};
 use meshstep_tensor::copy_bytes_non_temporal;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -44,6 +44,8 @@ pub(super) struct InPlace {
     valid: bool,
     /// Addresses of the operation's first byte, by rank.
     from: Vec<NonNull<u8>>,
+    /// Addresses of the first byte of the values to reduce, by rank.
+    sources: Vec<NonNull<u8>>,
     /// True for ranks that write their chunks meanwhile.
     writes: Vec<bool>,
     /// True if the others copy this rank's chunk as it grows.
@@ -56,6 +58,8 @@ pub(super) struct InPlace {
 enum ChunkWork {
     Reduce(Reduction),
     Write,
+    /// Each part is written from its reduced values.
+    ReduceAndWrite(Reduction),
 }
 
 // SAFETY: addresses, which only `step` dereferences, with its own contract.
@@ -93,8 +97,11 @@ impl InPlace {
         self.running = true;
         (self.own, self.valid) = (Progress::default(), false);
         self.non_temporal = whole.len().saturating_mul(n) >= NON_TEMPORAL_FROM;
-        let reduces = called.action.reduction().map(ChunkWork::Reduce);
-        let work = reduces.or_else(|| writes.then_some(ChunkWork::Write));
+        let work = match (called.action, called.action.reduction()) {
+            (Action::ReduceAndGather(reduction), _) => Some(ChunkWork::ReduceAndWrite(reduction)),
+            (_, Some(reduction)) => Some(ChunkWork::Reduce(reduction)),
+            _ => writes.then_some(ChunkWork::Write),
+        };
         self.chunk = work.map(|work| (chunk(me), work)).filter(|(range, _)| !range.is_empty());
         self.announces = writes || matches!(called.action, Action::AllReduce(_));
         self.copies.clear();
@@ -105,7 +112,7 @@ impl InPlace {
                 let range = chunk(from);
                 ChunkCopy { from, grows_from: Some(range.start), range }
             })),
-            Action::AllGather => {
+            Action::AllGather | Action::ReduceAndGather(_) => {
                 self.copies.extend(others.map(|from| {
                     let range = chunk(from);
                     ChunkCopy { from, grows_from: self.writes[from].then_some(range.start), range }
@@ -162,10 +169,10 @@ impl InPlace {
                 let now = range.start..range.end.min(range.start + PORTION);
                 tiles.from.clear();
                 // SAFETY: the range lies in the operation's bytes of every rank.
-                tiles.from.extend(self.from.iter().map(|base| unsafe { base.add(now.start) }));
+                tiles.from.extend(self.sources.iter().map(|base| unsafe { base.add(now.start) }));
                 // SAFETY: the memory of the others is mapped as long as the transport lives. They write other chunks of their own
                 // memory meanwhile. This rank's tile is the range itself.
-                unsafe { fold((tiles, TileMemory::Main), memory, now.clone(), reduction) };
+                unsafe { fold((tiles, TileMemory::Main), memory.tile(now.clone()), reduction) };
                 // SAFETY: the caller's promise; the others only read.
                 unsafe { memory.show(now.clone()) };
                 now.len()
@@ -174,6 +181,21 @@ impl InPlace {
                 // After a failure of the writer the operation fails.
                 let written = writer.and_then(ChunkWriter::write_next);
                 written.map_or(0, |part| part.len() * memory.dtype.size())
+            }
+            (ChunkWork::ReduceAndWrite(reduction), writer) => {
+                let Some(writer) = writer else { return false };
+                let size = memory.dtype.size();
+                let reduce = |into: FoldInto, _: &mut Tiles| {
+                    tiles.from.clear();
+                    // SAFETY: the part lies in the operation's elements of every rank, and sources are as long.
+                    tiles.from.extend(self.sources.iter().map(|base| unsafe { base.add(into.first * size) }));
+                    // SAFETY: the sources are mapped as long as the transport lives, and nobody writes them while the operation runs.
+                    unsafe { fold((tiles, TileMemory::Main), into, reduction) };
+                    true
+                };
+                // SAFETY: `fold` writes values of the operation's type.
+                let written = unsafe { writer.reduce_next(reduce) };
+                written.map_or(0, |part| part.len() * size)
             }
         };
         range.start += len;
@@ -234,18 +256,29 @@ impl InPlace {
 
 impl Engine {
     /// Returns the place of the operation's buffer in registered memory, if its bytes may be read there.
-    pub(super) fn window_of(&mut self, called: &Called, memory: &OpMemory) -> Option<WindowRange> {
+    pub(super) fn window_of(&mut self, called: &Called, memory: &OpMemory) -> Option<OpWindow> {
         let reads = matches!(
             called.action,
-            Action::AllReduce(_) | Action::ReduceScatter(_) | Action::AllGather | Action::Broadcast { .. }
+            Action::AllReduce(_)
+                | Action::ReduceScatter(_)
+                | Action::AllGather
+                | Action::ReduceAndGather(_)
+                | Action::Broadcast { .. }
         );
         let windows = self.links.transport.windows().filter(|_| reads)?;
-        let (id, offset) = windows.find(memory.address(0))?;
-        Some(WindowRange { id, offset: offset as u64 })
+        let find = |address| {
+            let (id, offset) = windows.find(address)?;
+            Some(WindowRange { id, offset: offset as u64 })
+        };
+        let source = match memory.source {
+            Some(source) => Some(find(source.address())?),
+            None => None,
+        };
+        Some(OpWindow { buffer: find(memory.address(0))?, source })
     }
 
     /// Prepares to read the others' memory in place, if the buffers of all ranks are at `window`. All ranks decide alike.
-    pub(super) fn opens_in_place(&mut self, window: Option<WindowRange>, party: Party) -> bool {
+    pub(super) fn opens_in_place(&mut self, window: Option<OpWindow>, party: Party) -> bool {
         let Some(window) = window else { return false };
         let at = |peer: usize| self.links.peers[peer].call().and_then(|call| call.window);
         if !self.others_of(party).all(|peer| at(peer) == Some(window)) {
@@ -253,13 +286,17 @@ impl Engine {
         }
         let n = self.links.world_size();
         let Some(windows) = self.links.transport.windows() else { return false };
-        self.in_place.from.clear();
-        let addresses = (0..n).filter_map(|rank| windows.address(rank, window.id, window.offset as usize));
-        self.in_place.from.extend(addresses);
+        let OpWindow { buffer, source } = window;
+        for (at, list) in
+            [(buffer, &mut self.in_place.from), (source.unwrap_or(buffer), &mut self.in_place.sources)]
+        {
+            list.clear();
+            list.extend((0..n).filter_map(|rank| windows.address(rank, at.id, at.offset as usize)));
+        }
         let writes = |rank: usize| self.links.peers[rank].call().is_some_and(|call| call.writes);
         self.in_place.writes.clear();
         self.in_place.writes.extend((0..n).map(writes));
-        self.in_place.from.len() == n
+        self.in_place.from.len() == n && self.in_place.sources.len() == n
     }
 
     /// Fails if a rank was lost before this one has read all it needs: a rank that ends in order waits for that, and the cause of
@@ -315,8 +352,11 @@ impl Engine {
 }
 
 /// Writes the whole chunk, before its bytes travel.
-pub(super) fn write_all(writer: Option<&mut ChunkWriter<'_>>) -> Result<(), Stop> {
+pub(super) fn write_all(called: &Called, writer: Option<&mut ChunkWriter<'_>>) -> Result<(), Stop> {
     let Some(writer) = writer else { return Ok(()) };
+    if writer.source().is_some() {
+        return Err(Stop::Found(Error::UnlikePlaces { called: Box::new(*called) }));
+    }
     writer.finish();
     writer.failure().map_or(Ok(()), |error| Err(Stop::Found(error.clone())))
 }

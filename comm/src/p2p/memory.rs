@@ -1,7 +1,8 @@
 //! Memory of an operation, as an address that the engine borrows piece by piece.
 
 use crate::communicator::observing::Observed;
-use crate::group::chunk_writer::elements;
+use crate::fold::FoldInto;
+use crate::group::chunk_writer::{Source, elements};
 use meshstep_tensor::{Buffer, DType};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -14,14 +15,17 @@ pub(crate) struct OpMemory {
     pub(super) dtype: DType,
     /// Observer of the reduced chunk.
     observer: Option<Observed>,
+    /// Buffer of the values to reduce, if it is another one of the same length and type.
+    pub(super) source: Option<Source>,
 }
 
 // SAFETY: an address and a size; access has its own safety argument.
 unsafe impl Send for OpMemory {}
 
 impl OpMemory {
-    pub(super) fn of(buffer: &Buffer) -> Self {
-        OpMemory { base: buffer.as_ptr(), len: buffer.len(), dtype: buffer.dtype(), observer: None }
+    pub(super) fn of(buffer: &Buffer, source: Option<Source>) -> Self {
+        let (base, len, dtype) = (buffer.as_ptr(), buffer.len(), buffer.dtype());
+        OpMemory { base, len, dtype, observer: None, source }
     }
 
     /// Adds an observer of the reduced chunk.
@@ -44,6 +48,21 @@ impl OpMemory {
             // SAFETY: the caller's promise.
             unsafe { observer.see(first, values.as_slice()) }
         }
+    }
+
+    /// Returns bytes `range`, whole elements, as memory for a reduced tile.
+    ///
+    /// # Panics
+    /// If they are not within the buffer.
+    pub(super) fn tile(&self, range: Range<usize>) -> FoldInto {
+        assert!(range.end <= self.bytes(), "a tile beyond the buffer");
+        let (base, size) = (self.address(range.start), self.dtype.size());
+        FoldInto { base, first: range.start / size, len: range.len() / size, dtype: self.dtype }
+    }
+
+    /// Returns the memory of the operation's input: the source if there is one.
+    pub(super) fn input(&self) -> Self {
+        self.source.map_or(*self, |source| OpMemory { base: source.address(), source: None, ..*self })
     }
 
     /// Size in bytes.

@@ -11,7 +11,6 @@ mod cause;
 mod codec;
 mod engine;
 mod failure;
-mod fold;
 mod group;
 pub(crate) mod hosts;
 mod in_place;

@@ -111,8 +111,8 @@ impl RankSeat for P2pSeat {
         self.group.timeout
     }
 
-    fn memory(buffer: &Buffer, _: Action, _: Besides<'_>) -> OpMemory {
-        OpMemory::of(buffer)
+    fn memory(buffer: &Buffer, _: Action, besides: Besides<'_>) -> OpMemory {
+        OpMemory::of(buffer, besides.source())
     }
 
     fn observed(memory: OpMemory, observer: Observed) -> OpMemory {
@@ -178,7 +178,8 @@ impl RankSeat for P2pSeat {
         engine.settle(Stop::Found(error))
     }
 
-    unsafe fn flip_a_bit(memory: OpMemory) {
+    unsafe fn flip_a_bit(memory: OpMemory, of_input: bool) {
+        let memory = if of_input { memory.input() } else { memory };
         let middle = memory.bytes() / 2;
         if memory.bytes() > 0 {
             // SAFETY: the caller's promise.

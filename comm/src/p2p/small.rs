@@ -1,9 +1,9 @@
 //! Operations on small buffers: each rank's bytes travel with its call, and every rank computes its result from all of them.
 
-use super::fold::{TileMemory, Tiles, fold};
 use super::links::Links;
 use super::memory::OpMemory;
 use crate::communicator::stats::chunk;
+use crate::fold::{TileMemory, Tiles, fold};
 use crate::{Action, Called, Reduction};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -114,5 +114,5 @@ unsafe fn reduce(
     }
     // SAFETY: each payload has been sliced to the range's length, this rank's tile is the range itself, and the caller promises that
     // nothing else accesses the buffer.
-    unsafe { fold((tiles, TileMemory::Cached), memory, range, reduction) }
+    unsafe { fold((tiles, TileMemory::Cached), memory.tile(range), reduction) }
 }

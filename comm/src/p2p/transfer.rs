@@ -1,12 +1,12 @@
 //! Bytes of a large operation on their way: parts of the buffer to write, parts to read, and the chunk that this rank reduces.
 
 use super::codec::FrameKind;
-use super::fold::{TileMemory, Tiles, fold};
 use super::links::Links;
 use super::memory::OpMemory;
 use super::outbox::Outbox;
 use super::small::chunk_bytes;
 use super::transport::{Source, Target};
+use crate::fold::{TileMemory, Tiles, fold};
 use crate::{Action, Called, Reduction};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -94,6 +94,8 @@ impl Transfer {
             Action::Recv { from } => {
                 self.ins.push(Inflow { from: Source::Rank(from), range: whole, swaps: false, origin: from });
             }
+            // Only in place.
+            Action::ReduceAndGather(_) => {}
             Action::Barrier | Action::Split { .. } => {}
         }
     }
@@ -264,7 +266,7 @@ impl Transfer {
             }
             // SAFETY: every contribution has at least `len` bytes, in memory that the transport keeps until they are consumed, and this
             // rank's own tile is the range, which is not offered before it is reduced.
-            unsafe { fold((&self.tiles, TileMemory::Cached), memory, now, reduction) };
+            unsafe { fold((&self.tiles, TileMemory::Cached), memory.tile(now), reduction) };
             for peer in links.others() {
                 links.peers[peer].own.consume_contribution(&mut *links.transport, len);
             }

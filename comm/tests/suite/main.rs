@@ -19,6 +19,7 @@ mod naive;
 #[cfg(feature = "nccl")]
 mod nccl;
 mod observing;
+mod one_pass;
 mod overlap;
 #[cfg(unix)]
 mod processes;

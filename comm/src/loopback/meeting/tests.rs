@@ -56,7 +56,7 @@ fn a_thread_that_stops_between_portions_leaves_the_rest_to_the_others() {
 fn no_other_thread_moves_a_chunk_that_its_rank_writes() {
     let (group, clock) = group(2);
     let buffers = [buffer(LARGE, 1.0), buffer(LARGE, 2.0)];
-    for (rank, besides) in [Besides::Writer, Besides::Nothing].into_iter().enumerate() {
+    for (rank, besides) in [Besides::Writer(None), Besides::Nothing].into_iter().enumerate() {
         let (action, buffer) = (Action::AllGather, &buffers[rank]);
         let called = Called { op_number: 0, action, len: LARGE, dtype: buffer.dtype(), by: None };
         group.post(rank, called, View::of(buffer, action, besides)).unwrap();
@@ -85,7 +85,7 @@ fn a_chunk_that_its_rank_has_sent_is_not_copied_again() {
     for (rank, buffer) in buffers.iter().enumerate() {
         let (action, dtype) = (Action::AllGather, buffer.dtype());
         let called = Called { op_number: 0, action, len: LARGE, dtype, by: None };
-        group.post(rank, called, View::of(buffer, action, Besides::Writer)).unwrap();
+        group.post(rank, called, View::of(buffer, action, Besides::Writer(None))).unwrap();
     }
     {
         let mut state = group.state.lock();

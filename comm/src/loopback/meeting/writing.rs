@@ -1,7 +1,8 @@
 //! All-gathers in which ranks still write their chunks: each copies its own chunk to the others, part by part.
 
-use super::super::shared::copy_part;
+use super::super::shared::{copy_part, reduce_part};
 use super::{MeetingGroup, MeetingState, Met};
+use crate::fold::{FoldInto, Tiles};
 use crate::group::chunk_writer::ChunkWriter;
 use crate::group::verdict::timeout;
 use crate::{Called, Error};
@@ -32,19 +33,52 @@ impl MeetingGroup {
                 sent = part.end;
             }
         }
-        if let Some(error) = writer.failure() {
-            if matches!(error, Error::Aborted { .. }) {
-                self.abort(error)
-            } else {
-                self.fail(error.clone())
-            }
-            let mut state = self.state.lock();
-            state.give_up_writers(rank);
-            self.announce(state);
-        } else if !self.stop_writing(rank, sent == writer.len()) {
+        if !self.gives_up(rank, writer) && !self.stop_writing(rank, sent == writer.len()) {
             self.send_part(rank, sent..writer.len(), writer);
             self.stop_writing(rank, true);
         }
+    }
+
+    /// Reduces, writes and copies the chunk of `rank`, whose next operation is posted, part by part. After the deadline or a failure
+    /// nothing more is written.
+    pub(in super::super) fn reduce_chunk(&self, rank: usize, after: Duration, writer: &mut ChunkWriter<'_>) {
+        self.await_party(rank, after);
+        let next = |writer: &mut ChunkWriter<'_>| {
+            // SAFETY: `reduce_source` writes values of the operation's type.
+            unsafe { writer.reduce_next(|into, tiles| self.reduce_source(rank, into, tiles)) }
+        };
+        while let Some(part) = next(writer) {
+            self.send_part(rank, part, writer);
+        }
+        if !self.gives_up(rank, writer) && writer.is_written() {
+            self.stop_writing(rank, true);
+        }
+    }
+
+    /// Reduces elements of the rank's chunk. Returns false if the operation does not run.
+    fn reduce_source(&self, rank: usize, into: FoldInto, tiles: &mut Tiles) -> bool {
+        let share = {
+            let mut state = self.state.lock();
+            let Writing::Met(transfer) = state.writing(rank) else { return false };
+            state.transfers.share(transfer)
+        };
+        let reduced = reduce_part(&share, into, tiles);
+        self.leave(rank, share, reduced);
+        reduced.is_some()
+    }
+
+    /// Fails the group if a part could not be written.
+    fn gives_up(&self, rank: usize, writer: &ChunkWriter<'_>) -> bool {
+        let Some(error) = writer.failure() else { return false };
+        if matches!(error, Error::Aborted { .. }) {
+            self.abort(error)
+        } else {
+            self.fail(error.clone())
+        }
+        let mut state = self.state.lock();
+        state.give_up_writers(rank);
+        self.announce(state);
+        true
     }
 
     /// Waits a short time for the ranks that have not arrived: parts that are written before leave the cache before they are sent.
@@ -55,6 +89,18 @@ impl MeetingGroup {
             // A manual clock does not move by itself.
             let Some(left) = self.clock.sleep_for(until) else { return };
             state = self.changed.wait_awake(state, Some(left), &mut tired);
+        }
+    }
+
+    /// Waits until all ranks have arrived, or the operation has failed, or its deadline.
+    fn await_party(&self, rank: usize, after: Duration) {
+        let (mut state, mut tired) = (self.state.lock(), false);
+        while matches!(state.writing(rank), Writing::Alone) {
+            let deadline = state.posts[rank].next_since().saturating_add(after);
+            if self.clock.now() >= deadline {
+                return;
+            }
+            state = self.changed.wait_awake(state, self.clock.sleep_for(deadline), &mut tired);
         }
     }
 

@@ -1,20 +1,18 @@
-//! Reduction of contributions where they lie, in the transports' memory.
+//! Reduction of contributions where they lie, in memory of several ranks.
 
-use super::memory::OpMemory;
 use crate::Reduction;
 use crate::reduce::{self, Accumulator, BLOCK, Contributions, WireElement, fold_block};
 use meshstep_tensor::fetch::fetch;
 use meshstep_tensor::simd::{Body, Isa};
 use meshstep_tensor::{DType, bf16, f16};
 use std::marker::PhantomData;
-use std::ops::Range;
 use std::ptr::NonNull;
 
 /// Addresses of the ranks' contributions to one tile, by rank, and their factors. The lists stay allocated between tiles.
 #[derive(Debug, Default)]
-pub(super) struct Tiles {
-    pub(super) from: Vec<NonNull<u8>>,
-    pub(super) factors: Vec<f64>,
+pub(crate) struct Tiles {
+    pub(crate) from: Vec<NonNull<u8>>,
+    pub(crate) factors: Vec<f64>,
 }
 
 // SAFETY: addresses, which only `fold` dereferences, with its own contract.
@@ -22,7 +20,7 @@ unsafe impl Send for Tiles {}
 
 /// Memory of the tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TileMemory {
+pub(crate) enum TileMemory {
     /// Rings, in the cache.
     Cached,
     /// Buffers of the ranks, which are read from main memory.
@@ -32,39 +30,37 @@ pub(super) enum TileMemory {
 /// Prefetch distance in bytes for each tile in main memory, as of loopback.
 const AHEAD: usize = 1 << 10;
 
-/// Reduces the tiles into bytes `into` of `memory`.
+/// Memory for a reduced tile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FoldInto {
+    pub(crate) base: NonNull<u8>,
+    /// Index of the tile's first element in the operation's buffer.
+    pub(crate) first: usize,
+    /// Elements of the tile.
+    pub(crate) len: usize,
+    pub(crate) dtype: DType,
+}
+
+/// Reduces the tiles into `into`.
 ///
 /// # Safety
-/// - Each address is valid for reads of as many bytes as `into` has.
-/// - `into` is whole elements, and this call alone accesses them. A tile may be `into` itself, and overlaps it in no other way.
-pub(super) unsafe fn fold(
-    (tiles, of): (&Tiles, TileMemory),
-    memory: &OpMemory,
-    into: Range<usize>,
-    reduction: Reduction,
-) {
-    assert!(
-        into.end <= memory.bytes() && tiles.from.len() == tiles.factors.len(),
-        "a tile beyond the buffer"
-    );
-    match memory.dtype {
-        DType::F32 => typed::<f32>((tiles, of), memory, into, reduction),
-        DType::F64 => typed::<f64>((tiles, of), memory, into, reduction),
-        DType::BF16 => typed::<bf16>((tiles, of), memory, into, reduction),
-        DType::F16 => typed::<f16>((tiles, of), memory, into, reduction),
-        DType::U64 => typed::<u64>((tiles, of), memory, into, reduction),
+/// - Each address is valid for reads of as many elements of the type as `into` has.
+/// - `into` is valid for writes of its elements, and this call alone accesses them. A tile may be `into` itself, and overlaps it in no
+///   other way.
+pub(crate) unsafe fn fold((tiles, of): (&Tiles, TileMemory), into: FoldInto, reduction: Reduction) {
+    assert_eq!(tiles.from.len(), tiles.factors.len(), "a tile has a factor");
+    match into.dtype {
+        DType::F32 => typed::<f32>((tiles, of), into, reduction),
+        DType::F64 => typed::<f64>((tiles, of), into, reduction),
+        DType::BF16 => typed::<bf16>((tiles, of), into, reduction),
+        DType::F16 => typed::<f16>((tiles, of), into, reduction),
+        DType::U64 => typed::<u64>((tiles, of), into, reduction),
         other => debug_assert!(false, "{other} is refused by `Op::check`"),
     }
 }
 
-fn typed<T: WireElement>(
-    (tiles, of): (&Tiles, TileMemory),
-    memory: &OpMemory,
-    into: Range<usize>,
-    reduction: Reduction,
-) {
-    let size = size_of::<T>();
-    let (first, len, into) = (into.start / size, into.len() / size, memory.address(into.start));
+fn typed<T: WireElement>((tiles, of): (&Tiles, TileMemory), into: FoldInto, reduction: Reduction) {
+    let FoldInto { base: into, first, len, .. } = into;
     let times = matches!(reduction, Reduction::PreMulSum { .. }) && T::DTYPE.is_float();
     let isa = Isa::detect();
     let element = PhantomData;
