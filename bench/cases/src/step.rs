@@ -1,11 +1,11 @@
-//! A whole clipped step of one rank, for the benchmark of this crate and for `cargo xtask bench`.
+//! A whole step of one rank, clipped if nothing else is said, for the benchmark of this crate and for `cargo xtask bench`.
 
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use meshstep_comm::Communicator;
 use meshstep_optim::AdamW;
-use meshstep_shard::{Error, Optimizer, Options, Outcome, Stage, StepArgs};
+use meshstep_shard::{Error, NonFinite, Optimizer, Options, Outcome, Stage, StepArgs};
 use meshstep_tensor::{Layout, Meter, Param, SliceMut, Threads};
 
 use crate::copies::{MemoryPass, MovedBytes, Pages};
@@ -27,16 +27,19 @@ pub struct Case {
     pub opt: Optimizer,
     /// Parameters and their units, in backward order.
     params: Vec<(String, Option<String>)>,
+    max_norm: Option<f64>,
 }
 
 impl Case {
-    /// Creates an optimizer with its own meter, and runs one step so that all of its memory is touched. Collective.
+    /// Creates an optimizer with its own meter, and runs one step so that all of its memory is touched. Steps are clipped, unless
+    /// gradients of any size and kind are taken. Collective.
     pub fn new(comm: Arc<dyn Communicator>, layout: Layout, options: Options) -> Result<Self, Error> {
+        let max_norm = (options.non_finite == NonFinite::Skip).then_some(1.0);
         let options = Options { meter: Meter::new(), ..options };
         let named = |param: &Param| (param.name().to_owned(), param.unit().map(str::to_owned));
         let params = layout.params().iter().rev().map(named).collect();
         let opt = Optimizer::new(comm, layout, AdamW::default(), first, options)?;
-        let mut case = Case { opt, params };
+        let mut case = Case { opt, params, max_norm };
         case.step(|grad| fill(grad, 777, -0.5))?;
         Ok(case)
     }
@@ -52,7 +55,7 @@ impl Case {
             drop(gathered);
         }
         batch.finish()?;
-        self.opt.step(StepArgs { max_norm: Some(1.0), ..StepArgs::default() })?.outcome()
+        self.opt.step(StepArgs { max_norm: self.max_norm, ..StepArgs::default() })?.outcome()
     }
 }
 
@@ -89,11 +92,29 @@ impl Steps {
         layout: &Layout,
         grads: Grads,
     ) -> Result<Self> {
-        let make = |stage: &Stage| -> Result<Case> {
-            let options = Options { stage: *stage, ..Options::default() };
-            Ok(Case::new(Arc::clone(comm), layout.clone(), options)?)
+        let options = |stage: &Stage| Options { stage: *stage, ..Options::default() };
+        Self::with(comm, layout, grads, stages.iter().map(options))
+    }
+
+    /// Creates unclipped steps at stage 1: the first reduces before it updates, the second at once.
+    pub fn unclipped(comm: &Arc<dyn Communicator>, layout: &Layout) -> Result<Self> {
+        let options = |reduce_in_step| Options {
+            stage: Stage::Zero1,
+            non_finite: NonFinite::Propagate,
+            reduce_in_step,
+            ..Options::default()
         };
-        Ok(Steps { cases: stages.iter().map(make).collect::<Result<_>>()?, grads })
+        Self::with(comm, layout, Grads::There, [false, true].map(options))
+    }
+
+    fn with(
+        comm: &Arc<dyn Communicator>,
+        layout: &Layout,
+        grads: Grads,
+        each: impl IntoIterator<Item = Options>,
+    ) -> Result<Self> {
+        let make = |options| Ok(Case::new(Arc::clone(comm), layout.clone(), options)?);
+        Ok(Steps { cases: each.into_iter().map(make).collect::<Result<_>>()?, grads })
     }
 }
 

@@ -106,6 +106,12 @@ pub struct Options {
     pub bucket_len: Option<usize>,
     /// True: buckets travel while the caller computes. False: the thread that fills a bucket waits for its reduction.
     pub overlap: bool,
+    /// True: gradients stay on this rank until [`step`](crate::Optimizer::step), for a backward pass that yields them all at its end.
+    /// Stages 2 and 3, which do not keep gradients, are refused. At stage 1 a step that gradients cannot stop
+    /// ([`NonFinite::Propagate`], without [`max_norm`](StepArgs::max_norm) on the combined gradient) then reduces, updates and gathers a
+    /// long bucket in one pass over memory, among threads or processes of one host: 52 instead of 60 bytes an element on 4 ranks in f32.
+    /// No bit depends on it. False: full buckets travel while the caller computes.
+    pub reduce_in_step: bool,
     /// Wait budget of a gradient, by the communicator's clock, for the memory of a bucket in flight (stages 2 and 3; at every
     /// stage with overlap off). The wait is in vain if another rank lacks a gradient of that bucket, and itself waits for this
     /// rank in a collective of the model or in a gather. After the budget the thread takes memory beyond the plan, if there is
@@ -164,6 +170,7 @@ impl Default for Options {
             stage: Stage::default(),
             bucket_len: None,
             overlap: true,
+            reduce_in_step: false,
             wait_budget: Duration::from_secs(10),
             combine: Combine::default(),
             missing: Missing::default(),

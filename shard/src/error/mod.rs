@@ -55,6 +55,11 @@ pub enum Error {
         "stages 2 and 3 send gradients off as they come; Clip::BeforeReduce needs Replicated, Zero1 or WholeParams"
     )]
     ClipNeedsGradients,
+    /// The stage does not keep a rank's own gradients until the step.
+    #[error(
+        "stages 2 and 3 send gradients off as they come; Options::reduce_in_step needs Replicated, Zero1 or WholeParams"
+    )]
+    StepNeedsGradients,
     /// The loss scale falls at skipped steps, and no step is skipped.
     #[error("a dynamic loss scale needs skips; with NonFinite::Propagate use a static loss scale, or none")]
     ScaleNeedsSkips,

@@ -104,7 +104,7 @@ fn try_add(
     let same = first.compare(&**opt.comm(), &text, room);
     let mut added = made?;
     same?;
-    added.layout_states.iter().try_for_each(|layout_state| layout_state.register(opt.options()))?;
+    added.layout_states.iter_mut().try_for_each(|layout_state| layout_state.register(opt.options()))?;
     added.decision_comm = split_decision_comm(opt)?;
     for i in 0..added.layout_states.len() {
         let (earlier, layout_state) = added.layout_states.split_at_mut(i);

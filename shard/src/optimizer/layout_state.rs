@@ -2,6 +2,7 @@
 
 use crate::config::options::Options;
 use crate::config::param_groups::Groups;
+use crate::config::stage::Stage;
 use crate::error::Error;
 use crate::plan::bucket::Placed;
 use crate::plan::bytes::VectorSpec;
@@ -144,6 +145,7 @@ impl LayoutState {
         self.kept.push(BucketInfo {
             counted,
             chunk_norm: chunk_norm.map(Arc::new),
+            one_pass: false,
             gathered,
             gathers: None,
             series: 0,
@@ -157,11 +159,17 @@ impl LayoutState {
     }
 
     /// Registers the buffers that travel whole: parameters, and gradients that are kept whole. Collective.
-    pub(crate) fn register(&self, options: &Options) -> Result<(), Error> {
+    pub(crate) fn register(&mut self, options: &Options) -> Result<(), Error> {
         let params = self.buckets.iter().map(|owned| &owned.params).filter(|_| !options.stage.cuts_params());
         let grads = self.fills.iter().filter_map(|filling| filling.whole.as_ref());
         for buffer in params.chain(grads).filter(|buffer| !buffer.is_empty()) {
             self.among.shards.register(buffer)?;
+        }
+        let chunks = options.reduce_in_step && options.stage == Stage::Zero1;
+        for ((kept, fill), owned) in self.kept.iter_mut().zip(&self.fills).zip(&self.buckets) {
+            let grads = fill.whole.as_ref().filter(|_| chunks);
+            let one_pass = |grads| self.among.shards.reduces_in_one_pass(grads, &owned.params);
+            kept.one_pass = grads.is_some_and(one_pass);
         }
         Ok(())
     }
@@ -256,13 +264,14 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
         precision,
         norm,
         clip,
+        reduce_in_step,
         loss_scale,
         schedule,
         max_skips,
         ..
     } = options;
     let _ = writeln!(text, "stage = {stage:?}\nbucket_len = {bucket_len:?}\ncombine = {combine:?}");
-    let _ = writeln!(text, "non_finite = {non_finite:?}");
+    let _ = writeln!(text, "non_finite = {non_finite:?}\nreduce_in_step = {reduce_in_step}");
     let _ = writeln!(
         text,
         "missing = {missing:?}\ninitial = {initial:?}\ngrads = {grads:?}\nprecision = {precision:?}"
@@ -317,7 +326,7 @@ fn frozen(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Owners, Sizes, Stage};
+    use crate::{Owners, Sizes};
     use meshstep_optim::AdamW;
     use meshstep_tensor::DType;
 

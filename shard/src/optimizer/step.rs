@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::gather::unit_gather::UnitSource;
 use crate::optimizer::Optimizer;
 use crate::optimizer::micro_batch::MicroBatch;
-use crate::optimizer::update_and_gather::{is_long, update_and_gather};
+use crate::optimizer::update_and_gather::{is_long, reduce_update_and_gather, update_and_gather};
 use crate::reduce::local_clip::LocalClip;
 use crate::step::decider::StepDecision;
 use crate::step::outcome::{Outcome, Pending, Traffic};
@@ -123,6 +123,14 @@ impl Optimizer {
         updater.measure(params, reducer, scalars)?;
         let in_flight = reducer.in_flight();
         for b in 0..params.buckets.len() {
+            match reducer.take_unreduced(b) {
+                Some(grads) if holds => reducer.send_kept_back(b, grads)?,
+                Some(grads) => {
+                    reduce_update_and_gather(b, grads, (params, reducer), updater, scalars)?;
+                    continue;
+                }
+                None => {}
+            }
             // An operation that this thread waits for comes after the buckets that are still in flight.
             if !holds && b + 1 >= in_flight && is_long(b, params, reducer) {
                 update_and_gather(b, (params, reducer), updater, scalars)?;

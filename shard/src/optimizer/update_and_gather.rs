@@ -1,11 +1,12 @@
-//! Update and gather of a long bucket in one pass: parameters travel while they are in the cache.
+//! Update and gather of a long bucket in one pass, perhaps with its reduction: parameters travel while they are in the cache.
 
 use crate::config::stage::Stage;
 use crate::error::Error;
 use crate::reduce::reducer::GradReducer;
 use crate::update::params::Params;
 use crate::update::updater::Updater;
-use meshstep_optim::Scalars;
+use meshstep_optim::{NormAccumulator, Scalars};
+use meshstep_tensor::{Buffer, SliceMut};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -46,5 +47,37 @@ pub(super) fn update_and_gather(
     match refused {
         Some(error) => Err(error),
         None => Ok(gathered?),
+    }
+}
+
+/// Reduces this rank's chunk of the gradients `grads` of bucket `b`, updates it, and gathers the bucket on all ranks, part by part.
+pub(super) fn reduce_update_and_gather(
+    b: usize,
+    mut grads: Buffer,
+    (params, reducer): (&mut Params, &mut GradReducer),
+    updater: &Updater,
+    scalars: &Scalars,
+) -> Result<(), Error> {
+    let _span = tracing::debug_span!("reduce_and_update", bucket = b).entered();
+    let shards = Arc::clone(&reducer.config.buckets[b].among.shards);
+    let (queue, reduction) = (params.options.queue.clone(), reducer.config.reduction());
+    let (whole, mut refused) = (params.buckets[b].params.take(), None);
+    let (start, mut norm) = (params.buckets[b].first(), NormAccumulator::new(params.options.norm));
+    let mut write = |first: usize, reduced: SliceMut<'_>, part: SliceMut<'_>| {
+        let counted = reducer.count_part((b, start + first), reduced.as_slice(), &mut norm);
+        match counted.and_then(|()| updater.update_with((b, first), (part, reduced), params, scalars)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                refused = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    };
+    let (whole, done) = shards.reduce_and_gather(reduction, (&mut grads, whole), &queue, &mut write);
+    params.buckets[b].put_back(whole);
+    reducer.take_back(b, grads, &norm)?;
+    match refused {
+        Some(error) => Err(error),
+        None => Ok(done?),
     }
 }

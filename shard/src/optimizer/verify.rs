@@ -1,6 +1,5 @@
 //! Verification of an optimizer: on request, in every nth step, and the repair of what differs.
 
-use crate::config::options::Clip;
 use crate::error::Error;
 use crate::optimizer::Optimizer;
 use crate::reduce::together::Begun;
@@ -92,7 +91,7 @@ impl Optimizer {
         self.reducer.finish_dropped()?;
         let progress = &self.reducer.progress;
         match progress.is_due() && !progress.dropped {
-            true if self.params.options.clip == Clip::BeforeReduce => Err(VerifyError::HeldBack.into()),
+            true if self.reducer.holds() => Err(VerifyError::HeldBack.into()),
             true => Ok(()),
             false => Err(VerifyError::NoGradients.into()),
         }

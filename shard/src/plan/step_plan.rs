@@ -279,6 +279,7 @@ pub(crate) fn check_options(world_size: usize, options: &Options) -> Result<(), 
         () if options.clip == Clip::BeforeReduce && options.stage.cuts_grads() => {
             Err(Error::ClipNeedsGradients)
         }
+        () if options.reduce_in_step && options.stage.cuts_grads() => Err(Error::StepNeedsGradients),
         () if propagates && matches!(options.loss_scale, Some(LossScale::Dynamic(_))) => {
             Err(Error::ScaleNeedsSkips)
         }

@@ -21,6 +21,8 @@ pub(crate) struct BucketFill {
     /// True if `shard` holds nothing of this step yet.
     pub(crate) shard_is_fresh: bool,
     open: bool,
+    /// True if all ranks have filled it in this step, and none has sent it: its reduction is part of the update.
+    pub(crate) unreduced: bool,
 }
 
 /// Place of one parameter in its bucket, including the padding after it.
@@ -65,6 +67,7 @@ impl BucketFill {
             shard,
             shard_is_fresh: true,
             open: false,
+            unreduced: false,
         }
     }
 
@@ -187,6 +190,7 @@ impl BucketFill {
     pub(crate) fn next_step(&mut self) {
         self.next_micro_batch();
         self.shard_is_fresh = true;
+        self.unreduced = false;
         self.places.iter_mut().for_each(|p| p.fresh = true);
     }
 }

@@ -30,9 +30,9 @@ impl GradReducer {
         Ok(())
     }
 
-    /// Returns true if gradients stay on this rank until the step clips them.
+    /// Returns true if gradients stay on this rank until the step.
     pub(crate) fn holds(&self) -> bool {
-        self.config.options.clip == Clip::BeforeReduce
+        self.config.options.clip == Clip::BeforeReduce || self.config.options.reduce_in_step
     }
 
     /// Refuses weights by which gradients cannot be multiplied exactly.
@@ -75,7 +75,8 @@ impl GradReducer {
     /// Scales the gradients collected on this rank down to `at`'s norm; `unscale` divides them by the loss scale. Non-finite
     /// gradients stay as they are: the exchange finds them.
     pub(crate) fn clip_held(&mut self, at: &StepArgs, unscale: f64) -> Result<(), Error> {
-        let Some(max_norm) = at.max_norm else { return Ok(()) };
+        let clips = at.max_norm.filter(|_| self.config.options.clip == Clip::BeforeReduce);
+        let Some(max_norm) = clips else { return Ok(()) };
         let options = self.config.options.clone();
         let queue = &options.queue;
         let mut sum = NormSum::new(options.norm, queue, &options.meter)?;

@@ -1,6 +1,7 @@
 //! Gradient reducer: takes gradients by parameter, in any order, from any thread; returns reduced buckets in index order.
 
 mod memory;
+mod unreduced;
 
 use crate::config::digest::digest;
 use crate::config::stage::Stage;
@@ -50,6 +51,8 @@ struct State {
     travels: bool,
     /// True in the step's last micro-batch, after which sums are final.
     last: bool,
+    /// True if buckets that are reduced in one pass with their update stay here until then.
+    keeps_back: bool,
     launches: u64,
     /// Buckets for which some thread waits.
     retiring: Vec<usize>,
@@ -73,6 +76,7 @@ impl GradReducer {
             next: 0,
             travels: false,
             last: false,
+            keeps_back: false,
             launches: 0,
             retiring: Vec::new(),
             wait_budget: WaitBudget::new(config.options.wait_budget),
@@ -115,6 +119,7 @@ impl GradReducer {
         let state = self.exclusive();
         state.next = 0;
         state.last = last;
+        state.keeps_back = false;
         state.travels = (last && !held) || pooled;
         state.wait_budget.begin();
         state.fills.iter_mut().for_each(BucketFill::next_micro_batch);
@@ -375,6 +380,11 @@ impl GradReducer {
             }
             let whole = fill.close();
             state.launches = digest(state.launches, b as u64, whole.len() as u64);
+            if state.keeps_back && self.config.buckets[b].one_pass {
+                state.fills[b].unreduced = true;
+                self.rest(state, b, whole);
+                continue;
+            }
             match self.config.buckets[b].start(op, whole, &self.config.queue, state.last) {
                 Ok(flight) => self.put_flight(state, b, flight),
                 Err((whole, error)) => {
@@ -387,7 +397,7 @@ impl GradReducer {
         Ok(())
     }
 
-    fn op(&self) -> Op {
+    pub(super) fn op(&self) -> Op {
         match self.config.options.stage {
             Stage::Replicated | Stage::WholeParams(_) => Op::all_reduce(self.config.reduction()),
             Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => Op::reduce_scatter(self.config.reduction()),

@@ -85,6 +85,8 @@ pub(crate) struct BucketInfo {
     pub(crate) counted: Vec<Range<usize>>,
     /// Observer that takes the norm of these ranges while they are reduced, if it is complete then.
     pub(crate) chunk_norm: Option<Arc<ChunkNorm>>,
+    /// True if the ranks can reduce, update and gather the bucket in one pass over memory; the same on every rank.
+    pub(crate) one_pass: bool,
     /// Ranges that travel to all ranks after the update, and their owners.
     pub(crate) gathered: Vec<(usize, Range<usize>)>,
     /// Communicator that gathers the parameters, if they are sharded.

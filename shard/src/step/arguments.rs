@@ -6,6 +6,7 @@ use crate::reduce::reducer::GradReducer;
 use crate::step::decider::Decider;
 use crate::step::exchange::FaultCode;
 use crate::update::params::{ParamEntry, Params};
+use meshstep_optim::Sees;
 use meshstep_tensor::Place;
 
 /// Gradient factors that stay within f32 with any number of ranks.
@@ -24,15 +25,20 @@ impl Decider {
         let fault = self.argument_fault(params, at);
         let held = reducer.holds();
         reducer.progress.local_clip = None;
+        let ahead = goes_ahead(reducer, at);
         if held && fault.is_none() {
             reducer.clip_held(at, self.unscale(&params.options, at))?;
         }
         if !due || held {
             // The other ranks' reductions wait for this rank's buckets.
             reducer.begin(true, false);
+            // Rules with sums over tensors need all gradients before the first update.
+            if ahead && params.groups.iter().all(|group| group.rule.sees() == Sees::Elements) {
+                reducer.keep_back();
+            }
             reducer.complete(|_| {})?;
         }
-        if !goes_ahead(reducer, at) {
+        if !ahead {
             reducer.settle()?;
             reducer.second_reduce()?;
         }

@@ -162,26 +162,35 @@ impl Owned {
         })
     }
 
-    /// Updates elements `part` of the only owned range, whose parameters are `params`.
+    /// Returns the gradients of elements `part` of the only owned range.
+    pub(crate) fn grads_of<'g>(
+        &self,
+        part: &Range<usize>,
+        grads: &'g mut Buffer,
+    ) -> Result<SliceMut<'g>, Error> {
+        let run = self.runs.first().map_or(0..0, |run| within(grads.len(), self.len, &run.range, &run.kept));
+        Ok(grads.as_mut().slice(run.start + part.start..run.start + part.end)?)
+    }
+
+    /// Updates elements `part` of the only owned range, with their parameters and gradients.
     pub(crate) fn update_part(
         &mut self,
-        (part, mut params): (Range<usize>, SliceMut<'_>),
-        grads: &mut Buffer,
+        part: &Range<usize>,
+        (mut params, mut grads): (SliceMut<'_>, SliceMut<'_>),
         groups: &[RuleGroup],
         due: impl Fn(usize) -> Option<ParamUpdate>,
         scalars: &Scalars,
     ) -> Result<(), Error> {
-        for OwnedRange { range, kept, tables, .. } in &mut self.runs {
-            let [range, kept] = [range, kept].map(|all| all.start + part.start..all.start + part.end);
+        for OwnedRange { kept, tables, .. } in &mut self.runs {
+            let kept = kept.start + part.start..kept.start + part.end;
             for table in tables {
-                table.fill_part(&part, &due);
+                table.fill_part(part, &due);
                 if table.segments.is_empty() {
                     continue;
                 }
                 let mut state = cut(&mut self.state, &kept)?;
-                let vectors = (params.reborrow(), &mut *grads);
-                let flat =
-                    OwnedRange::flat_of(self.len, &range, &kept, vectors, self.master.as_mut(), &mut state)?;
+                let vectors = (params.reborrow(), grads.reborrow());
+                let flat = OwnedRange::flat_of(&kept, vectors, self.master.as_mut(), &mut state)?;
                 let RuleGroup { rule, lr_scale, .. } = &groups[table.group];
                 let scalars = Scalars { lr: scalars.lr * lr_scale, rounding: self.rounding, ..*scalars };
                 rule.update(flat, &table.segments, &scalars, &self.queue)?;

@@ -86,20 +86,18 @@ impl OwnedRange {
     ) -> Result<Flat<'a, 's>, Error> {
         let place = within(params.len(), len, range, kept);
         let params = params.as_mut().slice(place)?;
-        Self::flat_of(len, range, kept, (params, grads), master, state)
+        let place = within(grads.len(), len, range, kept);
+        let grads = grads.as_mut().slice(place)?;
+        Self::flat_of(kept, (params, grads), master, state)
     }
 
-    /// Returns the vectors of a run, or of a part of one, whose parameters are `params`.
+    /// Returns the vectors of a run, or of a part of one, with these parameters and gradients.
     pub(crate) fn flat_of<'a, 's>(
-        len: usize,
-        range: &Range<usize>,
         kept: &Range<usize>,
-        (params, grads): (SliceMut<'a>, &'a mut Buffer),
+        (params, grads): (SliceMut<'a>, SliceMut<'a>),
         master: Option<&'a mut Buffer>,
         state: &'s mut ArrayVec<SliceMut<'a>, MAX_STATES>,
     ) -> Result<Flat<'a, 's>, Error> {
-        let place = within(grads.len(), len, range, kept);
-        let grads = grads.as_mut().slice(place)?;
         let master = master.map(|m| m.as_mut().slice(kept.clone())).transpose()?;
         let (params, copy, remainder) = match master {
             Some(master) if master.dtype() == DType::U16 => (params, None, Some(master)),

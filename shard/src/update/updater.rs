@@ -89,11 +89,23 @@ impl Updater {
         reducer: &mut GradReducer,
         scalars: &Scalars,
     ) -> Result<(), Error> {
-        let Params { buckets, entries, groups, .. } = params;
         let Some(grads) = reducer.grads(b) else { return Ok(()) };
+        let grads = params.buckets[b].grads_of(&(first..first + values.len()), grads)?;
+        self.update_with((b, first), (values, grads), params, scalars)
+    }
+
+    /// Updates elements of this rank's only range of bucket `b`, from `first` on, with these parameters and gradients.
+    pub(crate) fn update_with(
+        &self,
+        (b, first): (usize, usize),
+        (values, grads): (SliceMut<'_>, SliceMut<'_>),
+        params: &mut Params,
+        scalars: &Scalars,
+    ) -> Result<(), Error> {
+        let Params { buckets, entries, groups, .. } = params;
         let due = |p: usize| due(self.due[p], &entries[p], self.totals.ratio(p));
-        let part = (first..first + values.len(), values);
-        buckets[b].update_part(part, grads, groups, due, scalars)
+        let part = first..first + values.len();
+        buckets[b].update_part(&part, (values, grads), groups, due, scalars)
     }
 
     /// Counts the updates.

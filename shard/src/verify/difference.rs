@@ -180,7 +180,9 @@ pub enum VerifyError {
     #[error("there are no reduced gradients; verify them between the last micro-batch's `finish` and `step`")]
     NoGradients,
     /// Gradients are reduced in the step itself.
-    #[error("Clip::BeforeReduce keeps gradients back until `step`; none are reduced before")]
+    #[error(
+        "Clip::BeforeReduce and Options::reduce_in_step keep gradients back until `step`; none are reduced before"
+    )]
     HeldBack,
     /// No majority of ranks agrees on the vector.
     #[error("{0}; repair needs three ranks or more, and more than half of them alike; nothing was changed")]

@@ -43,8 +43,10 @@ proptest! {
         overlap in any::<bool>(),
         shuffle in any::<bool>(),
         in_place in any::<bool>(),
+        in_step in any::<bool>(),
     ) {
-        let options = Options { bucket_len: other_bucket, overlap, ..run.options.clone() };
+        let reduce_in_step = in_step && !matches!(stage, Stage::Zero2 | Stage::Zero3);
+        let options = Options { bucket_len: other_bucket, overlap, reduce_in_step, ..run.options.clone() };
         let other = Run { options, shuffle, in_place, ..run.clone() }.stage(stage);
         prop_assert_eq!(other.run(), run.stage(Stage::Replicated).run());
     }

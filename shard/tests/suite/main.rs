@@ -31,6 +31,7 @@ mod loss_scale;
 mod misuse;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod one_pass;
 mod one_sided;
 mod parts;
 mod pool;

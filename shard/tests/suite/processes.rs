@@ -8,7 +8,7 @@ use crate::lbfgs::problems::Problem;
 use crate::lbfgs::run::Run as Minimization;
 use crate::lbfgs::{LARGE, SEARCHES, SMALL, at};
 use meshstep_optim::Lbfgs;
-use meshstep_shard::{Clip, Missing, Options, Precision, Stage};
+use meshstep_shard::{Clip, Missing, NonFinite, Options, Precision, Stage};
 use meshstep_tensor::{DType, Queue};
 
 /// A training: its name, and what a rank does, which returns the rank's result.
@@ -71,7 +71,17 @@ fn long_vectors() -> Vec<Row> {
         let run = Run { lens: vec![70_001, 3, 0, 30_000, 999], steps: 2, options, ..Run::default() };
         Row::training(format!("100,000 parameters, {stage:?}"), run.stage(stage))
     };
-    STAGES.map(row).into()
+    let options = Options {
+        stage: Stage::Zero1,
+        non_finite: NonFinite::Propagate,
+        reduce_in_step: true,
+        ..Options::default()
+    };
+    let lens = vec![300_001, 3, 0, 90_000, 999];
+    let one_pass = Run { lens, steps: 2, max_norm: None, options, ..Run::default() };
+    let one_pass =
+        Row::training("400,000 parameters, reduced, updated and gathered in one pass".to_owned(), one_pass);
+    STAGES.map(row).into_iter().chain([one_pass]).collect()
 }
 
 /// L-BFGS at every stage, on rows of data that are spread over the ranks.

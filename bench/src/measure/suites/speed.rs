@@ -22,6 +22,8 @@ const RANKS: usize = 4;
 /// Maximum ratio of a step to the copy of its bytes, and of stages 1 and 2 to stage 0.
 const OVER_COPY: f64 = 1.5;
 const OVER_UNSHARDED: f64 = 1.02;
+/// Maximum ratio of an unclipped step in one pass to one that reduces first.
+const ONE_PASS: f64 = 0.95;
 
 pub(crate) fn run(effort: Effort) -> Result<Section> {
     let mut section = Section::new("speed", ABOUT);
@@ -38,12 +40,30 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
         let least = (grads == Grads::There).then(|| (bytes_a_param(RANKS) * count * len) as f64 * copy);
         tell(&mut section, title, &samples, least);
     }
+    let unclipped = together(RANKS, (2, rounds), |comm| Steps::unclipped(&comm, &layout))?;
+    in_one_pass(&mut section, &unclipped);
     section.tables.push(references(&passes, count * len));
     section.bars.retain(|_| !effort.quick);
     let (table, plot) = where_it_goes(&layout, effort)?;
     section.tables.push(table);
     section.plots.push(plot);
     Ok(section)
+}
+
+/// Compares unclipped steps that reduce, update and gather in one pass with those that reduce first.
+fn in_one_pass(section: &mut Section, samples: &[Samples]) {
+    let title = format!("{RANKS} ranks, stage 1, gradients of any kind, unclipped");
+    let mut table = Table::new(title, &["a step", "over reducing first"]);
+    for (name, own) in ["reduced first", "reduced, updated and gathered in one pass"].iter().zip(samples) {
+        table.row(*name, [Cell::Time(own.median()), Cell::Ratio(own.over(&samples[0]).median())]);
+    }
+    let found = samples[1].over(&samples[0]).median().median;
+    section.bar(
+        "an unclipped step in one pass: ratio to reducing first".to_owned(),
+        found,
+        Wanted::AtMost(ONE_PASS),
+    );
+    section.tables.push(table);
 }
 
 /// Returns the speeds of the passes, and what they make of the bytes of a step with `params` parameters.

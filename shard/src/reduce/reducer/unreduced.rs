@@ -1,0 +1,65 @@
+//! Buckets whose reduction is part of their update.
+
+use super::GradReducer;
+use crate::error::Error;
+use crate::plan::overlap::{overlap, overlapping};
+use meshstep_optim::{Isa, NormAccumulator};
+use meshstep_tensor::{Buffer, Slice};
+use std::ops::Range;
+use std::sync::PoisonError;
+
+impl GradReducer {
+    /// Keeps the buckets back that are reduced in one pass with their update. Before they are completed.
+    pub(crate) fn keep_back(&mut self) {
+        self.exclusive().keeps_back = true;
+    }
+
+    /// Takes the gradients of bucket `b`, if they are to be reduced in one pass with its update.
+    pub(crate) fn take_unreduced(&mut self, b: usize) -> Option<Buffer> {
+        let fill = &mut self.exclusive().fills[b];
+        if std::mem::take(&mut fill.unreduced) { fill.whole.take() } else { None }
+    }
+
+    /// Sends gradients that were kept back.
+    pub(crate) fn send_kept_back(&mut self, b: usize, grads: Buffer) -> Result<(), Error> {
+        let (op, state) = (self.op(), self.lock());
+        let mut state = state;
+        match self.config.buckets[b].start(op, grads, &self.config.queue, true) {
+            Ok(flight) => self.put_flight(&mut state, b, flight),
+            Err((grads, error)) => {
+                self.rest(&mut state, b, grads);
+                drop(state);
+                self.poison(error.clone());
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the memory of a bucket back that was reduced in one pass, and counts its norm.
+    pub(crate) fn take_back(&mut self, b: usize, grads: Buffer, norm: &NormAccumulator) -> Result<(), Error> {
+        self.exclusive().fills[b].whole = Some(grads);
+        let sum = self.norm.get_mut().unwrap_or_else(PoisonError::into_inner);
+        Ok(sum.merge(norm)?)
+    }
+
+    /// Adds reduced gradients of bucket `b` from element `first` on to `norm`, as far as this rank counts them.
+    pub(crate) fn count_part(
+        &self,
+        (b, first): (usize, usize),
+        values: Slice<'_>,
+        norm: &mut NormAccumulator,
+    ) -> Result<(), Error> {
+        let (bucket, range) = (&self.config.buckets[b], first..first + values.len());
+        let threads = self.config.queue.threads();
+        for counted in overlapping(&bucket.counted, &range, Range::clone) {
+            let Some(both) = overlap(counted, &range) else { continue };
+            let part = values.slice(both.start - first..both.end - first)?;
+            match bucket.among.counts_in_norm {
+                true => norm.add_on(Isa::detect(), threads, part)?,
+                false => norm.watch_on(threads, part)?,
+            }
+        }
+        Ok(())
+    }
+}
