@@ -1,7 +1,7 @@
 //! Random programs that all ranks run, and their faults.
 
 use crate::DEADLINE;
-use meshstep_comm::{Faults, Op, Reduction};
+use meshstep_comm::{Action, Faults, Op, Reduction};
 use meshstep_tensor::DType;
 
 #[derive(Clone, Debug)]
@@ -133,7 +133,8 @@ impl Program {
 
 pub(crate) fn step(random: &mut Random, ranks: usize) -> Step {
     let from = random.below(ranks);
-    match random.below(9) {
+    match random.below(10) {
+        9 => Step::All(Op::of(Action::ReduceAndGather(Reduction::Sum))),
         0 | 1 => Step::All(Op::all_reduce(Reduction::Sum)),
         2 => Step::All(Op::reduce_scatter(Reduction::Mean)),
         3 => Step::All(Op::all_gather()),

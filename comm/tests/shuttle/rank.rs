@@ -62,6 +62,9 @@ impl Rank<'_> {
             self.check_sum(step, &buffer, &result);
             return self.outcomes[i] = Some(result);
         }
+        if let Action::ReduceAndGather(reduction) = op.action() {
+            return self.outcomes[i] = Some(self.reduce_and_gather(reduction, buffer));
+        }
         if op.action() == Action::AllGather && self.random.below(2) == 0 {
             return self.outcomes[i] = Some(self.gather(buffer));
         }
@@ -104,6 +107,28 @@ impl Rank<'_> {
         if let (Ok(()), Ok(values)) = (&result, buffer.typed::<f32>()) {
             let chunks = values.chunks(values.len() / ranks).enumerate();
             assert!({ chunks }.all(|(of, chunk)| chunk.iter().all(|&x| x == of as f32 + 1.0)));
+        }
+        result
+    }
+
+    /// Reduces the values and gathers them in another buffer.
+    fn reduce_and_gather(&mut self, reduction: Reduction, mut from: Buffer) -> Result<(), Error> {
+        let n = self.comm.world_size() as f32;
+        let into = Buffer::zeroed(from.len(), from.dtype(), &Meter::new(), Category::Staging).unwrap();
+        let on = Queue::cpu_on(&Threads::caller());
+        let mut written = 0;
+        let (into, result) = self.comm.reduce_and_gather(
+            reduction,
+            (&mut from, into),
+            &on,
+            &mut |first, reduced, mut part| {
+                assert_eq!(std::mem::replace(&mut written, first + part.len()), first);
+                part.copy_from(reduced.as_slice()).unwrap();
+                ControlFlow::Continue(())
+            },
+        );
+        if let (Ok(()), Ok(values)) = (&result, into.typed::<f32>()) {
+            assert!(values.iter().all(|&x| x == n * (n + 1.0) / 2.0));
         }
         result
     }
