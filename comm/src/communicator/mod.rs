@@ -129,9 +129,11 @@ pub trait Communicator: Send + Sync + Debug {
     ///
     /// `write` is called on this thread with consecutive parts of the chunk: their reduced values, with the bits of
     /// [`Op::reduce_scatter`], and the elements of `into`. It may overwrite both. Parts are written once all ranks have called; a failure
-    /// before that writes nothing, a later one leaves `write` without the parts that follow. `from` has unspecified contents afterwards.
+    /// before that writes nothing, and after a later one `write` may not get the parts that follow. `from` has unspecified contents
+    /// afterwards. A rank keeps memory for one reduced part.
     ///
-    /// Both buffers have one length, a multiple of the number of ranks, and one type ([`Error::Buffer`] otherwise). Every rank calls it
+    /// Both buffers have one length and one type ([`Error::Buffer`] otherwise), and the length is a multiple of the number of ranks
+    /// ([`Error::Uneven`]). Every rank calls it
     /// with buffers of which [`reduces_in_one_pass`](Self::reduces_in_one_pass) says the same. [`Stats`] count a reduce-scatter and an
     /// all-gather. Deadline, panics, [`ControlFlow::Break`](std::ops::ControlFlow::Break) and operations within `write` are as for
     /// [`all_gather_written`](Self::all_gather_written).

@@ -6,7 +6,7 @@
 mod posts;
 mod writing;
 
-use super::shared::{View, move_bytes};
+use super::shared::{ChunkUse, View, move_bytes};
 use super::transfers::{FinishedTransfer, TransferShare, Transfers};
 use crate::clock::Wake;
 use crate::group::seat::Ended;
@@ -280,6 +280,7 @@ impl MeetingGroup {
             self.moved_bytes(called, view)
         };
         let bytes: usize = members().map(bytes).sum();
+        let writes = members().any(|member| posts[member].waiting[0].1.chunk == ChunkUse::Written);
         let added = (bytes > 0).then(|| {
             let view_of = |rank: usize| {
                 let posted = posts[rank].waiting.front().filter(|_| members().any(|member| member == rank));
@@ -298,8 +299,8 @@ impl MeetingGroup {
             posts[member].met.push_back(Met { op_number: called.op_number, since: now, transfer, result });
         }
         members().for_each(|member| state.turn(member, now));
-        // A rank that waits for a thread's transfer sleeps on.
-        if added.is_none_or(|(_, shared)| shared) {
+        // A rank that waits for a thread's transfer sleeps on, unless it has to write its chunk.
+        if writes || added.is_none_or(|(_, shared)| shared) {
             self.changes.fetch_add(usize::from(bytes == 0), Relaxed);
             self.changed.notify_all();
         }

@@ -75,7 +75,7 @@ impl RankSeat for LoopbackSeat {
             group.post(*rank, called, view)?;
         }
         match writer {
-            Some(writer) if writer.source().is_some() => group.reduce_chunk(*rank, after, writer),
+            Some(writer) if writer.source().is_some() => group.reduce_chunk(*rank, (called, after), writer),
             Some(writer) => group.write_chunk(*rank, writer),
             None => {}
         }

@@ -332,20 +332,25 @@ pub(super) fn copy_part(
 /// Reduces the sources of the ranks of a transfer into memory for elements of this rank's chunk. Returns `None` after a panic.
 pub(super) fn reduce_part(work: &TransferShare, into: FoldInto, tiles: &mut Tiles) -> Option<u64> {
     let Some(reduction) = work.called.action.reduction() else { return Some(0) };
-    tiles.from.clear();
-    tiles.factors.clear();
-    for view in &work.views {
-        let size = view.dtype.size();
-        assert!(into.dtype == view.dtype && into.first + into.len <= view.len, "a part beyond the source");
-        let base = view.source.map_or(view.base, Source::address);
-        // SAFETY: a source is as long as the buffer (`reduces_in_one_pass`), so the element is within it.
-        tiles.from.push(unsafe { base.add(into.first * size) });
-        tiles.factors.push(view.factor);
-    }
-    // SAFETY: every rank of the transfer has lent its source until the operation has ended, which comes after this thread has left the
-    // transfer, and none writes it meanwhile. The caller's memory for the result is no part of them.
-    let folded = AssertUnwindSafe(|| unsafe { fold((tiles, TileMemory::Main), into, reduction) });
-    catch_unwind(folded).ok().map(|()| 0)
+    let reduce = || {
+        tiles.from.clear();
+        tiles.factors.clear();
+        for view in &work.views {
+            let size = view.dtype.size();
+            assert!(
+                into.dtype == view.dtype && into.first + into.len <= view.len,
+                "a part beyond the source"
+            );
+            let base = view.source.map_or(view.base, Source::address);
+            // SAFETY: a source is as long as the buffer (`reduces_in_one_pass`), so the element is within it.
+            tiles.from.push(unsafe { base.add(into.first * size) });
+            tiles.factors.push(view.factor);
+        }
+        // SAFETY: every rank of the transfer has lent its source until the operation has ended, which comes after this thread has left
+        // the transfer, and none writes it meanwhile. The caller's memory for the result is no part of them.
+        unsafe { fold((tiles, TileMemory::Main), into, reduction) }
+    };
+    catch_unwind(AssertUnwindSafe(reduce)).ok().map(|()| 0)
 }
 
 /// Moves bytes of a transfer in a group of `world_size` until no portion is left to draw, or until `stops` before a portion. Returns

@@ -71,7 +71,9 @@ impl Optimizer {
             return gpu_step::take(self, &at, hooks).map(Pending::from);
         }
         let stepped = self.decide(&at).and_then(|decision| match decision {
-            StepDecision::Apply { norm, factor, coef } => self.apply(&at, [norm, factor, coef], hooks),
+            StepDecision::Apply { norm, factor, coef, complete } => {
+                self.apply(&at, ([norm, factor, coef], complete), hooks)
+            }
             StepDecision::Skip { non_finite } => self.skip(non_finite, hooks),
         });
         self.end_failed(&stepped)?;
@@ -91,6 +93,8 @@ impl Optimizer {
         let operations = self.gatherer.operations(&mut self.reducer);
         let parts = (&self.params, &mut self.reducer);
         let decision = self.decider.decide(parts, at, (fault, operations), &norm)?;
+        let decision = self.decider.clip_late(&mut self.reducer, decision, at);
+        let decision = decision.map_err(|error| self.reducer.abort_with(error))?;
         self.verify_in_step()?;
         Ok(decision)
     }
@@ -99,7 +103,7 @@ impl Optimizer {
     fn apply(
         &mut self,
         at: &StepArgs,
-        [norm, factor, coef]: [f64; 3],
+        ([norm, factor, coef], complete): ([f64; 3], bool),
         hooks: &mut dyn UpdateHooks,
     ) -> Result<Outcome, Error> {
         let scalars =
@@ -107,7 +111,10 @@ impl Optimizer {
         let (counts, exchange) = (self.params.options.missing.counts(), &self.decider.exchange);
         self.updater.select(&self.params, |param| !counts || exchange.present_on(param) > 0);
         let updated = hooks.before(&mut self.params).and_then(|()| self.update(&scalars, hooks));
-        let later = updated.and_then(|()| self.decider.norm_afterwards(&mut self.reducer, factor));
+        let later = updated.and_then(|()| match complete {
+            true => Ok(None),
+            false => self.decider.norm_afterwards(&mut self.reducer, factor),
+        });
         // A rule refused checked arguments: a bug. Abort, so that the other ranks do not wait.
         let later = later.map_err(|error| self.reducer.abort_with(error));
         let landed = self.gatherer.land(&mut self.params);
@@ -124,7 +131,7 @@ impl Optimizer {
         let in_flight = reducer.in_flight();
         for b in 0..params.buckets.len() {
             match reducer.take_unreduced(b) {
-                Some(grads) if holds => reducer.send_kept_back(b, grads)?,
+                Some(grads) if holds => reducer.send_late(b, grads)?,
                 Some(grads) => {
                     reduce_update_and_gather(b, grads, (params, reducer), updater, scalars)?;
                     continue;
@@ -178,12 +185,13 @@ impl Optimizer {
         }
     }
 
-    /// Drops the gradients handed over since the last step. Collective: their buckets are reduced nevertheless, so every rank
+    /// Drops the gradients handed over since the last step. Collective: buckets that were sent are reduced nevertheless, so every rank
     /// drops them after the same micro-batches.
     pub fn discard_gradients(&mut self) -> Result<(), Error> {
         let _name = name_calls("Optimizer::discard_gradients");
         self.reducer.healthy()?;
         self.reducer.finish_dropped()?;
+        self.reducer.note_discarded();
         self.reducer.settle()?;
         self.reducer.forget()
     }

@@ -186,8 +186,13 @@ impl BucketFill {
         travelled && self.is_full()
     }
 
-    /// Forgets the step's gradients.
+    /// Forgets the step's gradients. A bucket that never travelled is whole again.
     pub(crate) fn next_step(&mut self) {
+        let rests =
+            self.open && self.from.is_none() && self.places.iter().all(|place| place.buffer.is_some());
+        if rests {
+            self.whole = Some(self.close());
+        }
         self.next_micro_batch();
         self.shard_is_fresh = true;
         self.unreduced = false;

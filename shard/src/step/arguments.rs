@@ -25,20 +25,23 @@ impl Decider {
         let fault = self.argument_fault(params, at);
         let held = reducer.holds();
         reducer.progress.local_clip = None;
-        let ahead = goes_ahead(reducer, at);
         if held && fault.is_none() {
             reducer.clip_held(at, self.unscale(&params.options, at))?;
         }
         if !due || held {
             // The other ranks' reductions wait for this rank's buckets.
             reducer.begin(true, false);
-            // Rules with sums over tensors need all gradients before the first update.
-            if ahead && params.groups.iter().all(|group| group.rule.sees() == Sees::Elements) {
+            // Rules with sums over tensors need all gradients before the first update. All ranks decide this alike, before they have
+            // compared their arguments.
+            if held
+                && may_go_ahead(reducer)
+                && params.groups.iter().all(|group| group.rule.sees() == Sees::Elements)
+            {
                 reducer.keep_back();
             }
             reducer.complete(|_| {})?;
         }
-        if !ahead {
+        if !(may_go_ahead(reducer) && limit(&reducer.config.options, at).is_none()) {
             reducer.settle()?;
             reducer.second_reduce()?;
         }
@@ -73,12 +76,11 @@ impl Decider {
     }
 }
 
-/// Returns true if gradients do not influence the decision and no bucket is reduced a second time, so that one bucket can be
-/// updated while others are still in flight.
-fn goes_ahead(reducer: &GradReducer, at: &StepArgs) -> bool {
-    let options = &reducer.config.options;
+/// Returns true if gradients do not influence the decision of an unclipped step and no bucket is reduced a second time, so that one
+/// bucket can be updated while others are still in flight.
+fn may_go_ahead(reducer: &GradReducer) -> bool {
     let extra_reductions = reducer.config.buckets.iter().any(|b| !b.among.extra_reductions.is_empty());
-    options.non_finite == NonFinite::Propagate && limit(options, at).is_none() && !extra_reductions
+    reducer.config.options.non_finite == NonFinite::Propagate && !extra_reductions
 }
 
 /// Returns the bound on the norm of the combined gradient.

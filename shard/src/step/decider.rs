@@ -38,8 +38,9 @@ pub(crate) struct StepProgress {
 /// Decision of a step, the same on every rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StepDecision {
-    /// Update with gradients times `factor` times `coef`. `norm` covers the gradients that have arrived.
-    Apply { norm: f64, factor: f64, coef: f64 },
+    /// Update with gradients times `factor` times `coef`. `norm` covers the gradients that have arrived; it is `complete` if a second
+    /// exchange has covered all of them.
+    Apply { norm: f64, factor: f64, coef: f64, complete: bool },
     /// Update nothing: so many elements were not finite.
     Skip { non_finite: u64 },
 }
@@ -120,7 +121,24 @@ impl Decider {
         let factor = self.unscale(options, at) * combined;
         let norm = reported(factor, &known.norm);
         let coef = limit(options, at).map_or(Ok(1.0), |max_norm| clip_coef(norm, max_norm))?;
-        Ok(StepDecision::Apply { norm, factor, coef })
+        Ok(StepDecision::Apply { norm, factor, coef, complete: false })
+    }
+
+    /// Decides a clipped step anew, once the buckets that were kept back are reduced: it needs all ranks' norm. Collective.
+    pub(crate) fn clip_late(
+        &mut self,
+        reducer: &mut GradReducer,
+        decision: StepDecision,
+        at: &StepArgs,
+    ) -> Result<StepDecision, Error> {
+        let StepDecision::Apply { factor, .. } = decision else { return Ok(decision) };
+        let Some(max_norm) = limit(&reducer.config.options, at) else { return Ok(decision) };
+        if !reducer.send_kept_back()? {
+            return Ok(decision);
+        }
+        reducer.settle()?;
+        let Some(norm) = self.norm_afterwards(reducer, factor)? else { return Ok(decision) };
+        Ok(StepDecision::Apply { norm, factor, coef: clip_coef(norm, max_norm)?, complete: true })
     }
 
     /// Returns the norm of all ranks' gradients, now that all have arrived, if the step was decided without it. Collective.

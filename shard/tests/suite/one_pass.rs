@@ -1,12 +1,14 @@
 //! Buckets that are reduced, updated and gathered in one pass: the bits, norms and bytes of three operations.
 
-use crate::common::{Gradients, PRECISIONS, Run, WhichRule, long};
+use crate::common::{Gradients, PRECISIONS, Run, WhichRule, long, name, params};
 use meshstep_comm::tcp::in_process::InProcessConfig;
 use meshstep_comm::{
     Communicator, Error, InFlight, Op, ReduceObserver, Reduction, Stats, WriteChunk, WriteReduced, loopback,
     tcp,
 };
-use meshstep_shard::{Clip, Error as ShardError, Missing, NonFinite, Options, Outcome, Stage, StepArgs};
+use meshstep_shard::{
+    Clip, Error as ShardError, Missing, NonFinite, Optimizer, Options, Outcome, Stage, StepArgs,
+};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -204,7 +206,7 @@ fn gradients_that_are_not_finite_are_counted_in_the_norm() {
                 if bad && i == 33 {
                     grad[2000] = f32::NAN;
                 }
-                mb.grad(&crate::common::name(i), &grad[..]).unwrap();
+                mb.grad(&name(i), &grad[..]).unwrap();
             }
             mb.finish().unwrap();
             match opt.step(StepArgs::default()).unwrap().outcome().unwrap() {
@@ -232,7 +234,7 @@ fn missing_gradients_and_errors_between_steps_leave_nothing_behind() {
                 for (i, len) in lens().into_iter().enumerate() {
                     if (i + step) % 4 > 0 {
                         let grad: Vec<f32> = (0..len).map(|j| ((j + i + step) % 13) as f32 - 6.0).collect();
-                        mb.grad(&crate::common::name(i), &grad[..]).unwrap();
+                        mb.grad(&name(i), &grad[..]).unwrap();
                     }
                 }
                 mb.finish().unwrap();
@@ -242,7 +244,7 @@ fn missing_gradients_and_errors_between_steps_leave_nothing_behind() {
                     opt.step(StepArgs { lr, ..StepArgs::default() }).and_then(|step| step.outcome());
                 assert_eq!(stepped.is_ok(), step != 1);
             }
-            crate::common::params(&opt)
+            params(&opt)
         })
         .unwrap()
     };
@@ -268,4 +270,72 @@ fn ranks_that_differ_in_it_are_refused() {
         run.build(comm).unwrap_err().to_string()
     });
     assert!(errors.unwrap().iter().all(|told| told.contains("reduce_in_step")));
+}
+
+/// Hands over gradients of `value`, all of them or those of `which`.
+fn hand_over(opt: &mut Optimizer, value: f32, which: impl Fn(usize) -> bool) {
+    let mb = opt.micro_batch(1).unwrap();
+    for (i, len) in lens().into_iter().enumerate().filter(|(i, _)| which(*i)) {
+        mb.grad(&name(i), &vec![value + i as f32; len][..]).unwrap();
+    }
+    mb.finish().unwrap();
+}
+
+#[test]
+fn ranks_whose_bounds_differ_get_an_error_and_nothing_changes() {
+    for bound in [1.0, f64::NAN] {
+        loopback::spawn(4, |comm| {
+            let rank = comm.rank();
+            let mut opt = in_step(&run()).build(comm).unwrap();
+            let before = params(&opt);
+            hand_over(&mut opt, 0.5, |_| true);
+            let max_norm = (rank == 2).then_some(bound);
+            let started = std::time::Instant::now();
+            let told = opt.step(StepArgs { max_norm, ..StepArgs::default() }).unwrap_err();
+            match bound.is_nan() {
+                true => assert!(matches!(told, ShardError::Fault { rank: 2, .. }), "{told}"),
+                false => assert!(matches!(told, ShardError::Disagree { .. }), "{told}"),
+            }
+            assert!(started.elapsed() < Duration::from_secs(30) && params(&opt) == before);
+            hand_over(&mut opt, 0.5, |_| true);
+            opt.step(StepArgs::default()).unwrap().outcome().unwrap();
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn discarded_gradients_leave_nothing_behind() {
+    let ended = |run: &Run| {
+        loopback::spawn(2, |comm| {
+            let mut opt = run.build(comm).unwrap();
+            hand_over(&mut opt, 7.0, |_| true);
+            opt.discard_gradients().unwrap();
+            opt.set_frozen([name(0), name(3)].as_slice(), true).unwrap();
+            for max_norm in [None, Some(0.5)] {
+                hand_over(&mut opt, 0.5, |i| i != 0 && i != 3);
+                opt.step(StepArgs { max_norm, ..StepArgs::default() }).unwrap().outcome().unwrap();
+            }
+            params(&opt)
+        })
+        .unwrap()
+    };
+    let run = Run { ranks: 2, ..run() };
+    assert!(ended(&run) == ended(&in_step(&run)));
+}
+
+#[test]
+fn a_rank_alone_that_discards_is_found() {
+    loopback::spawn(2, |comm| {
+        let rank = comm.rank();
+        let mut opt = in_step(&run()).build(comm).unwrap();
+        hand_over(&mut opt, 1.0, |_| true);
+        if rank == 0 {
+            opt.discard_gradients().unwrap();
+            hand_over(&mut opt, 2.0, |_| true);
+        }
+        let told = opt.step(StepArgs::default()).unwrap_err();
+        assert!(matches!(told, ShardError::Disagree { .. }), "{told}");
+    })
+    .unwrap();
 }

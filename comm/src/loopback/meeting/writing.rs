@@ -39,10 +39,15 @@ impl MeetingGroup {
         }
     }
 
-    /// Reduces, writes and copies the chunk of `rank`, whose next operation is posted, part by part. After the deadline or a failure
-    /// nothing more is written.
-    pub(in super::super) fn reduce_chunk(&self, rank: usize, after: Duration, writer: &mut ChunkWriter<'_>) {
-        self.await_party(rank, after);
+    /// Reduces, writes and copies the chunk of `rank`, whose next operation is posted, part by part. Nothing is written if the operation
+    /// fails before all ranks have arrived.
+    pub(in super::super) fn reduce_chunk(
+        &self,
+        rank: usize,
+        (called, after): (Called, Duration),
+        writer: &mut ChunkWriter<'_>,
+    ) {
+        self.await_party(rank, (called, after));
         let next = |writer: &mut ChunkWriter<'_>| {
             // SAFETY: `reduce_source` writes values of the operation's type.
             unsafe { writer.reduce_next(|into, tiles| self.reduce_source(rank, into, tiles)) }
@@ -50,8 +55,16 @@ impl MeetingGroup {
         while let Some(part) = next(writer) {
             self.send_part(rank, part, writer);
         }
-        if !self.gives_up(rank, writer) && writer.is_written() {
+        if self.gives_up(rank, writer) {
+            return;
+        }
+        if writer.is_written() {
             self.stop_writing(rank, true);
+        } else {
+            // The operation is over, or its reduction has panicked: then it ends without this chunk.
+            let mut state = self.state.lock();
+            state.give_up_writers(rank);
+            self.announce(state);
         }
     }
 
@@ -92,12 +105,14 @@ impl MeetingGroup {
         }
     }
 
-    /// Waits until all ranks have arrived, or the operation has failed, or its deadline.
-    fn await_party(&self, rank: usize, after: Duration) {
+    /// Waits until all ranks have arrived, or the operation has failed: at its deadline at the latest.
+    fn await_party(&self, rank: usize, (called, after): (Called, Duration)) {
         let (mut state, mut tired) = (self.state.lock(), false);
         while matches!(state.writing(rank), Writing::Alone) {
             let deadline = state.posts[rank].next_since().saturating_add(after);
             if self.clock.now() >= deadline {
+                let error = state.late(rank, called, after);
+                self.fail_locked(&mut state, error);
                 return;
             }
             state = self.changed.wait_awake(state, self.clock.sleep_for(deadline), &mut tired);

@@ -1,6 +1,7 @@
 //! Buckets whose reduction is part of their update.
 
 use super::GradReducer;
+use crate::config::digest::digest;
 use crate::error::Error;
 use crate::plan::overlap::{overlap, overlapping};
 use meshstep_optim::{Isa, NormAccumulator};
@@ -20,20 +21,42 @@ impl GradReducer {
         if std::mem::take(&mut fill.unreduced) { fill.whole.take() } else { None }
     }
 
+    /// Sends all buckets that were kept back; returns true if there was one.
+    pub(crate) fn send_kept_back(&mut self) -> Result<bool, Error> {
+        let mut any = false;
+        for b in 0..self.config.buckets.len() {
+            if let Some(grads) = self.take_unreduced(b) {
+                self.send_late(b, grads)?;
+                any = true;
+            }
+        }
+        Ok(any)
+    }
+
     /// Sends gradients that were kept back.
-    pub(crate) fn send_kept_back(&mut self, b: usize, grads: Buffer) -> Result<(), Error> {
-        let (op, state) = (self.op(), self.lock());
-        let mut state = state;
-        match self.config.buckets[b].start(op, grads, &self.config.queue, true) {
-            Ok(flight) => self.put_flight(&mut state, b, flight),
+    pub(crate) fn send_late(&mut self, b: usize, grads: Buffer) -> Result<(), Error> {
+        let started = self.config.buckets[b].start(self.op(), grads, &self.config.queue, true);
+        let mut state = self.lock();
+        match started {
+            Ok(flight) => {
+                self.put_flight(&mut state, b, flight);
+                Ok(())
+            }
             Err((grads, error)) => {
                 self.rest(&mut state, b, grads);
                 drop(state);
                 self.poison(error.clone());
-                return Err(error.into());
+                Err(error.into())
             }
         }
-        Ok(())
+    }
+
+    /// Notes that gradients which were never sent are dropped, so that the exchange finds a rank that has not dropped its own.
+    pub(crate) fn note_discarded(&mut self) {
+        if self.holds() {
+            let state = self.exclusive();
+            state.launches = digest(state.launches, u64::MAX, 0);
+        }
     }
 
     /// Takes the memory of a bucket back that was reduced in one pass, and counts its norm.
