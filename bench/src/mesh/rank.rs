@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use candle_core::Tensor;
+use meshstep_candle::parallel::Collectives;
 use meshstep_comm::Communicator;
 use meshstep_optim::AdamW;
-use meshstep_parallel3d::candle::Collectives;
 use meshstep_parallel3d::{Axis, Communicators, Coordinate, Mesh, Optimizer, Parameter, Piece, elements};
 use meshstep_shard::{Combine, Groups, MicroBatch, Options, Outcome, Stage, Step as _};
 use meshstep_tensor::{Meter, Slice, SliceMut};

@@ -3,10 +3,11 @@
 //! | item | purpose |
 //! |---|---|
 //! | [`Sharded`] | variables of a rank with the optimizer of all ranks: backward pass, step, new parameters in place |
-//! | [`Pass`] | a loss to differentiate: its cuts, the weight of its micro-batch |
+//! | [`BackwardPass`] | a loss to differentiate: its cuts, the weight of its micro-batch |
 //! | [`Tape`] | cuts in the graph, so that gradients travel during the backward pass |
 //! | [`NamedVars`] | variables with names: a `VarMap`, or a list |
 //! | [`hand_over`] | one gradient to a micro-batch, for loops of your own |
+//! | `parallel` (feature) | layers of a network that is distributed over a mesh |
 //! | [`Error`] | errors, with their values |
 //!
 //! # Limits
@@ -20,6 +21,8 @@
 mod checkpoint;
 mod error;
 mod memory;
+#[cfg(feature = "parallel")]
+pub mod parallel;
 mod pass;
 mod sharded;
 mod step;
@@ -28,7 +31,7 @@ mod vars;
 
 pub use error::Error;
 pub use memory::hand_over;
-pub use pass::Pass;
+pub use pass::BackwardPass;
 pub use sharded::Sharded;
 pub use tape::Tape;
 pub use vars::NamedVars;

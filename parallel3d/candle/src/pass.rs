@@ -1,6 +1,6 @@
 //! Backward pass: segments from the loss down, each gradient handed over as soon as no segment can add to it.
 
-use crate::tape::{Cut, Tape};
+use crate::tape::{GraphCut, Tape};
 use crate::vars::Vars;
 use crate::{Error, hand_over};
 use candle_core::Tensor;
@@ -12,26 +12,26 @@ use meshstep_shard::MicroBatch;
 /// `&loss` alone is a pass without cuts, of weight 1.
 #[derive(Debug)]
 #[must_use = "a pass does nothing before it is given to a Sharded"]
-pub struct Pass<'a> {
+pub struct BackwardPass<'a> {
     loss: &'a Tensor,
     tape: Tape,
     pub(crate) weight: u64,
 }
 
-impl<'a> Pass<'a> {
+impl<'a> BackwardPass<'a> {
     /// Describes the backward pass from `loss`, a tensor of one element.
     pub fn new(loss: &'a Tensor) -> Self {
-        Pass { loss, tape: Tape::new(), weight: 1 }
+        BackwardPass { loss, tape: Tape::new(), weight: 1 }
     }
 
     /// Sets the cuts of the forward pass.
     pub fn cut(self, tape: Tape) -> Self {
-        Pass { tape, ..self }
+        BackwardPass { tape, ..self }
     }
 
     /// Sets the number of samples or tokens, by which [`Combine::Weighted`](meshstep_shard::Combine::Weighted) multiplies.
     pub fn weight(self, weight: u64) -> Self {
-        Pass { weight, ..self }
+        BackwardPass { weight, ..self }
     }
 
     /// Differentiates the loss, and hands over the gradient of each variable of `vars` for which `trains` is true. The loss is scaled
@@ -50,22 +50,22 @@ impl<'a> Pass<'a> {
             }
             drop(grads);
             // The segment's activations are dropped with its output.
-            let Some(Cut { output, .. }) = cuts.pop() else { return Ok(()) };
+            let Some(GraphCut { output, .. }) = cuts.pop() else { return Ok(()) };
             scalar = upstream.pop().flatten().map(|grad| (output * grad)?.sum_all()).transpose()?;
         }
     }
 }
 
-impl<'a> From<&'a Tensor> for Pass<'a> {
+impl<'a> From<&'a Tensor> for BackwardPass<'a> {
     fn from(loss: &'a Tensor) -> Self {
-        Pass::new(loss)
+        BackwardPass::new(loss)
     }
 }
 
 /// Gradients of variables, summed over segments.
 struct Sums<'a> {
     vars: &'a Vars,
-    /// Variables that each segment uses, last one first.
+    /// Variables of each segment, in reverse order.
     uses: Vec<Vec<usize>>,
     /// First segment that uses a variable, which is differentiated last.
     first: Vec<Option<usize>>,
@@ -75,7 +75,7 @@ struct Sums<'a> {
 
 impl<'a> Sums<'a> {
     /// Finds the variables of each segment: segment i ends with cut i, the last one with the loss.
-    fn new(loss: &Tensor, cuts: &[Cut], vars: &'a Vars, trains: &'a [bool]) -> Self {
+    fn new(loss: &Tensor, cuts: &[GraphCut], vars: &'a Vars, trains: &'a [bool]) -> Self {
         let ends = cuts.iter().map(|cut| &cut.output).chain([loss]);
         let used = |end: &Tensor| {
             let nodes = end.sorted_nodes().into_iter().filter_map(|node| vars.index(node.id()));

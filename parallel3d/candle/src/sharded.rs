@@ -2,7 +2,7 @@
 
 use crate::memory::{overwrite, with_values};
 use crate::vars::{NamedVars, Vars};
-use crate::{Error, Pass, Tape};
+use crate::{BackwardPass, Error, Tape};
 use candle_core::{Tensor, Var};
 use meshstep_comm::Communicator;
 use meshstep_shard::{Groups, Optimizer, Options, Outcome, Stage, StepArgs, same_everywhere};
@@ -85,12 +85,12 @@ impl Sharded {
     /// # Errors
     /// [`Error::Candle`] of the backward pass; the step is then [`meshstep_shard::Error::Fault`] on every rank. [`Error::Shard`] of the
     /// micro-batch.
-    pub fn backward<'a>(&mut self, pass: impl Into<Pass<'a>>) -> Result<(), Error> {
+    pub fn backward<'a>(&mut self, pass: impl Into<BackwardPass<'a>>) -> Result<(), Error> {
         self.run(pass.into(), true)
     }
 
     /// Runs the backward pass of a micro-batch that is not the step's last ([`Optimizer::accumulate`]).
-    pub fn accumulate<'a>(&mut self, pass: impl Into<Pass<'a>>) -> Result<(), Error> {
+    pub fn accumulate<'a>(&mut self, pass: impl Into<BackwardPass<'a>>) -> Result<(), Error> {
         self.run(pass.into(), false)
     }
 
@@ -105,7 +105,11 @@ impl Sharded {
 
     /// Runs [`backward`](Self::backward) and takes the [`step`](Self::step). If the backward pass of a rank fails, that rank returns
     /// the cause, every other rank [`meshstep_shard::Error::Fault`], and nothing changes.
-    pub fn backward_step<'a>(&mut self, pass: impl Into<Pass<'a>>, at: StepArgs) -> Result<Outcome, Error> {
+    pub fn backward_step<'a>(
+        &mut self,
+        pass: impl Into<BackwardPass<'a>>,
+        at: StepArgs,
+    ) -> Result<Outcome, Error> {
         let passed = self.backward(pass);
         if let Err(Error::Shard(meshstep_shard::Error::StepDue)) = passed {
             return Err(meshstep_shard::Error::StepDue.into()); // a step would take the gradients of an earlier pass
@@ -116,7 +120,7 @@ impl Sharded {
 
     /// Runs [`backward_step`](Self::backward_step) through the cuts of `tape`.
     pub fn backward_step_cut(&mut self, tape: Tape, loss: &Tensor, at: StepArgs) -> Result<Outcome, Error> {
-        self.backward_step(Pass::new(loss).cut(tape), at)
+        self.backward_step(BackwardPass::new(loss).cut(tape), at)
     }
 
     /// Copies the optimizer's parameters into the variables: after a load into [`optimizer_mut`](Self::optimizer_mut).
@@ -139,7 +143,7 @@ impl Sharded {
         self.vars.list.iter().map(|(name, var)| (&**name, var))
     }
 
-    fn run(&mut self, pass: Pass<'_>, last: bool) -> Result<(), Error> {
+    fn run(&mut self, pass: BackwardPass<'_>, last: bool) -> Result<(), Error> {
         let trains = self.vars.list.iter().map(|(name, _)| Ok(!self.optimizer.is_frozen(name)?));
         let trains = trains.collect::<Result<Vec<bool>, Error>>()?;
         let micro_batch = match last {

@@ -17,7 +17,7 @@ use candle_core::{Result, Tensor, Var};
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
-/// use meshstep_candle::{Pass, Sharded, Tape};
+/// use meshstep_candle::{BackwardPass, Sharded, Tape};
 /// use meshstep_optim::AdamW;
 /// use meshstep_shard::{Options, StepArgs};
 ///
@@ -30,7 +30,7 @@ use candle_core::{Result, Tensor, Var};
 ///     let x = Tensor::new(&[[1f32, 2.0]], &Device::Cpu)?.matmul(&first)?.relu()?;
 ///     let x = tape.cut(&x)?; // the gradient of `second` is on its way before that of `first` is computed
 ///     let loss = x.matmul(&second)?.sqr()?.sum_all()?;
-///     opt.backward_step(Pass::new(&loss).cut(tape), StepArgs::default())?;
+///     opt.backward_step(BackwardPass::new(&loss).cut(tape), StepArgs::default())?;
 ///     Ok(())
 /// })?;
 /// ranks.into_iter().collect::<Result<(), _>>()?;
@@ -38,12 +38,12 @@ use candle_core::{Result, Tensor, Var};
 /// ```
 #[derive(Debug, Default)]
 pub struct Tape {
-    pub(crate) cuts: Vec<Cut>,
+    pub(crate) cuts: Vec<GraphCut>,
 }
 
 /// Output of a segment, and the variable in its place in later segments.
 #[derive(Debug)]
-pub(crate) struct Cut {
+pub(crate) struct GraphCut {
     pub(crate) output: Tensor,
     pub(crate) input: Tensor,
 }
@@ -57,7 +57,7 @@ impl Tape {
     /// Ends a segment at `x`, and returns the input of later segments: the same values in the same shape, without the graph before.
     pub fn cut(&mut self, x: &Tensor) -> Result<Tensor> {
         let input = Var::from_tensor(&x.detach())?.into_inner();
-        self.cuts.push(Cut { output: x.clone(), input: input.clone() });
+        self.cuts.push(GraphCut { output: x.clone(), input: input.clone() });
         Ok(input)
     }
 }

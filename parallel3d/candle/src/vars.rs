@@ -82,7 +82,7 @@ impl Vars {
         self.list.iter().map(bytes).sum::<usize>() as u64
     }
 
-    /// Returns the index of a variable; `None` for any other tensor.
+    /// Returns the index of the variable with this identity.
     pub(crate) fn index(&self, id: TensorId) -> Option<usize> {
         self.by_id.get(&id).copied()
     }

@@ -3,7 +3,7 @@
 use crate::common::{Mlp, STAGES, applied, at, bits, numbers, on_ranks, options, rule, sharded};
 use candle_core::{DType, Device, Var};
 use candle_nn::{Init, Optimizer as _, ParamsAdamW, VarMap};
-use meshstep_candle::{Pass, Sharded};
+use meshstep_candle::{BackwardPass, Sharded};
 use meshstep_comm::loopback;
 use meshstep_optim::AdamW;
 use meshstep_shard::{Combine, Master, Missing, Options, Precision, Stage, StepArgs};
@@ -46,9 +46,9 @@ fn accumulated_micro_batches_are_averaged_with_those_of_the_other_ranks() {
             let batches: Vec<u64> = (0..4).filter(|batch| batch % ranks as u64 == rank).collect();
             let (last, first) = batches.split_last().unwrap();
             for batch in first {
-                opt.accumulate(Pass::new(&mlp.loss(*batch).unwrap()).weight(4)).unwrap();
+                opt.accumulate(BackwardPass::new(&mlp.loss(*batch).unwrap()).weight(4)).unwrap();
             }
-            opt.backward(Pass::new(&mlp.loss(*last).unwrap()).weight(4)).unwrap();
+            opt.backward(BackwardPass::new(&mlp.loss(*last).unwrap()).weight(4)).unwrap();
             applied(opt.step(at()));
             opt.vars().flat_map(|(_, var)| numbers(var)).collect::<Vec<_>>()
         });

@@ -2,7 +2,7 @@
 
 use crate::common::{Mlp, applied, at, bits, on_ranks, options, sharded, tensor};
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Var};
-use meshstep_candle::{Error, Pass};
+use meshstep_candle::{BackwardPass, Error};
 use meshstep_shard::{Combine, Error as Shard, Fault, Initial, Missing, Options, Stage, WeightError};
 
 /// Builds an optimizer on two ranks with the variables of `vars(rank)`, and returns the errors.
@@ -184,7 +184,8 @@ fn a_weight_that_is_too_large_on_one_rank_is_an_error_on_every_rank() {
         let options = Options { combine: Combine::Weighted, ..options(Stage::Zero2) };
         let mut opt = sharded(comm, mlp.vars(), options).unwrap();
         let loss = mlp.loss(0).unwrap();
-        opt.backward_step(Pass::new(&loss).weight(if rank == 1 { 1 << 40 } else { 1 }), at()).unwrap_err()
+        opt.backward_step(BackwardPass::new(&loss).weight(if rank == 1 { 1 << 40 } else { 1 }), at())
+            .unwrap_err()
     });
     assert!(matches!(errors[0], Error::Shard(Shard::Fault { rank: 1, .. })), "{:?}", errors[0]);
     assert!(

@@ -2,7 +2,7 @@
 
 use crate::common::{Mlp, STAGES, applied, at, bits, on_ranks, options, sharded, tensor};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, Var};
-use meshstep_candle::{Pass, Sharded, Tape};
+use meshstep_candle::{BackwardPass, Sharded, Tape};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::Sgd;
 use meshstep_shard::{Missing, Options, Stage, StepArgs};
@@ -36,7 +36,7 @@ impl Stream {
 }
 
 /// Returns the gradients of one pass, which are the momentum after the first step.
-fn gradients(vars: Vec<(String, Var)>, pass: Pass<'_>) -> Vec<Vec<u32>> {
+fn gradients(vars: Vec<(String, Var)>, pass: BackwardPass<'_>) -> Vec<Vec<u32>> {
     let comm = loopback::world(loopback::Config::new(1)).unwrap().pop().unwrap();
     let rule = Sgd { momentum: 0.9, ..Sgd::default() };
     let mut opt = Sharded::new(comm, vars, rule, options(Stage::Zero2)).unwrap();
@@ -63,9 +63,9 @@ fn gradients_of_segments_are_those_of_the_whole_graph_bit_for_bit() {
     let cut = stream.loss(|x| tape.cut(x)).unwrap();
     assert_eq!(cut.to_scalar::<f32>().unwrap(), loss.to_scalar::<f32>().unwrap());
     // Each optimizer has a network of its own, because a step changes the variables.
-    assert_eq!(gradients(stream.vars(), Pass::new(&cut).cut(tape)), expected);
+    assert_eq!(gradients(stream.vars(), BackwardPass::new(&cut).cut(tape)), expected);
     let other = Stream::new();
-    assert_eq!(gradients(other.vars(), Pass::new(&other.loss(|x| Ok(x.clone())).unwrap())), expected);
+    assert_eq!(gradients(other.vars(), BackwardPass::new(&other.loss(|x| Ok(x.clone())).unwrap())), expected);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn cuts_change_no_bit_of_a_sharded_training() {
     }
 }
 
-/// A tensor that several segments read, one that none reads, and one that is read past its cut.
+/// Two segments read `shared`, no segment reads its exponential, and the loss reads `first` past its cut.
 #[test]
 fn cuts_of_any_shape_give_the_gradient() {
     let vars = || ["a", "b"].map(|name| (name.to_owned(), Var::from_tensor(&tensor(&[2, 2], 3)).unwrap()));
@@ -102,9 +102,9 @@ fn cuts_of_any_shape_give_the_gradient() {
     let (own, whole) = (vars(), vars());
     let mut tape = Tape::new();
     let loss = net(&own, &mut |x| tape.cut(x)).unwrap();
-    let got = gradients(own.to_vec(), Pass::new(&loss).cut(tape));
+    let got = gradients(own.to_vec(), BackwardPass::new(&loss).cut(tape));
     let loss = net(&whole, &mut |x| Ok(x.clone())).unwrap();
-    let expected = gradients(whole.to_vec(), Pass::new(&loss));
+    let expected = gradients(whole.to_vec(), BackwardPass::new(&loss));
     for (x, y) in got.iter().flatten().zip(expected.iter().flatten()) {
         let (x, y) = (f32::from_bits(*x), f32::from_bits(*y));
         assert!((x - y).abs() <= 1e-6 * y.abs().max(1.0), "{x} and {y}");
