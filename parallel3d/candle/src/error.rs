@@ -16,6 +16,9 @@ pub enum Error {
     /// Candle failed in a forward or backward pass.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+    /// A wrapper of the optimizer failed; the error is its own.
+    #[error(transparent)]
+    Wrapper(Box<dyn std::error::Error + Send + Sync>),
     /// Stage 3 frees parameters between their uses, and a candle variable keeps its memory.
     #[error(
         "stage 3 shards the parameters, but candle keeps each variable whole on every rank; use Stage::Zero2, which shards the rest"
@@ -51,6 +54,28 @@ pub enum Error {
         /// The variable.
         name: String,
     },
+    /// A variable is not what its parameter is.
+    #[error(
+        "variable {name:?} has {dtype} elements in the shape {shape:?}, and the optimizer's parameter {expected} in {expected_shape:?}"
+    )]
+    Differs {
+        /// The variable.
+        name: String,
+        /// Its type.
+        dtype: meshstep_tensor::DType,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// Type of the parameter.
+        expected: meshstep_tensor::DType,
+        /// Shape of the parameter.
+        expected_shape: Vec<usize>,
+    },
+    /// A parameter of the optimizer has no variable.
+    #[error("the optimizer's parameter {name:?} has no variable; list one of its name")]
+    NoVariable {
+        /// The parameter.
+        name: String,
+    },
     /// One variable has two names, so it would get two updates.
     #[error("{first:?} and {second:?} are one variable; list it once")]
     SameVariable {
@@ -59,6 +84,17 @@ pub enum Error {
         /// Its second name.
         second: String,
     },
+}
+
+impl Error {
+    /// Returns an error of an optimizer, or of a wrapper, as one of this type.
+    pub(crate) fn of_step(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        let error: Box<dyn std::error::Error + Send + Sync> = Box::new(error);
+        match error.downcast::<meshstep_shard::Error>() {
+            Ok(error) => Error::Shard(*error),
+            Err(error) => Error::Wrapper(error),
+        }
+    }
 }
 
 impl From<meshstep_tensor::Error> for Error {

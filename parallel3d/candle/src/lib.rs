@@ -2,7 +2,7 @@
 //!
 //! | item | purpose |
 //! |---|---|
-//! | [`Sharded`] | variables of a rank with the optimizer of all ranks: backward pass, step, new parameters in place |
+//! | [`Sharded`] | variables of a rank with the optimizer of all ranks, or a wrapper: backward pass, step, new parameters in place |
 //! | [`BackwardPass`] | a loss to differentiate: its cuts, the weight of its micro-batch |
 //! | [`Tape`] | cuts in the graph, so that gradients travel during the backward pass |
 //! | [`NamedVars`] | variables with names: a `VarMap`, or a list |

@@ -5,12 +5,13 @@ use crate::vars::{NamedVars, Vars};
 use crate::{BackwardPass, Error, Tape};
 use candle_core::{Tensor, Var};
 use meshstep_comm::Communicator;
-use meshstep_shard::{Groups, Optimizer, Options, Outcome, Stage, StepArgs, same_everywhere};
+use meshstep_shard::{Groups, Optimizer, Options, Outcome, Stage, Step, StepArgs, same_everywhere};
 use meshstep_tensor::{Category, Claim, Param, Place, SliceMut};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Candle variables of one rank, and the optimizer that all ranks step together.
+/// Candle variables of one rank, and the optimizer that all ranks step together: an [`Optimizer`], or with [`over`](Self::over) any
+/// wrapper of one.
 ///
 /// Each rank runs forward and backward on its own batch. A step reduces the gradients of all ranks, updates this rank's shard, and
 /// writes the new parameters into the variables in place: every rank then has the same values. Each call is made by all ranks, in the
@@ -39,8 +40,8 @@ use std::sync::Arc;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Sharded {
-    pub(crate) optimizer: Optimizer,
+pub struct Sharded<S = Optimizer> {
+    pub(crate) optimizer: S,
     vars: Vars,
     /// Counts candle's copy of the parameters while it exists.
     _framework: Claim,
@@ -79,21 +80,6 @@ impl Sharded {
         Ok(sharded)
     }
 
-    /// Runs the backward pass of the step's last micro-batch, usually its only one, and hands over every variable's gradient. The
-    /// loss is multiplied by the [loss scale](Optimizer::loss_scale) before.
-    ///
-    /// # Errors
-    /// [`Error::Candle`] of the backward pass; the step is then [`meshstep_shard::Error::Fault`] on every rank. [`Error::Shard`] of the
-    /// micro-batch.
-    pub fn backward<'a>(&mut self, pass: impl Into<BackwardPass<'a>>) -> Result<(), Error> {
-        self.run(pass.into(), true)
-    }
-
-    /// Runs the backward pass of a micro-batch that is not the step's last ([`Optimizer::accumulate`]).
-    pub fn accumulate<'a>(&mut self, pass: impl Into<BackwardPass<'a>>) -> Result<(), Error> {
-        self.run(pass.into(), false)
-    }
-
     /// Takes the step, and writes the new parameters into the variables. Collective ([`Optimizer::step`]).
     pub fn step(&mut self, at: StepArgs) -> Result<Outcome, Error> {
         let outcome = self.optimizer.step(at)?.outcome()?;
@@ -122,19 +108,75 @@ impl Sharded {
     pub fn backward_step_cut(&mut self, tape: Tape, loss: &Tensor, at: StepArgs) -> Result<Outcome, Error> {
         self.backward_step(BackwardPass::new(loss).cut(tape), at)
     }
+}
+
+/// Calls with any optimizer. The step of a wrapper is [`Step::step`], which writes the new parameters into the variables too.
+impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
+    /// Couples variables with an optimizer that exists: one of a mesh, of workers that exchange seldom, of replicas in groups. Each
+    /// parameter has a variable of its name, shape and type, and the variables get the optimizer's values. No other rank takes part.
+    ///
+    /// # Errors
+    /// Those of a variable of [`new`](Sharded::new), [`Error::WholeVariables`], [`Error::QueuePlace`], and [`Error::Differs`],
+    /// [`Error::NoVariable`] or [`meshstep_shard::Error::UnknownParam`] if variables and parameters do not match.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use meshstep_candle::Sharded;
+    /// use meshstep_optim::Sgd;
+    /// use meshstep_shard::{CrossShard, Options, Step, StepArgs};
+    /// use meshstep_tensor::{DType, Layout};
+    ///
+    /// let ranks = meshstep_comm::loopback::spawn(2, |comm| -> Result<f32, meshstep_candle::Error> {
+    ///     let layout = Layout::builder().param("w", &[2], DType::F32).build()?;
+    ///     let groups = CrossShard::new(comm, None, layout, Sgd::default(), |_, _| Ok(()), Options::default())?;
+    ///     let w = Var::new(&[5f32, 5.0], &Device::Cpu)?;
+    ///     let mut opt = Sharded::over(groups, [("w", w.clone())])?; // w is 0 now, as the optimizer has it
+    ///     opt.backward(&(w.as_tensor() * 2.0)?.sum_all()?)?;
+    ///     opt.step(StepArgs { lr: 0.5, ..StepArgs::default() })?.outcome()?;
+    ///     Ok(w.to_vec1::<f32>()?[1])
+    /// })?;
+    /// assert!(ranks.into_iter().all(|w| w.is_ok_and(|w| w == -1.0)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn over(optimizer: S, vars: impl NamedVars) -> Result<Self, Error> {
+        let inner = optimizer.optimizer();
+        check(inner.options())?;
+        let vars = Vars::new(vars)?;
+        vars.check_params(inner)?;
+        let framework = inner.options().meter.claim(Category::Framework, vars.bytes());
+        let sharded = Sharded { optimizer, vars, _framework: framework };
+        sharded.refresh()?;
+        Ok(sharded)
+    }
+
+    /// Runs the backward pass of the step's last micro-batch, usually its only one, and hands over every variable's gradient. The
+    /// loss is multiplied by the [loss scale](Optimizer::loss_scale) before.
+    ///
+    /// # Errors
+    /// [`Error::Candle`] of the backward pass; the step is then [`meshstep_shard::Error::Fault`] on every rank. [`Error::Shard`] of the
+    /// micro-batch.
+    pub fn backward<'a>(&mut self, pass: impl Into<BackwardPass<'a>>) -> Result<(), Error> {
+        self.run(pass.into(), true)
+    }
+
+    /// Runs the backward pass of a micro-batch that is not the step's last ([`Optimizer::accumulate`]).
+    pub fn accumulate<'a>(&mut self, pass: impl Into<BackwardPass<'a>>) -> Result<(), Error> {
+        self.run(pass.into(), false)
+    }
 
     /// Copies the optimizer's parameters into the variables: after a load into [`optimizer_mut`](Self::optimizer_mut).
     pub fn refresh(&self) -> Result<(), Error> {
-        self.vars.list.iter().try_for_each(|(name, var)| overwrite(name, var, self.optimizer.param(name)?))
+        let inner = self.optimizer.optimizer();
+        self.vars.list.iter().try_for_each(|(name, var)| overwrite(name, var, inner.param(name)?))
     }
 
     /// Returns the optimizer: parameters, state, options, communicator.
-    pub fn optimizer(&self) -> &Optimizer {
+    pub fn optimizer(&self) -> &S {
         &self.optimizer
     }
 
     /// Returns the optimizer for calls between steps. After one that changes parameters, call [`refresh`](Self::refresh).
-    pub fn optimizer_mut(&mut self) -> &mut Optimizer {
+    pub fn optimizer_mut(&mut self) -> &mut S {
         &mut self.optimizer
     }
 
@@ -144,12 +186,14 @@ impl Sharded {
     }
 
     fn run(&mut self, pass: BackwardPass<'_>, last: bool) -> Result<(), Error> {
-        let trains = self.vars.list.iter().map(|(name, _)| Ok(!self.optimizer.is_frozen(name)?));
+        let inner = self.optimizer.optimizer();
+        let trains = self.vars.list.iter().map(|(name, _)| Ok(!inner.is_frozen(name)?));
         let trains = trains.collect::<Result<Vec<bool>, Error>>()?;
         let micro_batch = match last {
-            true => self.optimizer.micro_batch(pass.weight)?,
-            false => self.optimizer.accumulate(pass.weight)?,
+            true => self.optimizer.micro_batch(pass.weight),
+            false => self.optimizer.accumulate(pass.weight),
         };
+        let micro_batch = micro_batch.map_err(Error::of_step)?;
         // A micro-batch that an error drops unfinished makes the step an error on every rank.
         pass.run(&self.vars, &trains, &micro_batch)?;
         Ok(micro_batch.finish()?)

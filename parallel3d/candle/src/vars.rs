@@ -2,6 +2,7 @@
 
 use crate::{Error, memory};
 use candle_core::{TensorId, Var};
+use meshstep_shard::Optimizer;
 use meshstep_tensor::Layout;
 use std::collections::HashMap;
 
@@ -74,6 +75,27 @@ impl Vars {
             builder = builder.param(name, var.dims(), memory::check(name, var)?);
         }
         Ok(builder.build()?)
+    }
+
+    /// Checks that variables and parameters of an optimizer are the same.
+    pub(crate) fn check_params(&self, optimizer: &Optimizer) -> Result<(), Error> {
+        let layout = self.layout()?;
+        for param in optimizer.params() {
+            let name = param.name().to_owned();
+            let Some(own) = layout.get(&name) else { return Err(Error::NoVariable { name }) };
+            if (own.dtype(), own.shape()) != (param.dtype(), param.shape()) {
+                let (shape, expected_shape) = (own.shape().to_vec(), param.shape().to_vec());
+                return Err(Error::Differs {
+                    name,
+                    dtype: own.dtype(),
+                    shape,
+                    expected: param.dtype(),
+                    expected_shape,
+                });
+            }
+        }
+        // Every other name is one that the optimizer does not know.
+        self.list.iter().try_for_each(|(name, _)| Ok(optimizer.is_frozen(name).map(drop)?))
     }
 
     /// Returns the bytes of memory that candle holds for the variables.

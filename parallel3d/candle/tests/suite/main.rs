@@ -10,3 +10,4 @@ mod parallel;
 mod refusals;
 mod tape;
 mod values;
+mod wrappers;
