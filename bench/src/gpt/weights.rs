@@ -1,4 +1,4 @@
-//! candle's copy of the parameters, whose memory can be freed while no rank reads it.
+//! candle's copy of the parameters, in memory that is freed while no rank reads it.
 
 use std::collections::HashMap;
 

@@ -4,7 +4,7 @@ use crate::Error;
 use candle_core::backend::BackendStorage as _;
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Storage, Tensor, Var};
 use meshstep_shard::MicroBatch;
-use meshstep_tensor::{DType, Slice, SliceMut};
+use meshstep_tensor::{DType, Slice, SliceMut, Threads};
 
 /// Hands `grad` to a micro-batch as the gradient of the parameter `name`, in the type that the optimizer takes
 /// ([`Options::grads`](meshstep_shard::Options::grads)). [`Sharded`](crate::Sharded) calls it for every variable.
@@ -77,9 +77,22 @@ pub(crate) fn with_values<T>(
 }
 
 /// Copies `values`, in row-major order, into a variable.
-pub(crate) fn overwrite(name: &str, var: &Var, values: Slice<'_>) -> Result<(), Error> {
+pub(crate) fn overwrite(name: &str, var: &Var, values: Slice<'_>, threads: &Threads) -> Result<(), Error> {
     check_device(name, var)?;
-    Ok(var.inplace_op1(&Overwrite(values))?)
+    Ok(var.inplace_op1(&Overwrite { values, threads })?)
+}
+
+/// Bytes that one thread copies at a time.
+const PART: usize = 1 << 20;
+
+/// Copies on several threads; one core does not saturate the memory bandwidth.
+fn copy(from: Slice<'_>, mut into: SliceMut<'_>, threads: &Threads) -> Result<(), meshstep_tensor::Error> {
+    if from.size() <= PART || (from.dtype(), from.len()) != (into.dtype(), into.len()) {
+        return into.copy_from(from);
+    }
+    let parts = into.bytes_mut()?.chunks_mut(PART).zip(from.bytes()?.chunks(PART));
+    threads.for_each(parts, |(into, from)| into.copy_from_slice(from));
+    Ok(())
 }
 
 /// Checks that a variable can be trained.
@@ -149,7 +162,10 @@ fn strided(name: &str) -> Error {
 }
 
 /// Replaces a variable's values; `Var::set` would need a tensor.
-struct Overwrite<'a>(Slice<'a>);
+struct Overwrite<'a> {
+    values: Slice<'a>,
+    threads: &'a Threads,
+}
 
 impl InplaceOp1 for Overwrite<'_> {
     fn name(&self) -> &'static str {
@@ -161,7 +177,7 @@ impl InplaceOp1 for Overwrite<'_> {
         let (Some((start, end)), Some(memory)) = (layout.contiguous_offsets(), values_mut(storage)) else {
             candle_core::bail!("a variable has become {dtype:?} with the layout {layout:?}; keep its storage")
         };
-        let copied = memory.slice(start..end).and_then(|mut memory| memory.copy_from(self.0));
+        let copied = memory.slice(start..end).and_then(|memory| copy(self.values, memory, self.threads));
         copied.map_err(candle_core::Error::wrap)
     }
 }

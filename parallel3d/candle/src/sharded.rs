@@ -167,7 +167,8 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
     /// Copies the optimizer's parameters into the variables: after a load into [`optimizer_mut`](Self::optimizer_mut).
     pub fn refresh(&self) -> Result<(), Error> {
         let inner = self.optimizer.optimizer();
-        self.vars.list.iter().try_for_each(|(name, var)| overwrite(name, var, inner.param(name)?))
+        let threads = inner.options().queue.threads();
+        self.vars.list.iter().try_for_each(|(name, var)| overwrite(name, var, inner.param(name)?, threads))
     }
 
     /// Returns the optimizer: parameters, state, options, communicator.

@@ -13,6 +13,7 @@ mod var_map;
 ///
 /// The order of a list is kept. List variables in the order in which the forward pass uses them: gradients then arrive bucket by
 /// bucket. A `VarMap` of candle-nn (feature `nn`) has no order; its names are sorted, with numbers by their value: `h.2` before `h.10`.
+/// Variables that are added to the map later do not train.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};

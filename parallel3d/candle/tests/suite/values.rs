@@ -1,19 +1,19 @@
 //! Values of variables: those of rank 0 first, frozen ones, skipped steps; and the memory that they take.
 
-use crate::common::{Mlp, STAGES, applied, at, bits, on_ranks, options, rule, sharded};
+use crate::common::{Mlp, STAGES, applied, at, bits, numbers, on_ranks, options, rule, sharded, tensor};
+use candle_core::Var;
 use meshstep_candle::{NamedVars, Sharded};
 use meshstep_shard::{Options, Outcome, Stage, Step as _};
 use meshstep_tensor::{Category, Meter};
 
 #[test]
 fn ranks_that_start_with_different_values_get_those_of_rank_0() {
-    let expected: Vec<f32> =
-        Mlp::new(0).vars().iter().flat_map(|(_, var)| crate::common::numbers(var)).collect();
+    let expected: Vec<f32> = Mlp::new(0).vars().iter().flat_map(|(_, var)| numbers(var)).collect();
     for stage in STAGES {
         let values = on_ranks(3, |comm| {
             let mlp = Mlp::new(comm.rank() as u64);
             let _opt = sharded(comm, mlp.vars(), options(stage)).unwrap();
-            mlp.vars().iter().flat_map(|(_, var)| crate::common::numbers(var)).collect::<Vec<_>>()
+            mlp.vars().iter().flat_map(|(_, var)| numbers(var)).collect::<Vec<_>>()
         });
         assert!(values.iter().all(|values| *values == expected), "{stage:?}");
     }
@@ -79,9 +79,8 @@ fn repaired_parameters_reach_the_variables() {
 #[test]
 fn variables_come_as_lists_slices_and_arrays() {
     let mlp = Mlp::new(1);
-    let names = |vars: Vec<(String, candle_core::Var)>| -> Vec<String> {
-        vars.into_iter().map(|(name, _)| name).collect()
-    };
+    let names =
+        |vars: Vec<(String, Var)>| -> Vec<String> { vars.into_iter().map(|(name, _)| name).collect() };
     let (array, list) = (mlp.vars(), Vec::from(mlp.vars()));
     let expected = ["up.weight", "up.bias", "down"];
     assert_eq!(names(list[..].named_vars()), expected);
@@ -90,4 +89,16 @@ fn variables_come_as_lists_slices_and_arrays() {
     let opts =
         on_ranks(1, |comm| Sharded::new(comm, mlp.vars().as_slice(), rule(), options(Stage::Zero1)).is_ok());
     assert_eq!(opts, [true]);
+}
+
+/// More than a thread copies at a time, and not a multiple of it.
+#[test]
+fn long_variables_are_copied_whole() {
+    let finals = on_ranks(2, |comm| {
+        let long = Var::from_tensor(&tensor(&[3, 170_001], 1 + comm.rank() as u64)).unwrap();
+        let opt = sharded(comm, [("long", long.clone())], options(Stage::Zero2)).unwrap();
+        let held: Vec<f32> = opt.optimizer().param("long").unwrap().typed::<f32>().unwrap().to_vec();
+        numbers(&long) == held && held == numbers(&tensor(&[3, 170_001], 1))
+    });
+    assert_eq!(finals, [true, true]);
 }
