@@ -13,11 +13,8 @@
 //! | [`Communicators`] | one communicator for each set of axes in use |
 //! | [`elements`] | elements of a parameter held by a rank |
 //! | `meshstep_checkpoint` (feature `checkpoint`) | saves, loads and moves of the optimizers here, from any mesh to any other |
-//! | `candle` (feature) | layers of a network that is distributed over a mesh |
 //! | [`prelude`] | names of a training loop, for a glob import |
 
-#[cfg(feature = "candle")]
-pub mod candle;
 #[cfg(feature = "checkpoint")]
 mod checkpoint;
 mod elements;

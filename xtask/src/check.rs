@@ -111,7 +111,6 @@ mod tests {
             name: name.to_owned(),
             folder: folder.to_owned(),
             dependencies: uses.iter().map(|used| (*used).to_owned()).collect(),
-            optional: Vec::new(),
         };
         let table: [(&str, &str, &[&str]); 5] = [
             ("tensor", "tensor", &[]),

@@ -96,8 +96,8 @@ pub(crate) struct LaunchArgs {
     /// Start this program instead of building the bench program.
     #[arg(long, value_name = "FILE")]
     pub(crate) program: Option<PathBuf>,
-    /// Arguments of the program, such as `train --stage 2`.
-    #[arg(last = true, required = true)]
+    /// Arguments of the program, such as `train --stage 2`. A program of your own may have none.
+    #[arg(last = true, required_unless_present = "program")]
     pub(crate) command: Vec<OsString>,
 }
 

@@ -6,7 +6,7 @@ use cargo_metadata::{Metadata, MetadataCommand, Package};
 use std::path::PathBuf;
 
 /// Published crates, lowest first. `ci` packages them, and they keep to the strict dependency rules.
-pub(crate) const LIBRARIES: [&str; 8] = [
+pub(crate) const LIBRARIES: [&str; 9] = [
     "meshstep-tensor",
     "meshstep-comm",
     "meshstep-optim",
@@ -15,6 +15,7 @@ pub(crate) const LIBRARIES: [&str; 8] = [
     "meshstep-checkpoint",
     "meshstep-local",
     "meshstep-parallel3d",
+    "meshstep-candle",
 ];
 
 #[derive(Debug)]
@@ -34,8 +35,6 @@ pub(crate) struct Member {
     pub(crate) folder: String,
     /// Normal, build and development dependencies, by package name (not by a rename).
     pub(crate) dependencies: Vec<String>,
-    /// The optional ones among these dependencies.
-    pub(crate) optional: Vec<String>,
 }
 
 impl Workspace {
@@ -69,17 +68,11 @@ impl Workspace {
 }
 
 fn member(package: &Package, metadata: &Metadata) -> Member {
-    let names = |optional_only: bool| {
-        let wanted =
-            package.dependencies.iter().filter(move |dependency| dependency.optional || !optional_only);
-        wanted.map(|dependency| dependency.name.clone()).collect()
-    };
     let folder = package.manifest_path.parent().unwrap_or(&package.manifest_path);
     Member {
         name: package.name.to_string(),
         folder: below_root(folder, metadata),
-        dependencies: names(false),
-        optional: names(true),
+        dependencies: package.dependencies.iter().map(|dependency| dependency.name.clone()).collect(),
     }
 }
 

@@ -14,12 +14,12 @@ mod tests;
 mod weights;
 
 use anyhow::{Result, ensure};
-use candle_core::Tensor;
+use candle_core::{Tensor, Var};
 
 pub(crate) use backward::{Segments, loss_and_grads};
 pub(crate) use ops::relu_squared;
 pub(crate) use params::Param;
-pub(crate) use weights::{Weights, with_values};
+pub(crate) use weights::Weights;
 
 use layers::{Pass, Scope, Tokens};
 use ops::Constants;
@@ -84,6 +84,12 @@ impl Gpt {
     /// Returns the parameters' values.
     pub(crate) fn weights(&self) -> &Weights {
         &self.weights
+    }
+
+    /// Returns the parameters as variables, in the order of [`Config::params`].
+    pub(crate) fn vars(&self) -> Result<Vec<(String, Var)>> {
+        let params = self.config.params().into_iter();
+        params.map(|param| Ok((param.name.clone(), self.weights.get(&param.name)?.clone()))).collect()
     }
 
     /// Returns the mean loss of a batch in nats per byte. Passes gradients to `on_grad` when the backward pass of their

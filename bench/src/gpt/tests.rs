@@ -35,11 +35,15 @@ fn batch(config: Config, rows: usize, seed: u64) -> Batch {
     Batch { rows, inputs: bytes(0), targets: bytes(1 << 32) }
 }
 
+fn numbers(tensor: &Tensor) -> Vec<f32> {
+    tensor.flatten_all().unwrap().to_vec1().unwrap()
+}
+
 /// Returns the loss and the gradients with their names, in the order in which they were handed over.
 fn cut(gpt: &Gpt, batch: &Batch) -> (f32, Vec<(String, Vec<f32>)>) {
     let mut grads = Vec::new();
     let on_grad = |name: &str, grad: &Tensor| {
-        grads.push((name.to_owned(), with_values(grad, <[f32]>::to_vec)?));
+        grads.push((name.to_owned(), numbers(grad)));
         Ok(())
     };
     let loss = gpt.loss_and_grads(batch, on_grad).unwrap();
@@ -57,7 +61,7 @@ fn whole(gpt: &Gpt, batch: &Batch) -> (f32, HashMap<String, Vec<f32>>) {
     let grads = loss.backward().unwrap();
     let grad = |param: Param| {
         let grad = grads.get(gpt.weights().get(&param.name).unwrap()).unwrap();
-        (param.name, with_values(grad, <[f32]>::to_vec).unwrap())
+        (param.name, numbers(grad))
     };
     (loss.to_scalar().unwrap(), gpt.config.params().into_iter().map(grad).collect())
 }
@@ -105,7 +109,7 @@ fn gradients_predict_how_the_loss_moves() {
     let (gpt, batch) = (gpt(CONFIG, 4), batch(CONFIG, 4, 7));
     let (_, grads) = cut(&gpt, &batch);
     for (name, grad) in grads {
-        let values = with_values(gpt.weights().get(&name).unwrap(), <[f32]>::to_vec).unwrap();
+        let values = numbers(gpt.weights().get(&name).unwrap());
         let norm = grad.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
         let at = |step: f64| {
             let moved = values.iter().zip(&grad).map(|(x, g)| x + (step * f64::from(*g) / norm) as f32);
@@ -191,7 +195,7 @@ fn a_parameter_that_is_freed_is_not_read_until_it_is_set_again() {
     let (gpt, batch) = (gpt(CONFIG, 1), batch(CONFIG, 1, 11));
     let before = gpt.loss(&batch).unwrap();
     for name in ["wte", "wpe", "h.1.ln_2.weight", "h.0.attn.qkv.weight", "lm_head.weight"] {
-        let values = with_values(gpt.weights().get(name).unwrap(), <[f32]>::to_vec).unwrap();
+        let values = numbers(gpt.weights().get(name).unwrap());
         gpt.weights().free(name).unwrap();
         assert!(gpt.loss(&batch).is_err(), "{name}");
         gpt.weights().set(name, &values).unwrap();

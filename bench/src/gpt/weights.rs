@@ -1,9 +1,9 @@
-//! candle's copy of the parameters, with functions that read and write values without another copy.
+//! candle's copy of the parameters, in memory that is freed while no rank reads it.
 
 use std::collections::HashMap;
 
 use anyhow::{Context as _, Result, ensure};
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor, Var};
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Var};
 
 use super::Param;
 
@@ -25,11 +25,6 @@ impl Weights {
         Ok(Self { vars: shapes.into_iter().map(zeros).collect::<Result<_>>()? })
     }
 
-    /// Returns the bytes that candle holds for the parameters.
-    pub(crate) fn bytes(&self) -> usize {
-        self.vars.values().map(|var| var.elem_count() * size_of::<f32>()).sum()
-    }
-
     /// Copies `values`, in row-major order, into the parameter `name`.
     pub(crate) fn set(&self, name: &str, values: &[f32]) -> Result<()> {
         let var = self.get(name)?;
@@ -47,15 +42,6 @@ impl Weights {
     pub(crate) fn get(&self, name: &str) -> Result<&Var> {
         self.vars.get(name).with_context(|| format!("the network has no parameter {name}"))
     }
-}
-
-/// Calls `read` with the values of a contiguous f32 tensor in place, in row-major order.
-pub(crate) fn with_values<T>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> T) -> Result<T> {
-    let tensor = tensor.contiguous()?;
-    let (storage, layout) = tensor.storage_and_layout();
-    let Storage::Cpu(storage) = &*storage else { anyhow::bail!("a tensor is on {:?}", tensor.device()) };
-    let (start, end) = layout.contiguous_offsets().context("a contiguous tensor has gaps")?;
-    Ok(read(&storage.as_slice::<f32>()?[start..end]))
 }
 
 /// Replaces a variable's values; `Var::set` would need a tensor.

@@ -18,6 +18,7 @@ use super::worker::{self, Done, Epoch};
 use super::{Run, Schedule};
 use crate::ranks::progress::Progress;
 use crate::train::compare::digest as digest_of;
+use crate::train::trainer::cause;
 
 /// Default of the longest wait for an answer of the arbiter: twice the time that members wait for each other by default.
 const ANSWER: Duration = Duration::from_secs(120);
@@ -147,7 +148,7 @@ fn job(run: &Run) -> Result<Job<'_>> {
 
 /// Returns true if the other workers go on without this one, which has to join again; or if it joined while another one was lost.
 fn is_lost(error: &anyhow::Error) -> bool {
-    match error.downcast_ref() {
+    match cause(error) {
         Some(LocalError::Missed { .. } | LocalError::Shard(ShardError::Comm(_))) => true,
         Some(LocalError::Membership(MembershipError::World { .. })) => true,
         Some(LocalError::Membership(MembershipError::Refused(Refusal::StateLost { .. }))) => false,

@@ -26,6 +26,7 @@ use crate::ranks::Ranks;
 use crate::ranks::progress::Progress;
 use crate::train::replica::layout;
 use crate::train::rules::schedule_to;
+use crate::train::trainer::cause;
 
 /// Approximate number of held-out losses that are measured during a training.
 const MEASURED: u64 = 12;
@@ -234,9 +235,6 @@ fn is_consequence(error: &anyhow::Error) -> bool {
     use meshstep_local::LocalError;
     use meshstep_shard::Error;
     error.is::<Stopped>()
-        || matches!(error.downcast_ref(), Some(Error::Comm(_)))
-        || matches!(
-            error.downcast_ref(),
-            Some(LocalError::Workers { .. } | LocalError::Shard(Error::Comm(_)))
-        )
+        || matches!(cause(error), Some(Error::Comm(_)))
+        || matches!(cause(error), Some(LocalError::Workers { .. } | LocalError::Shard(Error::Comm(_))))
 }

@@ -1,6 +1,7 @@
 //! Optimizer of a worker: one that all workers share, or one of its own that exchanges seldom.
 
 use anyhow::Result;
+use meshstep_candle::Sharded;
 use meshstep_local::{LocalOptimizer, Workers};
 use meshstep_membership::{Error as MembershipError, Round};
 use meshstep_shard::Optimizer;
@@ -32,6 +33,20 @@ impl Steps for Optimizer {
 
     fn outer(&self) -> Result<Finals> {
         Ok(Finals::new())
+    }
+}
+
+impl<S: Steps> Steps for Sharded<S> {
+    fn steps(&self) -> u64 {
+        Sharded::optimizer(self).steps()
+    }
+
+    fn follow(&mut self, connect: &mut dyn FnMut(&Round) -> Result<Workers, MembershipError>) -> Result<()> {
+        self.optimizer_mut().follow(connect)
+    }
+
+    fn outer(&self) -> Result<Finals> {
+        Sharded::optimizer(self).outer()
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use meshstep_candle::Sharded;
 use meshstep_comm::Communicator;
 use meshstep_local::{LocalError, LocalOptimizer, Workers};
 use meshstep_membership::{Departure, Digest, Error as MembershipError, Membership as _, Refusal, Round};
@@ -22,7 +23,7 @@ use crate::ranks::world::alone;
 use crate::ranks::{Portable, bits};
 use crate::train::compare::Finals;
 use crate::train::replica::{Replica, initial};
-use crate::train::trainer::{Course, Network as _, Stepper, Taken, Trainer};
+use crate::train::trainer::{Course, Stepper, Taken, Trainer, cause};
 
 /// Time limit for waiting on other workers; one may be an exchange behind on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
@@ -202,7 +203,7 @@ fn join<'a>(
     worker: usize,
     company: Company<'a>,
     progress: &'a Progress,
-) -> Result<(Trainer<'a, LocalOptimizer, Replica<'a>>, Record<'a>)> {
+) -> Result<(Trainer<'a, Sharded<LocalOptimizer>, Replica<'a>>, Record<'a>)> {
     let plan = job.method.plan.clone().context("the method has no plan")?;
     let (inner, member) = (optimizer(job, alone()?)?, company.member().context("no membership")?);
     let (mut link, mut epochs, mut counts) = (Link::default(), Vec::new(), true);
@@ -227,7 +228,7 @@ fn trainer<'a, S: Stepper>(
     worker: usize,
     optimizer: S,
     progress: &'a Progress,
-) -> Result<Trainer<'a, S, Replica<'a>>> {
+) -> Result<Trainer<'a, Sharded<S>, Replica<'a>>> {
     let network = Replica {
         gpt: Gpt::new(job.model, job.batch)?,
         params: &job.params,
@@ -237,9 +238,8 @@ fn trainer<'a, S: Stepper>(
         rank: worker,
         batch: job.batch,
         ranks: job.first,
-        in_bf16: job.tuning.bf16,
     };
-    network.refresh(optimizer.optimizer())?;
+    let optimizer = Sharded::over(optimizer, network.gpt.vars()?)?;
     Ok(Trainer { optimizer, network, rates: job.rates()?, progress })
 }
 
@@ -329,7 +329,7 @@ impl<'a> Record<'a> {
     /// Counts an error of a worker among processes. Returns true if it says that the arbiter did not answer, or has too few
     /// workers, and this one may go on without an exchange.
     fn may_go_on_alone(&mut self, error: &anyhow::Error) -> bool {
-        let Some(LocalError::Membership(error)) = error.downcast_ref() else { return false };
+        let Some(LocalError::Membership(error)) = cause(error) else { return false };
         let unanswered = matches!(
             error,
             MembershipError::Unanswered { .. } | MembershipError::Refused(Refusal::TooFew { .. })

@@ -1,9 +1,9 @@
 //! One rank's part of the network: GPT-2's blocks without biases, with root mean square norms, built from the layers of
-//! `parallel3d`.
+//! `meshstep-candle`.
 
 use anyhow::{Context as _, Result};
 use candle_core::{Device, Module as _, Tensor};
-use meshstep_parallel3d::candle::{
+use meshstep_candle::parallel::{
     Collectives, ColumnLinear, Residual, RowLinear, VocabEmbedding, causal_attention, cross_entropy, rms_norm,
 };
 

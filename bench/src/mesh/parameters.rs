@@ -1,7 +1,7 @@
 //! Parameters of the network: names, shapes, initial values, and placements on a mesh.
 
 use anyhow::Result;
-use meshstep_parallel3d::candle::{ColumnLinear, RowLinear, VocabEmbedding};
+use meshstep_candle::parallel::{ColumnLinear, RowLinear, VocabEmbedding};
 use meshstep_parallel3d::{Gradient, Model, Placement};
 use meshstep_tensor::DType;
 

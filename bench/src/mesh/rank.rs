@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use candle_core::Tensor;
+use meshstep_candle::hand_over;
+use meshstep_candle::parallel::Collectives;
 use meshstep_comm::Communicator;
 use meshstep_optim::AdamW;
-use meshstep_parallel3d::candle::Collectives;
 use meshstep_parallel3d::{Axis, Communicators, Coordinate, Mesh, Optimizer, Parameter, Piece, elements};
 use meshstep_shard::{Combine, Groups, MicroBatch, Options, Outcome, Stage, Step as _};
-use meshstep_tensor::{Meter, Slice, SliceMut};
+use meshstep_tensor::{Meter, SliceMut};
 use serde::{Deserialize, Serialize};
 
 use super::network::{Network, Tokens};
@@ -18,7 +19,7 @@ use super::pass::Pass;
 use super::{Run, trained};
 use crate::args::train;
 use crate::corpus::Place;
-use crate::gpt::{Batch, Weights, loss_and_grads, with_values};
+use crate::gpt::{Batch, Weights, loss_and_grads};
 use crate::ranks::progress::Progress;
 use crate::ranks::{Portable, bits};
 use crate::train::checkpoints::Journal;
@@ -124,16 +125,9 @@ impl trainer::Network for Part<'_> {
     fn backward(&self, step: u64, micro_batch: &MicroBatch<'_>) -> Result<f64> {
         let Self { run, network, sharded, .. } = self;
         let tokens = Tokens::new(&self.batch(step as usize), run.tokens())?;
-        let mut hand_over = |name: &str, grad: &Tensor| {
-            with_values(grad, |grad| micro_batch.grad(name, Slice::from(grad)))?.map_err(Into::into)
-        };
+        let mut on_grad = |name: &str, grad: &Tensor| Ok(hand_over(micro_batch, name, grad)?);
         let pass = Pass { units: &run.units, network, tokens, micro_batch, sharded: *sharded };
-        Ok(f64::from(loss_and_grads(&pass, &mut hand_over)?))
-    }
-
-    /// Nothing to do: each pass copies the parameters of a unit when it needs them.
-    fn refresh(&self, _: &meshstep_shard::Optimizer) -> Result<()> {
-        Ok(())
+        Ok(f64::from(loss_and_grads(&pass, &mut on_grad)?))
     }
 
     fn displayed(&self, loss: f64) -> f64 {

@@ -164,11 +164,12 @@ pub(crate) fn all_or_cause<T>(results: Vec<Result<T>>) -> Result<Vec<T>> {
 
 /// A rank that fails leaves the group, so the collectives of the other ranks fail.
 fn is_consequence(error: &anyhow::Error) -> bool {
-    use meshstep_parallel3d::{Error as OnMesh, candle};
-    let in_layer = || error.downcast_ref().and_then(candle::cause);
-    matches!(error.downcast_ref(), Some(meshstep_shard::Error::Comm(_)))
+    use meshstep_candle::parallel::{self, LayerError};
+    use meshstep_parallel3d::Error as OnMesh;
+    let in_layer = || error.downcast_ref().and_then(parallel::cause);
+    matches!(trainer::cause(error), Some(meshstep_shard::Error::Comm(_)))
         || matches!(error.downcast_ref(), Some(OnMesh::Shard(meshstep_shard::Error::Comm(_))))
-        || matches!(in_layer(), Some(candle::Error::Comm(_)))
+        || matches!(in_layer(), Some(LayerError::Comm(_)))
 }
 
 /// Combines the results of a stage's ranks. The digest is that of rank 0, with which the others are compared.

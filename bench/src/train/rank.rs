@@ -4,15 +4,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::Result;
+use meshstep_candle::Sharded;
 use meshstep_comm::Communicator;
-use meshstep_shard::{Optimizer, Options, Outcome, Stage};
+use meshstep_shard::{Options, Outcome, Stage};
 use meshstep_tensor::{Category, Meter};
 use serde::{Deserialize, Serialize};
 
 use super::checkpoints::Journal;
 use super::compare::Finals;
-use super::replica::{Replica, initial, layout};
-use super::trainer::{Course, Network as _, Taken, Trainer};
+use super::replica::Replica;
+use super::trainer::{Course, Taken, Trainer};
 use super::{Run, rules};
 use crate::gpt::{Gpt, Param};
 use crate::ranks::progress::Progress;
@@ -62,29 +63,26 @@ pub(super) fn train(run: &Run, stage: u8, comm: Arc<dyn Communicator>, progress:
     let _span = tracing::debug_span!("rank", stage, rank = comm.rank()).entered();
     let (meter, params) = (Meter::new(), run.model.params());
     let network = network(run, &params, comm.rank())?;
-    // Counts candle's copy of the parameters while it exists.
-    let _framework = meter.claim(Category::Framework, network.gpt.weights().bytes() as u64);
-    let optimizer = optimizer(run, &params, stage, comm, &meter)?;
+    let optimizer = optimizer(run, &network, stage, comm, &meter)?;
     let rates = rules::schedule(run.asked.optimizer, run.asked.steps)?;
     let mut trainer = Trainer { optimizer, network, rates, progress };
     let mut journal = Journal::new(run.checkpoints.as_ref());
     let first = journal.resume(&mut trainer.optimizer, |_, ranks| Ok(mean(ranks)))?;
-    trainer.network.refresh(&trainer.optimizer)?;
     progress.resume(first);
     let mut record = Record { steps: first..run.asked.last_step(), journal, skipped: 0, sent: 0 };
     let seconds = trainer.train(&mut record)?;
     let Record { journal: Journal { before, losses, .. }, skipped, sent, .. } = record;
-    let (peak, finals) = (peak(&meter), trainer.network.finals(&trainer.optimizer)?);
+    let (peak, finals) = (peak(&meter), trainer.network.finals(trainer.optimizer.optimizer())?);
     let held_out = trainer.network.held_out(run.asked.held_out)?;
     Ok(Done { before, losses, held_out, skipped, seconds, peak, sent, finals })
 }
 
-impl Course<Optimizer, Replica<'_>> for Record<'_> {
-    fn next(&mut self, _: &mut Optimizer) -> Result<Option<u64>> {
+impl Course<Sharded, Replica<'_>> for Record<'_> {
+    fn next(&mut self, _: &mut Sharded) -> Result<Option<u64>> {
         Ok(self.steps.next().map(|step| step as u64))
     }
 
-    fn record(&mut self, taken: Taken, trainer: &mut Trainer<'_, Optimizer, Replica<'_>>) -> Result<()> {
+    fn record(&mut self, taken: Taken, trainer: &mut Trainer<'_, Sharded, Replica<'_>>) -> Result<()> {
         let (Outcome::Applied { traffic, .. } | Outcome::Skipped { traffic, .. }) = taken.outcome;
         self.skipped += usize::from(matches!(taken.outcome, Outcome::Skipped { .. }));
         self.sent += traffic.sent;
@@ -94,8 +92,14 @@ impl Course<Optimizer, Replica<'_>> for Record<'_> {
 }
 
 fn network<'a>(run: &'a Run, params: &'a [Param], rank: usize) -> Result<Replica<'a>> {
+    let gpt = Gpt::new(run.model, run.asked.batch)?;
+    for param in params {
+        let mut values = vec![0.0; param.len()];
+        param.fill(run.asked.seed, &mut values);
+        gpt.weights().set(&param.name, &values)?;
+    }
     Ok(Replica {
-        gpt: Gpt::new(run.model, run.asked.batch)?,
+        gpt,
         params,
         corpus: &run.corpus,
         part: run.corpus.whole(),
@@ -103,25 +107,24 @@ fn network<'a>(run: &'a Run, params: &'a [Param], rank: usize) -> Result<Replica
         rank,
         batch: run.asked.batch,
         ranks: run.asked.ranks,
-        in_bf16: false,
     })
 }
 
 fn optimizer(
     run: &Run,
-    params: &[Param],
+    network: &Replica<'_>,
     stage: u8,
     comm: Arc<dyn Communicator>,
     meter: &Meter,
-) -> Result<Optimizer> {
+) -> Result<Sharded> {
     let options = Options {
         stage: stage_named(stage),
         bucket_len: Some(run.bucket),
         meter: meter.clone(),
         ..Options::default()
     };
-    let groups = rules::groups(run.asked.optimizer, params);
-    Ok(Optimizer::new(comm, layout(params)?, groups, initial(params, run.asked.seed), options)?)
+    let groups = rules::groups(run.asked.optimizer, network.params);
+    Ok(Sharded::new(comm, network.gpt.vars()?, groups, options)?)
 }
 
 /// Returns the mean over the ranks for each step.

@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use anyhow::{Context as _, Result};
+use meshstep_candle::hand_over;
 use meshstep_shard::{MicroBatch, Optimizer};
-use meshstep_tensor::{DType, Layout, Slice, SliceMut, bf16};
+use meshstep_tensor::{DType, Layout, SliceMut};
 
 use super::compare::Finals;
 use super::trainer::Network;
 use crate::corpus::{Corpus, Place};
-use crate::gpt::{Gpt, Param, with_values};
+use crate::gpt::{Gpt, Param};
 
 /// Copy of the network on one of several ranks, and the data of the rank.
 #[derive(Debug)]
@@ -26,8 +27,6 @@ pub(crate) struct Replica<'a> {
     pub(crate) batch: usize,
     /// Number of ranks that share the held-out sequences.
     pub(crate) ranks: usize,
-    /// True if gradients are handed over, and sent, in bf16.
-    pub(crate) in_bf16: bool,
 }
 
 impl Network for Replica<'_> {
@@ -38,20 +37,8 @@ impl Network for Replica<'_> {
     fn backward(&self, step: u64, micro_batch: &MicroBatch<'_>) -> Result<f64> {
         let place = Place { seed: self.seed, step: step as usize, rank: self.rank };
         let batch = self.corpus.train_batch_of(self.part.clone(), place, self.batch);
-        let hand_over = |name: &str, grad: &candle_core::Tensor| {
-            with_values(grad, |grad| match self.in_bf16 {
-                false => Ok(micro_batch.grad(name, Slice::from(grad))?),
-                true => Ok(micro_batch.grad(name, Slice::from(&to_bf16(grad)?[..]))?),
-            })?
-        };
-        Ok(f64::from(self.gpt.loss_and_grads(&batch, hand_over)?))
-    }
-
-    fn refresh(&self, optimizer: &Optimizer) -> Result<()> {
-        for Param { name, .. } in self.params {
-            self.gpt.weights().set(name, optimizer.param(name)?.typed::<f32>()?)?;
-        }
-        Ok(())
+        let on_grad = |name: &str, grad: &candle_core::Tensor| Ok(hand_over(micro_batch, name, grad)?);
+        Ok(f64::from(self.gpt.loss_and_grads(&batch, on_grad)?))
     }
 }
 
@@ -77,13 +64,6 @@ impl Replica<'_> {
         };
         self.params.iter().map(values).collect()
     }
-}
-
-/// Rounds values to bf16.
-fn to_bf16(values: &[f32]) -> Result<Vec<bf16>> {
-    let mut rounded = vec![bf16::ZERO; values.len()];
-    meshstep_tensor::cast(Slice::from(values), SliceMut::from(&mut rounded[..]))?;
-    Ok(rounded)
 }
 
 /// Returns the layout of the parameters in f32.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 use meshstep_local::LocalStep;
 use meshstep_optim::schedule::Schedule;
-use meshstep_shard::{MicroBatch, Optimizer, Outcome, Pending, Step, StepArgs};
+use meshstep_shard::{MicroBatch, Outcome, Pending, Step, StepArgs};
 
 use crate::ranks::progress::Progress;
 
@@ -36,6 +36,15 @@ impl Settled for LocalStep {
     }
 }
 
+/// Returns the optimizer's error of this type, also inside an error of candle's variables.
+pub(crate) fn cause<E: Error + Send + Sync + 'static>(error: &anyhow::Error) -> Option<&E> {
+    error.downcast_ref().or_else(|| match error.downcast_ref()? {
+        meshstep_candle::Error::Shard(error) => (error as &dyn Error).downcast_ref(),
+        meshstep_candle::Error::Wrapper(error) => error.downcast_ref(),
+        _ => None,
+    })
+}
+
 /// A rank's part of the network, with the data that it trains on.
 pub(crate) trait Network {
     /// Returns the weight of each micro-batch.
@@ -44,9 +53,6 @@ pub(crate) trait Network {
     /// Runs forward and backward on the batch of `step`, and returns its loss. Gradients are handed over as they are computed,
     /// and reduced meanwhile.
     fn backward(&self, step: u64, micro_batch: &MicroBatch<'_>) -> Result<f64>;
-
-    /// Copies the parameters from the optimizer after a step.
-    fn refresh(&self, optimizer: &Optimizer) -> Result<()>;
 
     /// Returns the loss to display: the mean of all ranks' displayed losses is the loss of the step.
     fn displayed(&self, loss: f64) -> f64 {
@@ -116,7 +122,6 @@ impl<S: Stepper, N: Network> Trainer<'_, S, N> {
                 tracing::warn!(non_finite, "a step was skipped, because gradients are not finite");
             }
         }
-        self.network.refresh(self.optimizer.optimizer())?;
         Ok(Taken { step, loss, outcome, exchanged })
     }
 }

@@ -8,8 +8,6 @@
 
 mod accounting;
 mod bad_input;
-#[cfg(feature = "candle")]
-mod candle;
 #[cfg(feature = "checkpoint")]
 mod checkpoint;
 mod common;

@@ -126,7 +126,7 @@ impl Mutant {
     fn tests(&self) -> Cmd {
         let features = match self.package {
             "meshstep-comm" => "--features nccl",
-            "meshstep-parallel3d" => "--features candle,checkpoint,cuda",
+            "meshstep-parallel3d" => "--features checkpoint,cuda",
             "meshstep-local" => "--features checkpoint,cuda",
             "meshstep-membership" | "xtask" => "",
             _ => "--features cuda",

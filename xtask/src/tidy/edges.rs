@@ -53,8 +53,21 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "meshstep-candle",
+        &[
+            "meshstep-parallel3d",
+            "meshstep-checkpoint",
+            "meshstep-shard",
+            "meshstep-comm",
+            "meshstep-optim",
+            "meshstep-tensor",
+            "meshstep-cases",
+        ],
+    ),
+    (
         "meshstep-bench",
         &[
+            "meshstep-candle",
             "meshstep-parallel3d",
             "meshstep-local",
             "meshstep-checkpoint",
@@ -96,8 +109,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
 /// Dependencies that a library leaves to programs: a framework, untyped errors, a command line.
 const NOT_IN_LIBRARIES: &[&str] = &["anyhow", "candle", "clap"];
 
-/// A framework that a library may know behind a feature, for the adapters that live with it.
-const BEHIND_FEATURES: &[(&str, &str)] = &[("meshstep-parallel3d", "candle-core")];
+/// The framework of an adapter: the only library that may know it.
+const ADAPTERS: &[(&str, &str)] = &[("meshstep-candle", "candle")];
 
 /// Complaints about the dependencies of the workspace's members.
 pub(super) fn check(members: &[Member]) -> Vec<Complaint> {
@@ -123,20 +136,22 @@ fn check_member(member: &Member, members: &[Member]) -> Vec<Complaint> {
         .dependencies
         .iter()
         .filter(|used| LIBRARIES.contains(&member.name.as_str()) && left_to_programs(used))
-        .filter(|used| !behind_a_feature(member, used))
+        .filter(|used| !adapts(member, used))
         .map(|used| complain(format!("depends on {used}, which is for bench and xtask only")));
     inside.chain(outside).collect()
 }
 
-fn behind_a_feature(member: &Member, used: &str) -> bool {
-    BEHIND_FEATURES.contains(&(member.name.as_str(), used)) && member.optional.iter().any(|own| own == used)
+fn adapts(member: &Member, used: &str) -> bool {
+    ADAPTERS.iter().any(|(library, family)| *library == member.name && is_of(family, used))
+}
+
+fn left_to_programs(name: &str) -> bool {
+    NOT_IN_LIBRARIES.iter().any(|banned| is_of(banned, name))
 }
 
 /// `candle` stands for its whole family, `candle-core` and the rest.
-fn left_to_programs(name: &str) -> bool {
-    NOT_IN_LIBRARIES
-        .iter()
-        .any(|banned| name.strip_prefix(banned).is_some_and(|rest| rest.is_empty() || rest.starts_with('-')))
+fn is_of(family: &str, name: &str) -> bool {
+    name.strip_prefix(family).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
 #[cfg(test)]
@@ -152,7 +167,6 @@ mod tests {
                 true => dependencies.iter().map(|used| (*used).to_owned()).collect(),
                 false => Vec::new(),
             },
-            optional: Vec::new(),
         };
         ALLOWED.iter().map(member).collect()
     }
@@ -185,18 +199,12 @@ mod tests {
     }
 
     #[test]
-    fn a_framework_behind_a_feature_is_one_the_table_names() {
-        let optional = |name: &str, used: &str| {
-            let mut members = with(name, &[used]);
-            for member in &mut members {
-                member.optional = member.dependencies.clone();
-            }
-            check(&members)
-        };
-        assert_eq!(optional("meshstep-parallel3d", "candle-core"), []);
-        assert_eq!(optional("meshstep-parallel3d", "candle-nn").len(), 1);
-        assert_eq!(optional("meshstep-shard", "candle-core").len(), 1);
-        assert_eq!(check(&with("meshstep-parallel3d", &["candle-core"])).len(), 1, "in every build");
+    fn a_framework_is_known_to_its_adapter_alone() {
+        assert_eq!(check(&with("meshstep-candle", &["candle-core", "candle-nn"])), []);
+        assert_eq!(check(&with("meshstep-candle", &["anyhow"])).len(), 1);
+        for library in ["meshstep-parallel3d", "meshstep-shard"] {
+            assert_eq!(check(&with(library, &["candle-core"])).len(), 1, "{library}");
+        }
     }
 
     #[test]
@@ -206,7 +214,7 @@ mod tests {
         assert!(check(&members)[0].what.contains("meshstep-tensor is no member"));
         members.push(dropped);
         let name = "meshstep-new".to_owned();
-        members.push(Member { folder: name.clone(), name, dependencies: Vec::new(), optional: Vec::new() });
+        members.push(Member { folder: name.clone(), name, dependencies: Vec::new() });
         assert!(check(&members)[0].what.contains("has no row"));
     }
 

@@ -78,12 +78,7 @@ mod tests {
         let workspace = Workspace {
             root: ".".into(),
             target: "target".into(),
-            members: vec![Member {
-                name: "c".to_owned(),
-                folder: "c".to_owned(),
-                dependencies: Vec::new(),
-                optional: Vec::new(),
-            }],
+            members: vec![Member { name: "c".to_owned(), folder: "c".to_owned(), dependencies: Vec::new() }],
             test_programs: (0..20).map(|idx| format!("a/tests/x{idx}.rs")).collect(),
         };
         let modules: String = (0..20).map(|idx| format!("mod x{idx};\n")).collect();

@@ -5,3 +5,4 @@ mod common;
 mod failures;
 mod layers;
 mod network;
+mod training;

@@ -1,8 +1,8 @@
 //! Layers against their equivalents on one rank.
 
-use crate::candle::common::{Along, Here, Lies, SAME, check, tensor};
+use crate::parallel::common::{Along, Here, Lies, SAME, check, tensor};
 use candle_core::{D, DType, Device, Module as _, Result, Tensor};
-use meshstep_parallel3d::candle::{
+use meshstep_candle::parallel::{
     ColumnLinear, Residual, RowLinear, VocabEmbedding, causal_attention, cross_entropy, rms_norm,
 };
 use proptest::prelude::*;

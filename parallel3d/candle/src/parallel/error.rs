@@ -5,7 +5,7 @@ use candle_core::DType;
 /// Error between ranks. Layers return candle's error with this error inside: [`cause`] finds it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum LayerError {
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] meshstep_comm::Error),
@@ -38,19 +38,19 @@ pub enum Error {
     },
 }
 
-impl From<Error> for candle_core::Error {
-    fn from(error: Error) -> Self {
+impl From<LayerError> for candle_core::Error {
+    fn from(error: LayerError) -> Self {
         let context = error.to_string();
         candle_core::Error::WrappedContext { wrapped: Box::new(error), context }
     }
 }
 
 /// Returns the error of this module inside a candle error, if there is one.
-pub fn cause(error: &candle_core::Error) -> Option<&Error> {
+pub fn cause(error: &candle_core::Error) -> Option<&LayerError> {
     use candle_core::Error as E;
     match error {
         E::WrappedContext { wrapped, .. } => {
-            let own = wrapped.downcast_ref::<Error>();
+            let own = wrapped.downcast_ref::<LayerError>();
             own.or_else(|| cause(wrapped.downcast_ref::<candle_core::Error>()?))
         }
         E::Context { inner, .. } | E::WithPath { inner, .. } | E::WithBacktrace { inner, .. } => cause(inner),
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn the_cause_is_found_below_what_candle_adds() {
-        let token = Error::NoSuchToken { token: 9, vocab: 8 };
+        let token = LayerError::NoSuchToken { token: 9, vocab: 8 };
         let plain: candle_core::Error = token.clone().into();
         assert!(plain.to_string().contains("token 9 of a vocabulary of 8"), "{plain}");
         assert_eq!(cause(&plain), Some(&token));
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn an_uneven_dimension_is_told_with_what_would_work() {
-        let error = Error::Uneven { shape: vec![2, 7], dim: 1, ranks: 4 };
+        let error = LayerError::Uneven { shape: vec![2, 7], dim: 1, ranks: 4 };
         assert_eq!(
             error.to_string(),
             "dimension 1 of shape [2, 7] does not divide among 4 ranks; pad it to 8"

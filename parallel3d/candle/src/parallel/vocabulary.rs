@@ -1,8 +1,8 @@
 //! Vocabulary-parallel layers along `tp`: token embedding and cross-entropy.
 
-use super::{Collectives, Error, Residual};
-use crate::{Axis, Placement};
+use super::{Collectives, LayerError, Residual};
 use candle_core::{D, Module, Result, Tensor};
+use meshstep_parallel3d::{Axis, Placement};
 
 /// Embedding `[vocab, width]` cut by rows: each rank looks up the tokens in its part of the vocabulary.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ impl Own {
         let (first, vocab) = (tp.rank() * entries, tp.world_size() * entries);
         let tokens = tokens.flatten_all()?.to_vec1::<u32>()?;
         if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab) {
-            return Err(Error::NoSuchToken { token, vocab }.into());
+            return Err(LayerError::NoSuchToken { token, vocab }.into());
         }
         let place = |&token: &u32| (token as usize).checked_sub(first).filter(|&place| place < entries);
         let places: Vec<Option<usize>> = tokens.iter().map(place).collect();

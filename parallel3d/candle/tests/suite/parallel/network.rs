@@ -1,8 +1,8 @@
 //! Layers combined: an attention block on `tp` x `cp`, with weights cut by their placements, and losses with a mask.
 
-use crate::candle::common::{Here, assert_close, numbers, on_mesh, tensor};
+use crate::parallel::common::{Here, assert_close, numbers, on_mesh, tensor};
 use candle_core::{D, DType, Device, Module as _, Result, Tensor, Var};
-use meshstep_parallel3d::candle::{
+use meshstep_candle::parallel::{
     Collectives, ColumnLinear, Residual, RowLinear, causal_attention, cross_entropy, rms_norm,
 };
 use meshstep_parallel3d::{Mesh, Placement, elements};

@@ -1,6 +1,6 @@
 //! A collective as a candle operation: its buffer layout, and the collective of its gradient.
 
-use super::Error;
+use super::LayerError;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType};
 use meshstep_comm::{Communicator, Reduction};
@@ -18,7 +18,7 @@ pub(super) enum LayerExchangeKind {
 }
 
 /// Elements of a rank after a collective, and their shape.
-type Moved<T> = std::result::Result<(Vec<T>, Vec<usize>), Error>;
+type Moved<T> = std::result::Result<(Vec<T>, Vec<usize>), LayerError>;
 
 /// Collective of `comm`'s ranks, along `dim` if it changes the shape.
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ impl CustomOp1 for LayerExchange {
             CpuStorage::F64(values) => self.of(values, layout),
             CpuStorage::BF16(values) => self.of(values, layout),
             CpuStorage::F16(values) => self.of(values, layout),
-            other => Err(Error::Unsupported { dtype: other.dtype() }.into()),
+            other => Err(LayerError::Unsupported { dtype: other.dtype() }.into()),
         }
     }
 
@@ -94,7 +94,7 @@ impl LayerExchange {
         }
     }
 
-    fn reduce<T: Element>(&self, values: &[T], by: Reduction) -> std::result::Result<Vec<T>, Error> {
+    fn reduce<T: Element>(&self, values: &[T], by: Reduction) -> std::result::Result<Vec<T>, LayerError> {
         let mut buffer = Buffer::from_slice(values, &Meter::new(), Category::Staging)?;
         self.comm.all_reduce(&mut buffer, by)?;
         Ok(buffer.typed()?.to_vec())
@@ -114,7 +114,7 @@ impl LayerExchange {
         let ranks = self.comm.world_size();
         let mut part = shape.to_vec();
         if !part[self.dim].is_multiple_of(ranks) {
-            return Err(Error::Uneven { shape: part, dim: self.dim, ranks });
+            return Err(LayerError::Uneven { shape: part, dim: self.dim, ranks });
         }
         part[self.dim] /= ranks;
         let parts = apart(values, ranks, inner(&part, self.dim));

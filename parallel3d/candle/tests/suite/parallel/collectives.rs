@@ -1,6 +1,6 @@
 //! Collectives by themselves: forward against plain arithmetic, backward against the transpose.
 
-use crate::candle::common::{Along, Here, Lies, SAME, assert_close, check, numbers, on_mesh, tensor};
+use crate::parallel::common::{Along, Here, Lies, SAME, assert_close, check, numbers, on_mesh, tensor};
 use candle_core::{DType, Device, Tensor, Var};
 use meshstep_comm::Kind;
 use meshstep_tensor::{bf16, f16};

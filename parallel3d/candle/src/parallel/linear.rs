@@ -1,8 +1,8 @@
 //! Tensor-parallel linear layers: each rank holds a part of the weight.
 
 use super::Residual;
-use crate::{Axis, Placement};
 use candle_core::{D, Module, Result, Tensor};
+use meshstep_parallel3d::{Axis, Placement};
 
 /// Layer `y = x W'` with W `[outputs, inputs]` cut by its outputs: from the whole residual stream to a part of the outputs.
 #[derive(Clone, Debug)]

@@ -58,7 +58,7 @@ impl Residual {
         match self.cut {
             None => Ok(x.clone()),
             Some(_) if !extent.is_multiple_of(ranks) => {
-                Err(super::Error::Uneven { shape: x.dims().to_vec(), dim, ranks }.into())
+                Err(super::LayerError::Uneven { shape: x.dims().to_vec(), dim, ranks }.into())
             }
             Some(_) => x.narrow(dim, self.tp.rank() * (extent / ranks), extent / ranks),
         }

@@ -1,8 +1,8 @@
 //! Comparison with a reference layer on whole tensors: distributed over ranks, the layer returns each rank's part of the same numbers.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
+use meshstep_candle::parallel::Collectives;
 use meshstep_comm::{Communicator, loopback};
-use meshstep_parallel3d::candle::Collectives;
 use meshstep_parallel3d::{Axis, Communicators, Mesh};
 use std::sync::Arc;
 

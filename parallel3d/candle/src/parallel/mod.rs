@@ -12,11 +12,11 @@
 //! | [`rms_norm`] | none | normalises each token on its own | the weight's gradient covers the rank's own tokens |
 //!
 //! Placements state the further reduction of the parameters' gradients: `ColumnLinear::placement` and its siblings, and
-//! [`Gradient::PartialSum`](crate::Gradient::PartialSum) for parameters that act on a residual stream cut along `tp`.
+//! [`Gradient::PartialSum`](meshstep_parallel3d::Gradient::PartialSum) for parameters that act on a residual stream cut along `tp`.
 //!
 //! ```
 //! use candle_core::{Device, Module, Tensor, Var};
-//! use meshstep_parallel3d::candle::{Collectives, ColumnLinear, Residual, RowLinear};
+//! use meshstep_candle::parallel::{Collectives, ColumnLinear, Residual, RowLinear};
 //!
 //! // An MLP with two hidden channels, one on each rank.
 //! let ranks = meshstep_comm::loopback::spawn(2, |tp| -> candle_core::Result<Vec<f32>> {
@@ -67,7 +67,7 @@ mod vocabulary;
 
 pub use attention::causal_attention;
 pub use collectives::Collectives;
-pub use error::{Error, cause};
+pub use error::{LayerError, cause};
 pub use linear::{ColumnLinear, RowLinear};
 pub use norm::rms_norm;
 pub use residual::Residual;
