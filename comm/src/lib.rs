@@ -133,7 +133,6 @@
 mod clock;
 mod communicator;
 mod error;
-mod fold;
 mod group;
 pub mod loopback;
 #[cfg(feature = "mpi")]

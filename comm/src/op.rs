@@ -1,6 +1,9 @@
 //! Operations as small `Copy` data, and the checks that need no other rank.
 
 use crate::Error;
+use crate::communicator::checks::{
+    check_dtype, check_even, check_peer, check_rank, check_reduced, check_reduction,
+};
 use meshstep_tensor::DType;
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -29,7 +32,7 @@ pub enum Action {
     /// Copies every rank's own chunk to all ranks.
     AllGather,
     /// Reduces chunk `r` of one buffer and gathers chunks of another that are computed with it:
-    /// [`Communicator::reduce_and_gather`](crate::Communicator::reduce_and_gather), which alone runs it.
+    /// [`Communicator::reduce_and_gather`](crate::Communicator::reduce_and_gather) runs it.
     ReduceAndGather(Reduction),
     /// Exchanges chunk `q` of rank `r` with chunk `r` of rank `q`.
     AllToAll,
@@ -280,49 +283,6 @@ impl Action {
     pub(crate) fn moves_data(self) -> bool {
         !matches!(self, Action::Barrier | Action::Split { .. })
     }
-}
-
-fn check_dtype(dtype: DType) -> Result<(), Error> {
-    match dtype {
-        DType::F32 | DType::F64 | DType::BF16 | DType::F16 | DType::U64 => Ok(()),
-        _ => Err(Error::UnsupportedDType { dtype }),
-    }
-}
-
-fn check_reduction(reduction: Reduction, dtype: DType) -> Result<(), Error> {
-    match reduction {
-        Reduction::Mean if !dtype.is_float() => Err(Error::MeanOfIntegers { dtype }),
-        Reduction::PreMulSum { .. } if !dtype.is_float() => Err(Error::FactorsOfIntegers { dtype }),
-        Reduction::SumThenMax { .. } if dtype != DType::U64 => Err(Error::WordsOnly { dtype }),
-        _ => Ok(()),
-    }
-}
-
-fn check_reduced(reduction: Reduction, dtype: DType, len: usize, world_size: usize) -> Result<(), Error> {
-    check_reduction(reduction, dtype)?;
-    check_whole(reduction)?;
-    check_even(len, world_size)
-}
-
-/// Checks that the reduction of an element does not depend on its place in the whole buffer.
-fn check_whole(reduction: Reduction) -> Result<(), Error> {
-    if matches!(reduction, Reduction::SumThenMax { .. }) { Err(Error::WholeOnly) } else { Ok(()) }
-}
-
-fn check_even(len: usize, world_size: usize) -> Result<(), Error> {
-    if len.is_multiple_of(world_size) {
-        return Ok(());
-    }
-    Err(Error::Uneven { len, world_size, padded: len.next_multiple_of(world_size) })
-}
-
-fn check_rank(rank: usize, world_size: usize) -> Result<(), Error> {
-    if rank < world_size { Ok(()) } else { Err(Error::InvalidRank { rank, world_size }) }
-}
-
-fn check_peer(peer: usize, rank: usize, world_size: usize) -> Result<(), Error> {
-    check_rank(peer, world_size)?;
-    if peer == rank { Err(Error::ToSelf { rank }) } else { Ok(()) }
 }
 
 impl fmt::Display for Reduction {

@@ -1,6 +1,7 @@
 //! Interface of all backends, and the blocking calls on top of it.
 
 pub(crate) mod call_name;
+pub(crate) mod checks;
 pub(crate) mod in_flight;
 pub(crate) mod keeping;
 pub(crate) mod observing;
@@ -128,7 +129,7 @@ pub trait Communicator: Send + Sync + Debug {
     /// ```
     ///
     /// `write` is called on this thread with consecutive parts of the chunk: their reduced values, with the bits of
-    /// [`Op::reduce_scatter`], and the elements of `into`. It may overwrite both. Parts are written once all ranks have called; a failure
+    /// [`Op::reduce_scatter`], and the elements of `into`; `write` may overwrite them. Parts are written once all ranks have called; a failure
     /// before that writes nothing, and after a later one `write` may not get the parts that follow. `from` has unspecified contents
     /// afterwards. A rank keeps memory for one reduced part.
     ///

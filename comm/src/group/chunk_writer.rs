@@ -4,7 +4,7 @@ use super::threads::message;
 use crate::Error;
 use crate::communicator::stats::chunk;
 use crate::communicator::writing::{WriteChunk, WriteReduced};
-use crate::fold::{FoldInto, Tiles};
+use crate::group::fold::{FoldInto, Tiles};
 use meshstep_tensor::{Buffer, DType, SliceMut, Threads, bf16, f16};
 use std::any::Any;
 use std::ops::{ControlFlow, Range};
@@ -17,14 +17,14 @@ const PART: usize = if cfg!(feature = "shuttle") { 1 } else { 64 << 10 };
 
 /// Address of a buffer whose values are reduced, which its rank's caller keeps alive while the operation runs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Source(NonNull<u8>);
+pub(crate) struct ReduceSource(NonNull<u8>);
 
 // SAFETY: an address; access to its memory has its own safety argument.
-unsafe impl Send for Source {}
+unsafe impl Send for ReduceSource {}
 // SAFETY: as above.
-unsafe impl Sync for Source {}
+unsafe impl Sync for ReduceSource {}
 
-impl Source {
+impl ReduceSource {
     pub(crate) fn address(self) -> NonNull<u8> {
         self.0
     }
@@ -44,7 +44,7 @@ enum PartWriter<'w> {
     /// Gets the reduced part of the source too.
     Reduced {
         write: &'w mut WriteReduced<'w>,
-        source: Source,
+        source: ReduceSource,
         scratch: &'w mut Scratch,
     },
 }
@@ -92,7 +92,7 @@ impl<'w> ChunkWriter<'w> {
     ) -> Self {
         let words = (part_len(of.1, threads) * buffer.dtype().size()).div_ceil(size_of::<u64>());
         scratch.values.resize(words.max(scratch.values.len()), 0);
-        let source = Source(source.as_ptr());
+        let source = ReduceSource(source.as_ptr());
         Self::with(buffer, of, threads, PartWriter::Reduced { write, source, scratch })
     }
 
@@ -117,7 +117,7 @@ impl<'w> ChunkWriter<'w> {
     }
 
     /// Returns the buffer whose values are reduced, if there is one.
-    pub(crate) fn source(&self) -> Option<Source> {
+    pub(crate) fn source(&self) -> Option<ReduceSource> {
         if let PartWriter::Reduced { source, .. } = self.write { Some(source) } else { None }
     }
 

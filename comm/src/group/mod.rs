@@ -2,6 +2,7 @@
 
 pub(crate) mod chunk_writer;
 pub(crate) mod faults;
+pub(crate) mod fold;
 pub(crate) mod lane;
 pub(crate) mod rank;
 pub(crate) mod seat;

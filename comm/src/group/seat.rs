@@ -1,6 +1,6 @@
 //! Place of a rank in a group: the interface between a rank's queue and its backend.
 
-use super::chunk_writer::{ChunkWriter, Source};
+use super::chunk_writer::{ChunkWriter, ReduceSource};
 use super::segments::LentValues;
 use crate::communicator::observing::Observed;
 use crate::{Action, Called, Clock, Communicator, Error, ReduceObserver};
@@ -131,12 +131,12 @@ pub(crate) enum Besides<'a> {
     Observer(&'a Arc<dyn ReduceObserver>),
     /// The caller writes the rank's chunk while the operation runs, and runs the operation itself; from reduced values of the source if
     /// there is one.
-    Writer(Option<Source>),
+    Writer(Option<ReduceSource>),
 }
 
 impl Besides<'_> {
     /// Returns the source of a writer, if it has one.
-    pub(crate) fn source(self) -> Option<Source> {
+    pub(crate) fn source(self) -> Option<ReduceSource> {
         if let Besides::Writer(source) = self { source } else { None }
     }
 

@@ -23,8 +23,8 @@ use super::cut::{Cut, CutPart};
 use super::moves;
 use super::transfers::TransferShare;
 use crate::Action;
-use crate::fold::{FoldInto, TileMemory, Tiles, fold};
-use crate::group::chunk_writer::Source;
+use crate::group::chunk_writer::ReduceSource;
+use crate::group::fold::{FoldInto, TileMemory, Tiles, fold};
 use crate::group::seat::Besides;
 use crate::group::segments::{LentValues, Segment};
 use crate::sync::Counter;
@@ -44,7 +44,7 @@ pub(super) struct View {
     /// Values to reduce in place of the buffer, which then keeps their former contents.
     lent: Option<LentValues>,
     /// Buffer of the values to reduce, if the rank writes its chunk from them.
-    source: Option<Source>,
+    source: Option<ReduceSource>,
     /// Contiguous memory of the values: the buffer, or the segment of the lent values that a portion has entered.
     here: Segment,
     /// Use of the rank's chunk in an all-gather.
@@ -341,7 +341,7 @@ pub(super) fn reduce_part(work: &TransferShare, into: FoldInto, tiles: &mut Tile
                 into.dtype == view.dtype && into.first + into.len <= view.len,
                 "a part beyond the source"
             );
-            let base = view.source.map_or(view.base, Source::address);
+            let base = view.source.map_or(view.base, ReduceSource::address);
             // SAFETY: a source is as long as the buffer (`reduces_in_one_pass`), so the element is within it.
             tiles.from.push(unsafe { base.add(into.first * size) });
             tiles.factors.push(view.factor);

@@ -1,8 +1,8 @@
 //! Memory of an operation, as an address that the engine borrows piece by piece.
 
 use crate::communicator::observing::Observed;
-use crate::fold::FoldInto;
-use crate::group::chunk_writer::{Source, elements};
+use crate::group::chunk_writer::{ReduceSource, elements};
+use crate::group::fold::FoldInto;
 use meshstep_tensor::{Buffer, DType};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -16,14 +16,14 @@ pub(crate) struct OpMemory {
     /// Observer of the reduced chunk.
     observer: Option<Observed>,
     /// Buffer of the values to reduce, if it is another one of the same length and type.
-    pub(super) source: Option<Source>,
+    pub(super) source: Option<ReduceSource>,
 }
 
 // SAFETY: an address and a size; access has its own safety argument.
 unsafe impl Send for OpMemory {}
 
 impl OpMemory {
-    pub(super) fn of(buffer: &Buffer, source: Option<Source>) -> Self {
+    pub(super) fn of(buffer: &Buffer, source: Option<ReduceSource>) -> Self {
         let (base, len, dtype) = (buffer.as_ptr(), buffer.len(), buffer.dtype());
         OpMemory { base, len, dtype, observer: None, source }
     }

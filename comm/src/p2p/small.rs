@@ -3,7 +3,7 @@
 use super::links::Links;
 use super::memory::OpMemory;
 use crate::communicator::stats::chunk;
-use crate::fold::{TileMemory, Tiles, fold};
+use crate::group::fold::{TileMemory, Tiles, fold};
 use crate::{Action, Called, Reduction};
 use std::ops::Range;
 use std::ptr::NonNull;

@@ -6,7 +6,7 @@ use super::memory::OpMemory;
 use super::outbox::Outbox;
 use super::small::chunk_bytes;
 use super::transport::{Source, Target};
-use crate::fold::{TileMemory, Tiles, fold};
+use crate::group::fold::{TileMemory, Tiles, fold};
 use crate::{Action, Called, Reduction};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -60,7 +60,7 @@ struct Inflow {
     range: Range<usize>,
     /// True if the rank that it comes from gets the former contents, which go first.
     swaps: bool,
-    /// Rank that owns the bytes; another one may pass them on.
+    /// Owner of the bytes, which another rank may pass on.
     origin: usize,
 }
 

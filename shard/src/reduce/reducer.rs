@@ -4,7 +4,6 @@ mod memory;
 mod unreduced;
 
 use crate::config::digest::digest;
-use crate::config::stage::Stage;
 use crate::error::Error;
 use crate::plan::bucket_chain::BucketChain;
 use crate::ranks::roles::know;
@@ -15,7 +14,6 @@ use crate::reduce::pool::Pool;
 use crate::reduce::progress::GradProgress;
 use crate::reduce::reducer_config::{BucketInfo, ReducerConfig};
 use crate::reduce::wait_budget::WaitBudget;
-use meshstep_comm::Op;
 use meshstep_optim::{NormAccumulator, NormSum};
 use meshstep_tensor::{Buffer, Meter};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -373,7 +371,7 @@ impl GradReducer {
         while state.travels && state.order.get(state.next).is_some_and(|&b| state.fills[b].is_full()) {
             let b = state.order[state.next];
             state.next += 1;
-            let op = self.op();
+            let op = self.config.op();
             let fill = &mut state.fills[b];
             if !fill.is_open() {
                 continue; // only parameters without elements, and frozen ones
@@ -395,12 +393,5 @@ impl GradReducer {
             }
         }
         Ok(())
-    }
-
-    pub(super) fn op(&self) -> Op {
-        match self.config.options.stage {
-            Stage::Replicated | Stage::WholeParams(_) => Op::all_reduce(self.config.reduction()),
-            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => Op::reduce_scatter(self.config.reduction()),
-        }
     }
 }

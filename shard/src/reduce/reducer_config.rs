@@ -1,6 +1,7 @@
 //! Reducer configuration: the ranks and every bucket's plan, constant while gradients come in.
 
 use crate::config::options::{Combine, Options};
+use crate::config::stage::Stage;
 use crate::plan::bucket::BucketPlan;
 use crate::ranks::data_rank::DataRank;
 use crate::ranks::roles::{RankRoles, know};
@@ -54,6 +55,14 @@ impl ReducerConfig {
         match self.options.combine {
             Combine::Sum | Combine::Weighted => Reduction::Sum,
             Combine::Mean => Reduction::Mean,
+        }
+    }
+
+    /// Returns the operation that reduces a bucket.
+    pub(crate) fn op(&self) -> Op {
+        match self.options.stage {
+            Stage::Replicated | Stage::WholeParams(_) => Op::all_reduce(self.reduction()),
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => Op::reduce_scatter(self.reduction()),
         }
     }
 

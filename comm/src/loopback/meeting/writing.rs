@@ -2,8 +2,8 @@
 
 use super::super::shared::{copy_part, reduce_part};
 use super::{MeetingGroup, MeetingState, Met};
-use crate::fold::{FoldInto, Tiles};
 use crate::group::chunk_writer::ChunkWriter;
+use crate::group::fold::{FoldInto, Tiles};
 use crate::group::verdict::timeout;
 use crate::{Called, Error};
 use std::ops::Range;

@@ -9,6 +9,9 @@ use meshstep_tensor::{Buffer, Slice};
 use std::ops::Range;
 use std::sync::PoisonError;
 
+/// Stands for dropped gradients in the digest of what was sent; no bucket has this index.
+const DISCARDED: u64 = u64::MAX >> 1;
+
 impl GradReducer {
     /// Keeps the buckets back that are reduced in one pass with their update. Before they are completed.
     pub(crate) fn keep_back(&mut self) {
@@ -35,7 +38,7 @@ impl GradReducer {
 
     /// Sends gradients that were kept back.
     pub(crate) fn send_late(&mut self, b: usize, grads: Buffer) -> Result<(), Error> {
-        let started = self.config.buckets[b].start(self.op(), grads, &self.config.queue, true);
+        let started = self.config.buckets[b].start(self.config.op(), grads, &self.config.queue, true);
         let mut state = self.lock();
         match started {
             Ok(flight) => {
@@ -55,7 +58,7 @@ impl GradReducer {
     pub(crate) fn note_discarded(&mut self) {
         if self.holds() {
             let state = self.exclusive();
-            state.launches = digest(state.launches, u64::MAX, 0);
+            state.launches = digest(state.launches, DISCARDED, DISCARDED);
         }
     }
 
