@@ -16,6 +16,14 @@ pub enum Error {
     /// Candle failed in a forward or backward pass.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+    /// A backward pass starts from one number.
+    #[error(
+        "the loss has the shape {shape:?}; a backward pass starts from one element: take the mean or the sum"
+    )]
+    LossShape {
+        /// Shape of the loss.
+        shape: Vec<usize>,
+    },
     /// A wrapper of the optimizer failed; the error is its own.
     #[error(transparent)]
     Wrapper(Box<dyn std::error::Error + Send + Sync>),

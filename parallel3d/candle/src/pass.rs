@@ -37,6 +37,9 @@ impl<'a> BackwardPass<'a> {
     /// Differentiates the loss, and hands over the gradient of each variable of `vars` for which `trains` is true. The loss is scaled
     /// as the micro-batch says.
     pub(crate) fn run(self, vars: &Vars, trains: &[bool], mb: &MicroBatch<'_>) -> Result<(), Error> {
+        if self.loss.elem_count() != 1 {
+            return Err(Error::LossShape { shape: self.loss.dims().to_vec() });
+        }
         let Tape { mut cuts } = self.tape;
         let mut sums = Sums::new(self.loss, &cuts, vars, trains);
         sums.hand_over_unused(mb)?;

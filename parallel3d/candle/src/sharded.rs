@@ -54,6 +54,9 @@ impl Sharded {
     /// rank 0 are broadcast: afterwards the variables of every rank hold them. With
     /// [`Initial::Compare`](meshstep_shard::Initial::Compare) the values must be equal instead, and a difference is an error.
     ///
+    /// The optimizer holds the parameters from now on, and each step overwrites the variables: load weights into a `VarMap` before. Values
+    /// that are written into a variable later are lost at the next step, and variables that are added to the map later do not train.
+    ///
     /// # Errors
     /// On every rank: [`Error::Device`], [`Error::DType`], [`Error::Strided`] or [`Error::SameVariable`] of a variable of this rank,
     /// [`Error::WholeVariables`] at stage 3, [`Error::QueuePlace`], and [`Error::Shard`] if ranks differ or the cause is on another rank.
@@ -153,7 +156,7 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
     /// loss is multiplied by the [loss scale](Optimizer::loss_scale) before.
     ///
     /// # Errors
-    /// [`Error::Candle`] of the backward pass; the step is then [`meshstep_shard::Error::Fault`] on every rank. [`Error::Shard`] of the
+    /// [`Error::LossShape`], or [`Error::Candle`] of the backward pass; the step is then [`meshstep_shard::Error::Fault`] on every rank. [`Error::Shard`] of the
     /// micro-batch.
     pub fn backward<'a>(&mut self, pass: impl Into<BackwardPass<'a>>) -> Result<(), Error> {
         self.run(pass.into(), true)

@@ -164,6 +164,32 @@ fn a_backward_pass_that_fails_on_one_rank_is_a_fault_on_the_others_and_the_run_g
 }
 
 #[test]
+fn a_loss_of_several_elements_on_one_rank_is_an_error_that_changes_nothing() {
+    let finals = on_ranks(2, |comm| {
+        let (mlp, rank) = (Mlp::new(1), comm.rank());
+        let mut opt = sharded(comm, mlp.vars(), options(Stage::Zero2)).unwrap();
+        let (before, loss) = (bits(&opt), mlp.loss(0).unwrap());
+        for shape in [vec![2], vec![0, 3]] {
+            let several = loss.broadcast_as((2, 3)).unwrap().narrow(1, 0, 1).unwrap().squeeze(1).unwrap();
+            let several = if shape == [2] {
+                several
+            } else {
+                loss.broadcast_as((1, 3)).unwrap().narrow(0, 0, 0).unwrap()
+            };
+            match opt.backward_step(if rank == 1 { &several } else { &loss }, at()).unwrap_err() {
+                Error::LossShape { shape: given } if rank == 1 => assert_eq!(given, shape),
+                Error::Shard(Shard::Fault { rank: 1, fault: Fault::Unfinished }) if rank == 0 => {}
+                other => panic!("rank {rank}: {other:?}"),
+            }
+            assert_eq!(bits(&opt), before);
+        }
+        applied(opt.backward_step(&loss, at()));
+        bits(&opt)
+    });
+    assert_eq!(finals[0], finals[1]);
+}
+
+#[test]
 fn a_rank_that_leaves_after_an_error_leaves_no_rank_waiting() {
     let results = on_ranks(2, |comm| {
         let (mlp, rank) = (Mlp::new(1), comm.rank());
