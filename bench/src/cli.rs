@@ -2,11 +2,8 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::args::arbiter::Arbiter;
 use crate::args::bench::Bench;
-use crate::args::parity::Parity;
 use crate::args::train::Train;
-use crate::ckpt::Ckpt;
 use crate::measure::rank::Rank;
 use crate::network::worker::Worker;
 
@@ -26,9 +23,6 @@ pub(crate) enum Command {
     /// exits with 0 if every bar holds, 1 if one is missed, 2 if nothing was trained or the training failed.
     /// RUST_LOG=meshstep=debug shows the spans of a step.
     Train(Train),
-    /// Replay training steps that another program recorded, and report how far the results differ. Exits with 0 if all
-    /// files agree, 1 if one is outside its tolerance, 2 if one cannot be replayed.
-    Parity(Parity),
     /// Measure the cost and the savings of sharding in turns with a copy of the same bytes, and write a report. Exits with
     /// 0 if every bar holds, 1 if one is missed, 2 if something could not be measured.
     Bench(Bench),
@@ -38,11 +32,6 @@ pub(crate) enum Command {
     /// Be one worker process of `bench network`.
     #[command(hide = true)]
     Worker(Worker),
-    /// Serve elastic workers, which are processes that train with `train --local METHOD --arbiter ADDR --worker ID`, until Ctrl-C.
-    Arbiter(Box<Arbiter>),
-    /// Inspect a checkpoint, verify it, or export its parameters.
-    #[command(subcommand)]
-    Ckpt(Ckpt),
 }
 
 #[cfg(test)]

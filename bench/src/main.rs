@@ -1,8 +1,7 @@
-//! `meshstep-bench`: measures Meshstep on a training job and against other systems. `cargo xtask train`, `bench`, `parity`
-//! and `ckpt` run its subcommands of these names.
+//! `meshstep-bench`: measures Meshstep on a training job and against other systems. `cargo xtask train` and `bench` run its
+//! subcommands of these names.
 
 mod args;
-mod ckpt;
 mod cli;
 mod corpus;
 mod gpt;
@@ -12,7 +11,6 @@ mod measure;
 mod memory;
 mod mesh;
 mod network;
-mod parity;
 mod ranks;
 mod report;
 mod train;
@@ -31,7 +29,6 @@ use tracing_subscriber::fmt::format::FmtSpan;
 use args::FOLDER;
 use args::train::Train;
 use cli::{Cli, Command};
-use parity::Verdict;
 use ranks::{Launch, Ranks};
 
 /// Exit code if the work could not be done; exit code 1 means that it was done and found a difference.
@@ -48,35 +45,17 @@ fn main() -> ExitCode {
     };
     match command {
         Command::Train(asked) => run_train(asked, ranks_given),
-        Command::Parity(asked) => match parity::run(&asked) {
-            Ok(Verdict::Agrees) => ExitCode::SUCCESS,
-            Ok(Verdict::Differs) => ExitCode::FAILURE,
-            Ok(Verdict::Unreplayable) => ExitCode::from(NOT_DONE),
-            Err(reason) => complain(&reason.to_string(), ExitCode::from(NOT_DONE)),
-        },
         Command::Bench(asked) => match bench(&asked) {
             Ok(measure::Verdict::Holds) => ExitCode::SUCCESS,
             Ok(measure::Verdict::Missed) => ExitCode::FAILURE,
             Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
         },
-        Command::Arbiter(asked) => {
-            let manifest = Path::new(FOLDER).join("Cargo.toml");
-            match log().and_then(|()| local::arbiter::run(&asked, &manifest, &mut io::stdout())) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
-            }
-        }
         Command::Rank(asked) => match measure::rank::run(&asked) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
         },
         Command::Worker(asked) => match network::worker::run(&asked) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
-        },
-        Command::Ckpt(asked) => match ckpt::run(&asked, &mut io::stdout()) {
-            Ok(ckpt::Verdict::Whole) => ExitCode::SUCCESS,
-            Ok(ckpt::Verdict::Damaged) => ExitCode::FAILURE,
             Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
         },
     }

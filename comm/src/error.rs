@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Errors of the caller alone (from [`Uneven`](Error::Uneven) on) are returned before any other rank is involved and leave the
 /// communicator usable. The failures before it poison the communicator: every rank gets the cause once, from the first operation
 /// that meets it, and [`Poisoned`](Error::Poisoned) from every later one.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Ranks called different operations, or one operation with different types, lengths or roots, or wait for each
@@ -246,6 +246,8 @@ pub enum Error {
     #[error(transparent)]
     Buffer(#[from] meshstep_tensor::Error),
 }
+
+meshstep_tensor::debug_is_display!(Error);
 
 impl From<crate::rendezvous::Error> for Error {
     fn from(error: crate::rendezvous::Error) -> Self {

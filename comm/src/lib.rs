@@ -1,21 +1,6 @@
 //! Ranks and the collectives between them: deterministic, with deadlines, and with a typed error on every rank if one of them
 //! fails.
 //!
-//! | item | meaning |
-//! |---|---|
-//! | [`Communicator`] | one rank's handle to its group: `start` an [`Op`] on a buffer, `split`, `abort`, or block |
-//! | [`InFlight`] | a started operation; owns its buffer until `wait` |
-//! | [`loopback`] | backend with threads of one process as ranks |
-//! | [`p2p`] | collectives over messages, and a backend of threads that exchange them |
-//! | `nccl` | backend with GPUs as ranks, behind the feature `nccl` |
-//! | `mpi` | backend with the processes of an MPI job as ranks, behind the feature `mpi` |
-//! | [`rendezvous`] | process bootstrap: launchers' variables, a small store on rank 0, failure reports outside the backend |
-//! | [`tcp`] | backend with processes as ranks: sockets between machines, shared memory within one |
-//! | [`Error`] | typed error, the same on every rank |
-//! | [`Stats`] | operations and bytes by [`Kind`], as a ring algorithm would send them |
-//! | [`Clock`], [`Faults`] | manual time and injected faults for tests |
-//! | [`prelude`] | types for a glob import |
-//!
 //! ```
 //! use meshstep_comm::{Op, Reduction, loopback};
 //! use meshstep_tensor::{Buffer, Category, Meter, Queue};
@@ -39,6 +24,21 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! | item | meaning |
+//! |---|---|
+//! | [`Communicator`] | one rank's handle to its group: `start` an [`Op`] on a buffer, `split`, `abort`, or block |
+//! | [`InFlight`] | a started operation; owns its buffer until `wait` |
+//! | [`loopback`] | backend with threads of one process as ranks |
+//! | [`p2p`] | collectives over messages, and a backend of threads that exchange them |
+//! | `nccl` | backend with GPUs as ranks, behind the feature `nccl` |
+//! | `mpi` | backend with the processes of an MPI job as ranks, behind the feature `mpi` |
+//! | [`rendezvous`] | process bootstrap: launchers' variables, a small store on rank 0, failure reports outside the backend |
+//! | [`tcp`] | backend with processes as ranks: sockets between machines, shared memory within one |
+//! | [`Error`] | typed error, the same on every rank |
+//! | [`Stats`] | operations and bytes by [`Kind`], as a ring algorithm would send them |
+//! | [`Clock`], [`Faults`] | manual time and injected faults for tests |
+//! | [`prelude`] | types for a glob import |
+//!
 //! # From one process to a cluster
 //!
 //! A program works on a [`Communicator`]. Where that comes from is the only difference between threads and a cluster, and every row
@@ -47,7 +47,7 @@
 //! | ranks | started with | communicator |
 //! |---|---|---|
 //! | threads of a process | the program itself | [`loopback::spawn`] |
-//! | processes of a machine | `cargo xtask launch -n 4 -- train` | [`tcp::join`]: shared memory |
+//! | processes of a machine | `meshstep launch -n 4 -- PROGRAM` | [`tcp::join`]: shared memory |
 //! | processes of one or more machines | `torchrun --no-python --nproc-per-node 4 PROGRAM` | [`tcp::join`]: shared memory and sockets |
 //! | tasks of a SLURM job | `srun PROGRAM` in a batch script | [`tcp::join`]: the same |
 //! | processes of an MPI job | `mpirun -n 4 PROGRAM` | the module `mpi` |

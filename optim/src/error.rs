@@ -4,7 +4,7 @@ use crate::{History, Isa};
 use meshstep_tensor::DType;
 
 /// Error of an operation, with the value given and the values that would work.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Hyperparameter out of range.
@@ -200,6 +200,8 @@ pub enum Error {
     #[error(transparent)]
     Tensor(#[from] meshstep_tensor::Error),
 }
+
+meshstep_tensor::debug_is_display!(Error);
 
 #[cfg(feature = "cuda")]
 impl From<meshstep_tensor::cuda::Error> for Error {

@@ -1,30 +1,6 @@
 //! Update rules on flat vectors, norms without rounding, clipping. This crate knows no ranks: a vector may be a shard, which makes no
 //! difference here.
 //!
-//! | item | purpose |
-//! |---|---|
-//! | [`AdamW`], [`Adam`], [`Sgd`], [`RmsProp`], [`Adagrad`] | rules, with PyTorch's meaning and defaults |
-//! | [`Lion`], [`Adopt`], [`QhAdopt`], [`QhAdamW`] | rules of papers, with their authors' defaults |
-//! | [`UncorrectedAdam`] | Adam as in proofs about local updates |
-//! | [`Lamb`], [`Lars`], [`Muon`] | rules that see more than an element: sums over a tensor ([`TensorSums`]), a whole matrix |
-//! | [`Decay`], [`Momentum`], [`Moments`] | forms of weight decay; SGD's forms of momentum; several slow moments |
-//! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
-//! | [`Segment`], [`Scalars`] | elements to update and their `t`; learning rate, gradient scale, gradient reset |
-//! | [`elementwise`] | helpers for a rule outside this crate: any recipe of types, on every instruction set |
-//! | [`remainder`] | f32 masters from bf16 parameters and their 16-bit remainders |
-//! | [`Strided`] | elements of a tensor held by a part of it |
-//! | [`Norm`], [`NormAccumulator`], [`NormSum`], [`ExactSum`] | norms with bits that do not depend on order, splits or merges |
-//! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
-//! | [`Lbfgs`], [`LbfgsState`], [`History`] | L-BFGS over a closure, on a vector or on shards of one; type of its pairs |
-//! | [`Reduce`], [`Alone`] | sums and maxima over shards: declared here, implemented by the owner of the shards |
-//! | [`accumulate`], [`scale`], [`cast`] | weighted addition of gradients; scaling and casting vectors in place |
-//! | [`Merge`], [`OuterStep`], [`pack`], [`mix_zeros`] | mean of several copies of a vector, merged into one of them |
-//! | [`LossScale`], [`LossScaleState`] | static and dynamic loss scaling |
-//! | [`schedule`] | learning rate as a function of the step, with Hugging Face's and PyTorch's schedules |
-//! | [`cuda`] | arguments of the rules' CUDA kernels; the caller launches them |
-//! | [`Isa`] | instruction set in use; it affects speed, never bits |
-//! | [`prelude`] | types for a glob import |
-//!
 //! A rule holds hyperparameters; the caller owns memory, state and step counts. One pass scales the gradient, updates, writes a
 //! low-precision copy and resets the gradient.
 //!
@@ -61,6 +37,30 @@
 //! assert_eq!(grads.typed::<bf16>()?[99], bf16::ZERO);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! | item | purpose |
+//! |---|---|
+//! | [`AdamW`], [`Adam`], [`Sgd`], [`RmsProp`], [`Adagrad`] | rules, with PyTorch's meaning and defaults |
+//! | [`Lion`], [`Adopt`], [`QhAdopt`], [`QhAdamW`] | rules of papers, with their authors' defaults |
+//! | [`UncorrectedAdam`] | Adam as in proofs about local updates |
+//! | [`Lamb`], [`Lars`], `Muon` (feature `muon`) | rules that see more than an element: sums over a tensor ([`TensorSums`]), a whole matrix |
+//! | [`Decay`], [`Momentum`], [`Moments`] | forms of weight decay; SGD's forms of momentum; several slow moments |
+//! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
+//! | [`Segment`], [`Scalars`] | elements to update and their `t`; learning rate, gradient scale, gradient reset |
+//! | [`elementwise`] | helpers for a rule outside this crate: any recipe of types, on every instruction set |
+//! | [`remainder`] | f32 masters from bf16 parameters and their 16-bit remainders |
+//! | [`Strided`] | elements of a tensor held by a part of it |
+//! | [`Norm`], [`NormAccumulator`], [`NormSum`], [`ExactSum`] | norms with bits that do not depend on order, splits or merges |
+//! | [`clip_coef`] | clipping by the global norm, as a factor into `grad_scale` |
+//! | [`Lbfgs`], [`LbfgsState`], [`History`] | L-BFGS over a closure, on a vector or on shards of one; type of its pairs |
+//! | [`Reduce`], [`Alone`] | sums and maxima over shards: declared here, implemented by the owner of the shards |
+//! | [`accumulate`], [`scale`], [`cast`] | weighted addition of gradients; scaling and casting vectors in place |
+//! | [`Merge`], [`OuterStep`], [`pack`], [`mix_zeros`] | mean of several copies of a vector, merged into one of them |
+//! | [`LossScale`], [`LossScaleState`] | static and dynamic loss scaling |
+//! | [`schedule`] | learning rate as a function of the step, with Hugging Face's and PyTorch's schedules |
+//! | [`cuda`] | arguments of the rules' CUDA kernels; the caller launches them |
+//! | [`Isa`] | instruction set in use; it affects speed, never bits |
+//! | [`prelude`] | types for a glob import |
 //!
 //! # Same bits everywhere
 //!
@@ -127,6 +127,7 @@ pub use rules::adopt::{Adopt, QhAdopt};
 pub use rules::lamb::Lamb;
 pub use rules::lars::Lars;
 pub use rules::lion::Lion;
+#[cfg(feature = "muon")]
 pub use rules::muon::{Adjust, Muon};
 pub use rules::qhadamw::QhAdamW;
 pub use rules::rmsprop::RmsProp;

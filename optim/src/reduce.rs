@@ -29,9 +29,11 @@ impl Reduce for Alone {
 }
 
 /// Error of a reduction, from its implementation.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error(transparent)]
 pub struct ReduceError(Box<dyn Error + Send + Sync>);
+
+meshstep_tensor::debug_is_display!(ReduceError);
 
 impl ReduceError {
     /// Wraps an error of the implementation.

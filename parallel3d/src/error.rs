@@ -4,7 +4,7 @@ use crate::mesh::axis::UnknownAxis;
 use crate::{Axes, Axis, Coordinate, Mesh};
 
 /// Error of a mesh or of a placement on it.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeshError {
     /// Name that no axis has.
@@ -186,8 +186,10 @@ pub enum MeshError {
     Layout(#[from] meshstep_tensor::Error),
 }
 
+meshstep_tensor::debug_is_display!(MeshError);
+
 /// Error of an optimizer or a plan on a mesh.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Error of the mesh, or of a placement on it.
@@ -289,3 +291,5 @@ pub enum Error {
     #[error(transparent)]
     Shard(#[from] meshstep_shard::Error),
 }
+
+meshstep_tensor::debug_is_display!(Error);

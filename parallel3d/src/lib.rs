@@ -1,5 +1,25 @@
 //! Meshes of tensor-, context- and data-parallel ranks, the placement of a model on them, and the sharded optimizer step.
 //!
+//! ```
+//! use meshstep_parallel3d::prelude::*;
+//!
+//! // Two ranks along tp each hold half of `up`; gradients are summed along dp, which divides the optimizer state.
+//! let up = Placement::whole().cut(Axis::Tp, 0);
+//! let model = Model::builder().param("up", &[16, 4], DType::F32, up).build()?;
+//! let mesh: Mesh = "tp=2,dp=2".parse()?;
+//! let ranks = loopback::spawn(4, |world| {
+//!     let options = Options { stage: Stage::Zero1, ..Options::default() };
+//!     let mut opt = Optimizer::new(world, mesh.clone(), &model, AdamW::default(), |_, _, _| Ok(()), options)?;
+//!     let mb = opt.micro_batch(1)?;
+//!     mb.grad("up", &[1f32; 8 * 4][..])?;
+//!     mb.finish()?;
+//!     opt.step(StepArgs { lr: 0.1, max_norm: Some(1.0), ..StepArgs::default() })?.outcome()?;
+//!     Ok::<(), meshstep_parallel3d::Error>(())
+//! })?;
+//! assert!(ranks.into_iter().all(|rank| rank.is_ok()));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! | type | purpose |
 //! |---|---|
 //! | [`Mesh`] | ranks along named axes: coordinates, groups along any set of axes |

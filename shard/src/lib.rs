@@ -1,25 +1,6 @@
 //! The sharded optimizer step on one group of ranks: gradients are reduced, clipped by the global norm and applied to sharded
 //! state; every rank ends with the same parameters.
 //!
-//! | type | purpose |
-//! |---|---|
-//! | [`Optimizer`] | parameters and sharded state; takes the steps |
-//! | [`Step`] | the calls of a training loop, on an optimizer or any wrapper of one |
-//! | [`MicroBatch`], [`Slot`] | take the gradients of a backward pass |
-//! | [`ShardedLbfgs`] | L-BFGS over a closure, with sharded history |
-//! | [`Evaluated`], [`Minimized`], [`Until`] | steps with closures, and runs to a tolerance |
-//! | [`Folding`] | sums and maxima over ranks, for update rules |
-//! | [`Gathered`], [`PendingGather`] | a unit of sharded parameters, whole while it is read |
-//! | [`Options`], [`Stage`] | the data that is divided among the ranks |
-//! | [`Precision`] | masters, remainders, bf16 moments, stochastic rounding: a recipe that is checked |
-//! | [`Groups`] | parameter groups with hyperparameters of their own |
-//! | [`RankRoles`], [`ParamGroup`] | parameters that groups of ranks share in different ways, stepped together |
-//! | [`Verified`], [`Difference`] | bitwise comparison of replicas and sharded state, and its findings |
-//! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
-//! | [`Plan`], [`Part`] | ownership and bytes, computed without memory or ranks |
-//! | [`extend`] | interface for crates that extend the optimizer: `meshstep-checkpoint`, `meshstep-local` |
-//! | [`prelude`] | names of a training loop, for a glob import |
-//!
 //! ```
 //! use meshstep_optim::AdamW;
 //! use meshstep_shard::{StepArgs, Optimizer, Options, Outcome, Stage};
@@ -43,6 +24,25 @@
 //! assert!(finals.into_iter().all(|w| w.is_ok_and(|w| w == first)));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! | type | purpose |
+//! |---|---|
+//! | [`Optimizer`] | parameters and sharded state; takes the steps |
+//! | [`Step`] | the calls of a training loop, on an optimizer or any wrapper of one |
+//! | [`MicroBatch`], [`Slot`] | take the gradients of a backward pass |
+//! | [`ShardedLbfgs`] | L-BFGS over a closure, with sharded history |
+//! | [`Evaluated`], [`Minimized`], [`Until`] | steps with closures, and runs to a tolerance |
+//! | [`Folding`] | sums and maxima over ranks, for update rules |
+//! | [`Gathered`], [`PendingGather`] | a unit of sharded parameters, whole while it is read |
+//! | [`Options`], [`Stage`] | the data that is divided among the ranks |
+//! | [`Precision`] | masters, remainders, bf16 moments, stochastic rounding: a recipe that is checked |
+//! | [`Groups`] | parameter groups with hyperparameters of their own |
+//! | [`RankRoles`], [`ParamGroup`] | parameters that groups of ranks share in different ways, stepped together |
+//! | [`Verified`], [`Difference`] | bitwise comparison of replicas and sharded state, and its findings |
+//! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
+//! | [`Plan`], [`Part`] | ownership and bytes, computed without memory or ranks |
+//! | [`extend`] | interface for crates that extend the optimizer: `meshstep-checkpoint`, `meshstep-local` |
+//! | [`prelude`] | names of a training loop, for a glob import |
 //!
 //! # On GPUs
 //!
@@ -86,7 +86,7 @@
 //! - One group of ranks, or several ([`RankRoles`]).
 //! - On GPUs rules must be element-wise. [`Clip::BeforeReduce`] makes the host wait for each step, reading a dynamic loss scale
 //!   for the steps launched so far, and L-BFGS for each evaluation.
-//! - Rules that see whole matrices (Muon) need [`Stage::WholeParams`] or [`Stage::Replicated`].
+//! - Rules that see whole matrices (Muon, by meshstep-optim's feature `muon`) need [`Stage::WholeParams`] or [`Stage::Replicated`].
 //! - [`Stage::Zero3`] shards trainable parameters; every rank holds the frozen ones.
 //! - A rank that gives up in the middle of a gather leaves the group, which ends the run of the others.
 //! - At stages 2 and 3, and with overlap off, a thread that hands over a gradient may wait for other ranks' gradients: ranks of
@@ -141,7 +141,7 @@ pub use update::exact_reduce::Folding;
 pub use update::values::ParamState;
 pub use verify::{Apart, Difference, Held, Repaired, Verified, VerifyError};
 
-/// Keeps the repository's README.md true.
+/// Keeps README.md true.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;

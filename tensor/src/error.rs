@@ -1,10 +1,11 @@
-//! Errors of flat memory.
+//! Errors of flat memory, and the Debug form of all errors.
 
 use crate::{Category, DType, Place};
+use std::fmt;
 use std::ops::Range;
 
 /// Error of a buffer, a slice or a layout.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The allocator or the kernel refused the allocation.
@@ -120,8 +121,38 @@ pub enum Error {
     },
 }
 
+crate::debug_is_display!(Error);
+
 impl Error {
     pub(crate) fn bounds(range: Range<usize>, len: usize) -> Self {
         Error::OutOfBounds { start: range.start, end: range.end, len }
     }
+}
+
+/// Implements `Debug` of errors as their sentence with its causes: a `main` that returns an error prints its Debug form.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! debug_is_display {
+    ($($error:ty),+ $(,)?) => {$(
+        impl ::core::fmt::Debug for $error {
+            fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                $crate::write_with_causes(self, f)
+            }
+        }
+    )+};
+}
+
+/// Writes the sentence of an error, and of each cause that the sentences before do not contain.
+#[doc(hidden)]
+pub fn write_with_causes(error: &dyn std::error::Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let sentence = next.to_string();
+        if !text.contains(&sentence) {
+            text = text + ": " + &sentence;
+        }
+        cause = next.source();
+    }
+    f.write_str(&text)
 }

@@ -2,8 +2,6 @@
 
 use crate::kernels::CHIPS;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-#[cfg(target_os = "linux")]
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Checks, tests and measures the workspace.
@@ -33,29 +31,36 @@ pub(crate) enum Task {
     /// Replay training steps that another program recorded, and report how far the results differ.
     #[command(disable_help_flag = true)]
     Parity {
-        /// Passed on to `meshstep-bench parity`; `--help` lists them.
+        /// Passed on to `meshstep parity`; `--help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
     /// Show the content of a checkpoint, verify every byte of it, or export its parameters to one file.
     #[command(disable_help_flag = true)]
     Ckpt {
-        /// Passed on to `meshstep-bench ckpt`; `--help` lists them.
+        /// Passed on to `meshstep ckpt`; `--help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Start the bench program as several processes of this machine, one for each rank, for example `launch -n 4 -- train`. Each
-    /// line of output gets its rank in front. The first rank that fails ends all, and its exit code is the command's.
-    #[cfg(target_os = "linux")]
-    Launch(LaunchArgs),
-    /// Becomes a rank of `launch`.
-    #[cfg(target_os = "linux")]
-    #[command(hide = true)]
-    LaunchedRank(BecomeRankArgs),
+    /// Start the bench program as several processes of this machine, one for each rank, for example `launch -n 4 -- train`;
+    /// with `--backend mpi` under mpirun.
+    #[command(disable_help_flag = true)]
+    Launch {
+        /// Passed on to `meshstep launch`, with the bench program in front of what follows `--`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Run the arbiter of elastic workers (`train --local METHOD --arbiter ADDR --worker ID`) until Ctrl-C.
     #[command(disable_help_flag = true)]
     Arbiter {
-        /// Passed on to `meshstep-bench arbiter`; `--help` lists them.
+        /// Passed on to `meshstep arbiter`; `--help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Compute what each rank holds and sends at each ZeRO stage, before a job starts.
+    #[command(disable_help_flag = true)]
+    Plan {
+        /// Passed on to `meshstep plan`; `--help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
@@ -72,43 +77,6 @@ pub(crate) enum Task {
     Kernels(KernelsArgs),
     /// Build the GPU tests into a folder that runs on a GPU machine without cargo and without network.
     GpuBundle,
-}
-
-/// Backends between processes.
-#[cfg(target_os = "linux")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Backend {
-    /// Sockets and shared memory; ranks get torchrun's variables.
-    Tcp,
-    /// The system's MPI library; mpirun starts the ranks.
-    Mpi,
-}
-
-#[cfg(target_os = "linux")]
-#[derive(Debug, Args)]
-pub(crate) struct LaunchArgs {
-    /// Number of processes.
-    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub(crate) ranks: u16,
-    /// Backend between the processes.
-    #[arg(long, value_enum, default_value_t = Backend::Tcp)]
-    pub(crate) backend: Backend,
-    /// Start this program instead of building the bench program.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) program: Option<PathBuf>,
-    /// Arguments of the program, such as `train --stage 2`. A program of your own may have none.
-    #[arg(last = true, required_unless_present = "program")]
-    pub(crate) command: Vec<OsString>,
-}
-
-#[cfg(target_os = "linux")]
-#[derive(Debug, Args)]
-pub(crate) struct BecomeRankArgs {
-    /// Process number of the launcher.
-    pub(crate) launcher: i32,
-    /// Program and its arguments.
-    #[arg(last = true, required = true)]
-    pub(crate) command: Vec<OsString>,
 }
 
 #[derive(Debug, Default, Args)]

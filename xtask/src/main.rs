@@ -1,22 +1,20 @@
 //! Workspace tasks: `ci` runs every check, `check` the checks of changed packages, `tidy` checks the tree's rules,
-//! `kernels` compiles the CUDA kernels, `train`, `bench`, `parity`, `ckpt` and `arbiter` start the bench binary, and `launch` starts it
-//! as several processes.
+//! `kernels` compiles the CUDA kernels, `train` and `bench` start the bench program, `launch` starts it as several processes, and
+//! `parity`, `ckpt`, `plan` and `arbiter` start `meshstep`.
 //!
 //! xtask depends on no member, so that it builds in seconds and runs when a member does not compile.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line program")]
 
-mod bench;
 mod check;
 mod ci;
 mod cli;
 mod cmd;
 mod gpu_bundle;
 mod kernels;
-#[cfg(target_os = "linux")]
-mod launch;
 mod mutants;
 mod parallel;
+mod programs;
 mod tidy;
 mod wheels;
 mod workspace;
@@ -35,15 +33,13 @@ fn main() -> ExitCode {
 
 fn run(task: cli::Task) -> anyhow::Result<ExitCode> {
     match task {
-        cli::Task::Train { args } => bench::run("train", &args),
-        cli::Task::Bench { args } => bench::run("bench", &args),
-        cli::Task::Parity { args } => bench::run("parity", &args),
-        cli::Task::Ckpt { args } => bench::run("ckpt", &args),
-        cli::Task::Arbiter { args } => bench::run("arbiter", &args),
-        #[cfg(target_os = "linux")]
-        cli::Task::Launch(args) => launch::run(&args),
-        #[cfg(target_os = "linux")]
-        cli::Task::LaunchedRank(args) => launch::become_rank(&args),
+        cli::Task::Train { args } => programs::bench("train", &args),
+        cli::Task::Bench { args } => programs::bench("bench", &args),
+        cli::Task::Parity { args } => programs::meshstep("parity", &args),
+        cli::Task::Ckpt { args } => programs::meshstep("ckpt", &args),
+        cli::Task::Arbiter { args } => programs::meshstep("arbiter", &args),
+        cli::Task::Plan { args } => programs::meshstep("plan", &args),
+        cli::Task::Launch { args } => programs::launch(&args),
         cli::Task::Check(args) => check::run(&args),
         cli::Task::Ci(args) => ci::run(&args),
         cli::Task::Mutants(args) => mutants::run(&args),

@@ -5,7 +5,7 @@ use cargo_metadata::camino::Utf8Path;
 use cargo_metadata::{Metadata, MetadataCommand, Package};
 use std::path::PathBuf;
 
-/// Published crates, lowest first. `ci` packages them, and they keep to the strict dependency rules.
+/// Published libraries, lowest first. `ci` packages them, and they keep to the strict dependency rules.
 pub(crate) const LIBRARIES: [&str; 9] = [
     "meshstep-tensor",
     "meshstep-comm",
@@ -17,6 +17,14 @@ pub(crate) const LIBRARIES: [&str; 9] = [
     "meshstep-parallel3d",
     "meshstep-candle",
 ];
+
+/// The published program.
+pub(crate) const PROGRAM: &str = "meshstep";
+
+/// Returns all published packages, lowest first.
+pub(crate) fn published() -> impl Iterator<Item = &'static str> {
+    LIBRARIES.into_iter().chain([PROGRAM])
+}
 
 #[derive(Debug)]
 pub(crate) struct Workspace {

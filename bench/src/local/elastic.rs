@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use meshstep_comm::rendezvous::{EnvironmentError, Token};
+use meshstep_comm::rendezvous::Token;
 use meshstep_local::LocalError;
 use meshstep_membership::{Caller, Contact, Digest, Error as MembershipError, Membership, Refusal, Remote};
 use meshstep_shard::Error as ShardError;
@@ -68,7 +68,7 @@ pub(super) struct Life {
 pub(crate) fn run(run: &Run, folder: &Path, out: &mut impl Write) -> Result<()> {
     let local = &run.asked.local;
     let Some(worker) = local.worker else { bail!("--arbiter needs --worker") };
-    let (token, contact) = (token()?, Contact::free(local.contact())?);
+    let (token, contact) = (Token::from_env()?, Contact::free(local.contact())?);
     let deadline = local.answer.map_or(ANSWER, |seconds| Duration::from_secs(seconds as u64));
     std::fs::create_dir_all(folder)
         .with_context(|| format!("--out {}: making the folder", folder.display()))?;
@@ -116,22 +116,6 @@ pub(super) fn train(run: &Run, elastic: &Elastic<'_>) -> Result<Report> {
     }
     progress.finish();
     Ok(Report { worker, part, lives })
-}
-
-/// Returns the digest with which workers of this run join: the arbiter refuses another plan, or other rules.
-pub(super) fn digest(run: &Run) -> Result<Digest> {
-    worker::digest(&job(run)?)
-}
-
-/// Returns the token of the environment.
-pub(super) fn token() -> Result<Option<Token>> {
-    let text = |name| std::env::var(name).ok().filter(|text| !text.trim().is_empty());
-    Ok(match (text("MESHSTEP_TOKEN"), text("MESHSTEP_TOKEN_FILE")) {
-        (Some(_), Some(_)) => return Err(EnvironmentError::TwoTokens.into()),
-        (Some(token), None) => Some(Token::from_hex(&token)?),
-        (None, Some(file)) => Some(Token::from_file(Path::new(&file))?),
-        (None, None) => None,
-    })
 }
 
 fn job(run: &Run) -> Result<Job<'_>> {

@@ -1,7 +1,6 @@
 //! `train --local`: workers that step alone and exchange parameters every few steps, with every method that a plan can
 //! express. Each worker trains on its own part of the text; with `--chaos` workers leave and join.
 
-pub(crate) mod arbiter;
 mod beside;
 mod company;
 mod compare;

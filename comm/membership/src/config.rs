@@ -16,8 +16,8 @@ pub(super) const MAX_VETOES: usize = 3;
 /// Workers of a run, and how long they wait for each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Digest that every worker must have.
-    pub digest: Digest,
+    /// Digest of plan and rule that every worker must have. `None`: the first worker that joins decides, and the log keeps its digest.
+    pub digest: Option<Digest>,
     /// Number of workers that the first epoch waits for.
     pub workers: usize,
     /// Smallest number of workers with which the run continues, and begins once the first ones have waited for `patience`.
@@ -35,10 +35,10 @@ pub struct Config {
 }
 
 impl Config {
-    /// Creates the settings of a run of `workers` that continues with one.
-    pub fn new(digest: Digest, workers: usize) -> Self {
+    /// Creates the settings of a run of `workers` that continues with one. A digest of `None` is that of the first worker that joins.
+    pub fn new(digest: impl Into<Option<Digest>>, workers: usize) -> Self {
         let (silence, patience) = (Duration::from_secs(30), Duration::from_secs(60));
-        Config { digest, workers, min_workers: 1, silence, grace: None, patience }
+        Config { digest: digest.into(), workers, min_workers: 1, silence, grace: None, patience }
     }
 
     /// # Errors

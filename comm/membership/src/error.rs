@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Error of a worker's call or of the arbiter.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The arbiter refused the request.
@@ -181,8 +181,10 @@ pub enum Error {
     },
 }
 
+meshstep_tensor::debug_is_display!(Error);
+
 /// Error of a connection between a worker and the arbiter's address.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
     /// The arbiter's address can be reached from other machines, and no token was given.
@@ -273,6 +275,8 @@ pub enum ConnectionError {
     Other(rendezvous::Error),
 }
 
+meshstep_tensor::debug_is_display!(ConnectionError);
+
 impl From<rendezvous::Error> for ConnectionError {
     fn from(error: rendezvous::Error) -> Self {
         match error {
@@ -305,7 +309,7 @@ fn other_run(addr: SocketAddr, mine: &str, serves: &str) -> ConnectionError {
 }
 
 /// Invalid settings of an arbiter.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// The numbers of workers would keep a run from beginning or continuing.
@@ -345,8 +349,10 @@ pub enum ConfigError {
     OtherRun,
 }
 
+meshstep_tensor::debug_is_display!(ConfigError);
+
 /// Error of an arbiter's log.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LogError {
     /// A system call failed.
@@ -383,3 +389,5 @@ pub enum LogError {
         at: usize,
     },
 }
+
+meshstep_tensor::debug_is_display!(LogError);

@@ -16,7 +16,6 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct InProcess {
     hub: Arc<Hub>,
-    digest: Digest,
 }
 
 /// Membership of one thread.
@@ -58,18 +57,12 @@ impl InProcess {
     /// # Errors
     /// [`ConfigError`](crate::ConfigError) for invalid settings.
     pub fn new(config: Config, clock: Clock) -> Result<Self, Error> {
-        let digest = config.digest;
         let durable = DurableArbiter::open(config, None, clock.now())?;
         let inside = Inside { durable, members: BTreeMap::new(), lives: 0, seats: Seats::default() };
         let hub = Arc::new(Hub { clock, durable: Mutex::new(inside), changed: Condvar::new() });
         let weak: Weak<Hub> = Arc::downgrade(&hub);
         hub.clock.register(weak);
-        Ok(InProcess { hub, digest })
-    }
-
-    /// Returns the digest shared by all workers.
-    pub fn digest(&self) -> Digest {
-        self.digest
+        Ok(InProcess { hub })
     }
 
     /// Returns the ids of workers that wait at a boundary, for a worker that is about to come to one.

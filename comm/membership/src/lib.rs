@@ -1,16 +1,5 @@
 //! Membership of exchanges while workers join and leave.
 //!
-//! | item | role |
-//! |---|---|
-//! | [`Membership`] | called by a training loop: a boundary before every exchange, a vote after it |
-//! | [`InProcess`] | for workers that are threads of one process |
-//! | [`Service`], [`Remote`] | for workers that are processes: the arbiter, with its log, and their calls to it over TCP |
-//! | [`Contact`] | communicators of an epoch's members over [`meshstep_comm::tcp`] |
-//! | [`Standby`] | a process that keeps a copy of the arbiter's log, to be promoted by hand |
-//! | [`Round`] | a granted exchange: the step, the members, the members that count, the communicators' epoch |
-//! | [`Decision`] | outcome of an exchange, the same for every member |
-//! | [`Arbiter`], [`Member`] | both sides as state machines without clock and sockets, for other transports |
-//!
 //! ```
 //! use meshstep_comm::Clock;
 //! use meshstep_membership::{Ballot, Config, Digest, InProcess, Membership};
@@ -30,6 +19,17 @@
 //! worker.leave()?;
 //! # Ok::<(), meshstep_membership::Error>(())
 //! ```
+//!
+//! | item | role |
+//! |---|---|
+//! | [`Membership`] | called by a training loop: a boundary before every exchange, a vote after it |
+//! | [`InProcess`] | for workers that are threads of one process |
+//! | [`Service`], [`Remote`] | for workers that are processes: the arbiter, with its log, and their calls to it over TCP |
+//! | [`Contact`] | communicators of an epoch's members over [`meshstep_comm::tcp`] |
+//! | [`Standby`] | a process that keeps a copy of the arbiter's log, to be promoted by hand |
+//! | [`Round`] | a granted exchange: the step, the members, the members that count, the communicators' epoch |
+//! | [`Decision`] | outcome of an exchange, the same for every member |
+//! | [`Arbiter`], [`Member`] | both sides as state machines without clock and sockets, for other transports |
 //!
 //! # What is promised
 //!

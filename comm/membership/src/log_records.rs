@@ -10,7 +10,7 @@ use twox_hash::XxHash3_64;
 
 /// The beginning of every log, with its version.
 pub(super) const MAGIC: &[u8; 16] = b"meshstep members";
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const HEAD: usize = 16;
 const END: u8 = 0xa5;
 

@@ -4,7 +4,7 @@ use crate::round::Departure;
 use crate::wire::wire;
 
 /// Reason for a refusal.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// The worker's plan differs from the run's.
@@ -112,6 +112,8 @@ pub enum Refusal {
         step: u64,
     },
 }
+
+meshstep_tensor::debug_is_display!(Refusal);
 
 impl Refusal {
     /// Returns true if the worker is out of the run; after other refusals it may ask again.

@@ -66,7 +66,7 @@ pub struct Gone {
 }
 
 /// How a worker ceased to be a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Departure {
     /// The worker asked to leave.
@@ -90,6 +90,8 @@ pub enum Departure {
         others: u64,
     },
 }
+
+meshstep_tensor::debug_is_display!(Departure);
 
 /// A worker's vote on an exchange: one ballot for everything due in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,8 +12,8 @@ const STARTS: u32 = 32;
 pub struct State {
     /// Number of the arbiter's start that wrote the state, from 1; the upper 32 bits are the number of promotions of a standby.
     pub term: u64,
-    /// Digest shared by all workers.
-    pub digest: Digest,
+    /// Digest shared by all workers; `None` until one is known.
+    pub digest: Option<Digest>,
     /// Last epoch; 0 before the first.
     pub epoch: u64,
     /// The last round granted; 0 before the first.
@@ -54,10 +54,10 @@ pub struct Former {
 
 impl State {
     /// Returns the state before the first epoch.
-    pub(super) fn new(digest: Digest) -> Self {
+    pub(super) fn new() -> Self {
         State {
             term: 0,
-            digest,
+            digest: None,
             epoch: 0,
             round: 0,
             step: 0,

@@ -5,7 +5,7 @@ use super::threads::ThreadLevel;
 use std::time::Duration;
 
 /// Reason for which this process has no communicator over MPI.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The library has too low a level of thread support.
@@ -92,6 +92,8 @@ pub enum Error {
         message: String,
     },
 }
+
+meshstep_tensor::debug_is_display!(Error);
 
 impl From<CallFault> for Error {
     fn from(fault: CallFault) -> Self {

@@ -54,7 +54,7 @@ pub enum Ability {
 }
 
 /// Reason why NCCL cannot be used on this machine.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unavailable {
     /// The library is not installed, or cannot be loaded.
@@ -92,6 +92,8 @@ pub enum Unavailable {
         library: &'static str,
     },
 }
+
+meshstep_tensor::debug_is_display!(Unavailable);
 
 /// Returns the NCCL library found, or the reason why there is none. Runs once per process.
 pub fn probe() -> Result<FoundLibrary, Unavailable> {

@@ -2,7 +2,6 @@
 
 use super::{EnvironmentError, Token};
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 
 /// Largest number of ranks of one store that was tried.
 const MAX_WORLD_SIZE: usize = 1024;
@@ -174,12 +173,7 @@ impl<'a> Variables<'a> {
     }
 
     fn token(&self) -> Result<Option<Token>, EnvironmentError> {
-        match (self.text("MESHSTEP_TOKEN"), self.text("MESHSTEP_TOKEN_FILE")) {
-            (Some(_), Some(_)) => Err(EnvironmentError::TwoTokens),
-            (Some(text), None) => Token::from_hex(&text).map(Some),
-            (None, Some(path)) => Token::from_file(Path::new(&path)).map(Some),
-            (None, None) => Ok(None),
-        }
+        Token::read(|name| self.text(name))
     }
 
     /// SLURM's numbers of the job and of its step.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// Reason why the environment does not define this process's rank.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvironmentError {
     /// No launcher has set any variable.
@@ -125,3 +125,5 @@ pub enum EnvironmentError {
         mode: u32,
     },
 }
+
+meshstep_tensor::debug_is_display!(EnvironmentError);

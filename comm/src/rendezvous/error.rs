@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Error while processes meet, or between them later.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The environment does not define this process's rank.
@@ -243,8 +243,10 @@ pub enum Error {
     Closed,
 }
 
+meshstep_tensor::debug_is_display!(Error);
+
 /// Failure of a rank that is reported to the others.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
     /// The rank reported it.
@@ -267,8 +269,10 @@ pub enum Failure {
     },
 }
 
+meshstep_tensor::debug_is_display!(Failure);
+
 /// Reason for the unexpected end of a connection.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Why {
     /// The other side closed it, or its process ended.
@@ -317,8 +321,10 @@ pub enum Why {
     },
 }
 
+meshstep_tensor::debug_is_display!(Why);
+
 /// Connection that the store rejected before all ranks had joined.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{from}: {why}")]
 pub struct TurnedAway {
     /// Address of the peer.
@@ -326,6 +332,8 @@ pub struct TurnedAway {
     /// Reason for the rejection.
     pub why: Why,
 }
+
+meshstep_tensor::debug_is_display!(TurnedAway);
 
 struct Turned<'a>(&'a [TurnedAway]);
 

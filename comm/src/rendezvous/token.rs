@@ -42,6 +42,27 @@ impl Token {
         Ok(Token { bytes })
     }
 
+    /// Reads the token of the environment: `MESHSTEP_TOKEN`, or the file `MESHSTEP_TOKEN_FILE`; `None` if neither is set. An empty
+    /// variable counts as unset.
+    ///
+    /// # Errors
+    /// [`EnvironmentError::TwoTokens`] if both are set, and the errors of [`from_hex`](Token::from_hex) and
+    /// [`from_file`](Token::from_file).
+    pub fn from_env() -> Result<Option<Self>, EnvironmentError> {
+        let text = |name: &str| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
+        Self::read(|name| text(name).filter(|text| !text.trim().is_empty()))
+    }
+
+    /// Reads the token from the variables that `lookup` returns if they are not empty.
+    pub(super) fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, EnvironmentError> {
+        match (lookup("MESHSTEP_TOKEN"), lookup("MESHSTEP_TOKEN_FILE")) {
+            (Some(_), Some(_)) => Err(EnvironmentError::TwoTokens),
+            (Some(text), None) => Self::from_hex(&text).map(Some),
+            (None, Some(path)) => Self::from_file(Path::new(&path)).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
     /// Reads a token from a file that only its owner can access.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use super::options::Encrypt;
 use crate::rendezvous::{self, EnvironmentError};
 
 /// Reason why ranks cannot meet over sockets.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The store or a listener: variables, token, port, world size, a rank that is missing or lost.
@@ -62,6 +62,8 @@ pub enum Error {
         message: String,
     },
 }
+
+meshstep_tensor::debug_is_display!(Error);
 
 impl From<EnvironmentError> for Error {
     fn from(error: EnvironmentError) -> Self {

@@ -1,11 +1,12 @@
 //! Errors of a step of L-BFGS.
 
 use crate::{Error, ReduceError};
+use std::fmt;
 
 /// Error of a step, with `E` the closure's own error. The parameters are at the last accepted point, and another step may continue from
 /// there. After [`Reduce`](LbfgsError::Reduce) and [`Parted`](LbfgsError::Parted) the other shards may be at a different point, and after
 /// [`Alone`](LbfgsError::Alone) they are.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LbfgsError<E> {
     /// This shard's closure failed.
@@ -47,6 +48,12 @@ pub enum LbfgsError<E> {
     /// The reduction over shards failed.
     #[error(transparent)]
     Reduce(#[from] ReduceError),
+}
+
+impl<E: fmt::Display> fmt::Debug for LbfgsError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl<E> From<meshstep_tensor::Error> for LbfgsError<E> {

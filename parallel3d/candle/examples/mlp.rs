@@ -1,5 +1,5 @@
-//! Trains an MLP with ZeRO-2 on four threads: `cargo run -p meshstep-candle --example mlp`. Started by `cargo xtask launch`, torchrun
-//! or srun, each process is one rank: `cargo xtask launch -n 2 --program target/debug/examples/mlp`.
+//! Trains an MLP with ZeRO-2 on four threads: `cargo run -p meshstep-candle --example mlp`. Started by `meshstep launch`, torchrun
+//! or srun, each process is one rank: `meshstep launch -n 2 -- target/debug/examples/mlp`.
 //!
 //! Each rank reads a part of every batch of 32 samples; the result is compared with training on whole batches on one rank.
 

@@ -7,7 +7,7 @@ use candle_core::{DType, DeviceLocation};
 /// An error of construction is an error on every rank: the rank with the cause gets it, the others get
 /// [`meshstep_shard::Error::Disagree`] with its text. An error of a backward pass on one rank makes the step an error on every
 /// rank, [`meshstep_shard::Error::Fault`], which changes nothing.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The sharded optimizer refused a call, or a rank has failed.
@@ -78,6 +78,14 @@ pub enum Error {
         /// Shape of the parameter.
         expected_shape: Vec<usize>,
     },
+    /// A variable has other values than its parameter: they were written after the last step, and the next one would overwrite them.
+    #[error(
+        "variable {name:?} has values that the optimizer did not write, and a step would overwrite them: write values before Sharded::new, or load a checkpoint; call refresh after a change of the optimizer's parameters"
+    )]
+    Written {
+        /// The variable.
+        name: String,
+    },
     /// A parameter of the optimizer has no variable.
     #[error("the optimizer's parameter {name:?} has no variable; list one of its name")]
     NoVariable {
@@ -93,6 +101,8 @@ pub enum Error {
         second: String,
     },
 }
+
+meshstep_tensor::debug_is_display!(Error);
 
 impl Error {
     /// Returns an error of an optimizer, or of a wrapper, as one of this type.

@@ -1,5 +1,25 @@
 //! ZeRO-sharded data-parallel training of candle variables: the adapter between a candle training loop and the sharded step.
 //!
+//! ```
+//! use candle_core::{Device, Tensor, Var};
+//! use meshstep_candle::Sharded;
+//! use meshstep_shard::prelude::*;
+//!
+//! let losses = loopback::spawn(4, |comm| -> Result<f32, meshstep_candle::Error> {
+//!     let w = Var::new(&[1f32, -2.0], &Device::Cpu)?;
+//!     let batch = Tensor::new(&[comm.rank() as f32, 1.0], &Device::Cpu)?; // each rank has its own
+//!     let options = Options { stage: Stage::Zero2, ..Options::default() };
+//!     let mut opt = Sharded::new(comm, [("w", w.clone())], AdamW::default(), options)?;
+//!     for _ in 0..10 {
+//!         let loss = w.mul(&batch)?.sqr()?.mean_all()?;
+//!         opt.backward_step(&loss, StepArgs { lr: 0.1, max_norm: Some(1.0), ..StepArgs::default() })?;
+//!     }
+//!     Ok(w.mul(&batch)?.sqr()?.mean_all()?.to_scalar()?)
+//! })?;
+//! assert!(losses.into_iter().all(|loss| loss.is_ok()));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! | item | purpose |
 //! |---|---|
 //! | [`Sharded`] | variables of a rank with the optimizer of all ranks, or a wrapper: backward pass, step, new parameters in place |

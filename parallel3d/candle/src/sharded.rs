@@ -54,8 +54,9 @@ impl Sharded {
     /// rank 0 are broadcast: afterwards the variables of every rank hold them. With
     /// [`Initial::Compare`](meshstep_shard::Initial::Compare) the values must be equal instead, and a difference is an error.
     ///
-    /// The optimizer holds the parameters from now on, and each step overwrites the variables: load weights into a `VarMap` before. Values
-    /// that are written into a variable later are lost at the next step, and variables that are added to the map later do not train.
+    /// The optimizer holds the parameters from now on, and each step overwrites the variables: load weights into a `VarMap` before. A
+    /// backward pass compares eight elements of each variable with the optimizer's, and returns [`Error::Written`] if one differs; other
+    /// elements that are written later are lost at the next step. Variables that are added to the map later do not train.
     ///
     /// # Errors
     /// On every rank: [`Error::Device`], [`Error::DType`], [`Error::Strided`] or [`Error::SameVariable`] of a variable of this rank,
@@ -156,7 +157,7 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
     /// loss is multiplied by the [loss scale](Optimizer::loss_scale) before.
     ///
     /// # Errors
-    /// [`Error::LossShape`], or [`Error::Candle`] of the backward pass; the step is then [`meshstep_shard::Error::Fault`] on every rank. [`Error::Shard`] of the
+    /// [`Error::LossShape`], [`Error::Written`], or [`Error::Candle`] of the backward pass; the step is then [`meshstep_shard::Error::Fault`] on every rank. [`Error::Shard`] of the
     /// micro-batch.
     pub fn backward<'a>(&mut self, pass: impl Into<BackwardPass<'a>>) -> Result<(), Error> {
         self.run(pass.into(), true)
@@ -199,6 +200,7 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
         };
         let micro_batch = micro_batch.map_err(Error::of_step)?;
         // A micro-batch that an error drops unfinished makes the step an error on every rank.
+        self.vars.check_unwritten(&micro_batch)?;
         pass.run(&self.vars, &trains, &micro_batch)?;
         Ok(micro_batch.finish()?)
     }

@@ -2,8 +2,8 @@
 
 use crate::{Error, memory};
 use candle_core::{TensorId, Var};
-use meshstep_shard::Optimizer;
-use meshstep_tensor::Layout;
+use meshstep_shard::{MicroBatch, Optimizer};
+use meshstep_tensor::{Layout, Slice};
 use std::collections::HashMap;
 
 #[cfg(feature = "nn")]
@@ -99,6 +99,15 @@ impl Vars {
         self.list.iter().try_for_each(|(name, _)| Ok(optimizer.is_frozen(name).map(drop)?))
     }
 
+    /// Checks a few elements of each variable: values written after the last step would be lost at the next.
+    pub(crate) fn check_unwritten(&self, micro_batch: &MicroBatch<'_>) -> Result<(), Error> {
+        self.list.iter().try_for_each(|(name, var)| {
+            let held = micro_batch.param(name)?;
+            let same = memory::with_values(name, var, |values| sampled_alike(values, held))??;
+            if same { Ok(()) } else { Err(Error::Written { name: name.clone() }) }
+        })
+    }
+
     /// Returns the bytes of memory that candle holds for the variables.
     pub(crate) fn bytes(&self) -> u64 {
         let bytes = |(_, var): &(String, Var)| var.elem_count() * var.dtype().size_in_bytes();
@@ -109,4 +118,18 @@ impl Vars {
     pub(crate) fn index(&self, id: TensorId) -> Option<usize> {
         self.by_id.get(&id).copied()
     }
+}
+
+/// Number of elements of a variable that are compared.
+const SAMPLES: usize = 8;
+
+/// Compares evenly spread elements of two vectors, the first and the last among them, bit for bit.
+fn sampled_alike(a: Slice<'_>, b: Slice<'_>) -> Result<bool, meshstep_tensor::Error> {
+    if (a.dtype(), a.len()) != (b.dtype(), b.len()) {
+        return Ok(false);
+    }
+    let (a, b, size) = (a.bytes()?, b.bytes()?, a.dtype().size());
+    let last = (a.len() / size).saturating_sub(1);
+    let starts = (0..SAMPLES).map(|i| last * i / (SAMPLES - 1) * size);
+    Ok(starts.into_iter().all(|at| a.get(at..at + size) == b.get(at..at + size)))
 }

@@ -45,12 +45,14 @@ impl fmt::Display for Axis {
 }
 
 /// Error for a name that no axis has.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no axis is called {name:?}; there are pp, dp, dp_replicate, dp_shard, cp and tp")]
 pub struct UnknownAxis {
     /// Name that was given.
     pub name: String,
 }
+
+meshstep_tensor::debug_is_display!(UnknownAxis);
 
 impl FromStr for Axis {
     type Err = UnknownAxis;

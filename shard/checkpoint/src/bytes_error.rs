@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Reason why bytes are refused. Nothing was changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum BytesError {
     /// The bytes are not those that `serialize` made.
@@ -23,3 +23,5 @@ pub enum BytesError {
         here: String,
     },
 }
+
+meshstep_tensor::debug_is_display!(BytesError);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 type Word = &'static str;
 
 /// Reason why a checkpoint was not saved or not loaded. Nothing was changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// A disk operation failed.
@@ -264,6 +264,8 @@ pub enum CheckpointError {
         message: String,
     },
 }
+
+meshstep_tensor::debug_is_display!(CheckpointError);
 
 impl CheckpointError {
     /// Returns an error of this rank's memory.

@@ -3,7 +3,7 @@
 use super::error::CheckpointError;
 
 /// Error of a save, a load, or another call of checkpoints.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A rank could not do its part: the same error on every rank, and nothing was changed.
@@ -14,8 +14,10 @@ pub enum Error {
     Shard(#[from] meshstep_shard::Error),
 }
 
+meshstep_tensor::debug_is_display!(Error);
+
 /// Failure of one rank, the same on every rank. The text includes that of `error`, which is therefore not its source.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("on rank {rank}: {error}")]
 pub struct Failed {
     /// Rank that failed, the lowest if there are several.
@@ -23,6 +25,8 @@ pub struct Failed {
     /// Error on that rank.
     pub error: CheckpointError,
 }
+
+meshstep_tensor::debug_is_display!(Failed);
 
 impl From<meshstep_comm::Error> for Error {
     fn from(error: meshstep_comm::Error) -> Self {

@@ -1,14 +1,6 @@
 //! Checkpoints: one folder per step, with plain safetensors files and a manifest that lists which elements of which tensor lie where in
 //! them.
 //!
-//! | function | purpose |
-//! |---|---|
-//! | [`save`], [`save_async`], [`load`] | folders: from any ranks to any others |
-//! | [`serialize`], [`deserialize`] | bytes in memory, for the same rank of the same layout |
-//! | [`reshard`] | moves to other ranks without files |
-//! | [`consolidate`] | whole vectors on one rank |
-//! | [`export_pytorch`], [`import_pytorch`] | one file with PyTorch's names |
-//!
 //! Each serves every [`Saveable`] type and returns [`Error`]: `Optimizer`, `ShardedLbfgs` and `CrossShard` of `meshstep-shard`, and the
 //! types of other crates through [`extend`]. All ranks save a step together, and any number of ranks load it, at any stage:
 //!
@@ -39,6 +31,14 @@
 //! # std::fs::remove_dir_all(&dir)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! | function | purpose |
+//! |---|---|
+//! | [`save`], [`save_async`], [`load`] | folders: from any ranks to any others |
+//! | [`serialize`], [`deserialize`] | bytes in memory, for the same rank of the same layout |
+//! | [`reshard`] | moves to other ranks without files |
+//! | [`consolidate`] | whole vectors on one rank |
+//! | [`export_pytorch`], [`import_pytorch`] | one file with PyTorch's names |
 //!
 //! # Files
 //!

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// Error of a plan or of a step. An error of a plan is returned before anything is exchanged; the implementation of
 /// [`Step`](meshstep_shard::Step) for [`LocalOptimizer`](crate::LocalOptimizer) documents the errors of a step.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalError {
     /// Error of the optimizer of this worker.
@@ -276,8 +276,10 @@ pub enum LocalError {
     },
 }
 
+meshstep_tensor::debug_is_display!(LocalError);
+
 /// Warning about a plan that is allowed, but that its method advises against.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalWarning {
     /// Second moments are never averaged, but first moments are.
@@ -304,3 +306,5 @@ pub enum LocalWarning {
         until: u64,
     },
 }
+
+meshstep_tensor::debug_is_display!(LocalWarning);

@@ -1,16 +1,5 @@
 //! Workers that step alone and exchange seldom: Local Adam, DES-LOC, MT-DAO, DiLoCo, all from one plan type.
 //!
-//! | type | role |
-//! |---|---|
-//! | [`LocalPlan`], [`Fragment`] | the values workers exchange, when, and how they are merged; every published method is one |
-//! | [`Timing`], [`Placement`] | steps of an exchange: a pure function of the group's steps |
-//! | [`Select`], [`What`], [`Merge`] | the chosen parameters, the kind of state, and the merge of the workers' values |
-//! | [`LocalOptimizer`], [`Workers`] | a worker, sharded at any stage, that steps by a plan |
-//! | [`LocalStep`], [`Exchanged`], [`Veto`] | outcome of a step, and of its fragments |
-//! | [`meshstep_membership`] | epochs of members, and an arbiter that grants exchanges |
-//! | [`ParamSpec`] | a parameter as plans are checked against it |
-//! | [`LocalTraffic`], [`Shares`] | bytes that a plan sends, known before a rank exists |
-//!
 //! ```
 //! use meshstep_local::{LocalOptimizer, LocalPlan, Workers};
 //! use meshstep_optim::AdamW;
@@ -36,6 +25,17 @@
 //! assert!(all.iter().all(|w| *w == all[0]));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! | type | role |
+//! |---|---|
+//! | [`LocalPlan`], [`Fragment`] | the values workers exchange, when, and how they are merged; every published method is one |
+//! | [`Timing`], [`Placement`] | steps of an exchange: a pure function of the group's steps |
+//! | [`Select`], [`What`], [`Merge`] | the chosen parameters, the kind of state, and the merge of the workers' values |
+//! | [`LocalOptimizer`], [`Workers`] | a worker, sharded at any stage, that steps by a plan |
+//! | [`LocalStep`], [`Exchanged`], [`Veto`] | outcome of a step, and of its fragments |
+//! | [`meshstep_membership`] | epochs of members, and an arbiter that grants exchanges |
+//! | [`ParamSpec`] | a parameter as plans are checked against it |
+//! | [`LocalTraffic`], [`Shares`] | bytes that a plan sends, known before a rank exists |
 //!
 //! # Elastic workers
 //!

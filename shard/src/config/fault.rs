@@ -1,7 +1,7 @@
 //! Fault of one rank, which makes the step an error on every rank.
 
 /// Reason why a rank cannot take a step.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
     /// A micro-batch was dropped without `finish`.
@@ -33,3 +33,5 @@ pub enum Fault {
     #[error("its grad_scale over its loss scale is out of range; use a number from 1e-30 to 1e30")]
     GradScale,
 }
+
+meshstep_tensor::debug_is_display!(Fault);

@@ -1,7 +1,7 @@
 //! Assignment of ranks to the groups that reduce together. Arithmetic only.
 
 /// Reason why lists of ranks are not an assignment to groups.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AssignmentError {
     /// The rank does not exist.
@@ -41,6 +41,8 @@ pub enum AssignmentError {
         expected: usize,
     },
 }
+
+meshstep_tensor::debug_is_display!(AssignmentError);
 
 /// Returns the group of every rank, if `groups` contain each of `world_size` ranks exactly once and are of equal size.
 pub(super) fn group_of(groups: &[Vec<usize>], world_size: usize) -> Result<Vec<usize>, AssignmentError> {

@@ -1,7 +1,7 @@
 //! Errors of the data places of ranks.
 
 /// Error in the data places of ranks.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataRankError {
     /// A place claims to have no rank.
@@ -50,3 +50,5 @@ pub enum DataRankError {
         firsts: u64,
     },
 }
+
+meshstep_tensor::debug_is_display!(DataRankError);

@@ -20,7 +20,7 @@ use meshstep_tensor::DType;
 /// every later call repeats the error. A failure of a single rank in the middle of a collective call ends the run in this way:
 /// that rank gets its own error, the others get [`Comm`](Error::Comm) with the rank that aborted. All other errors leave
 /// parameters and state unchanged; those that end a step drop its gradients.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A collective failed.
@@ -396,3 +396,5 @@ pub enum Error {
         skips: u32,
     },
 }
+
+meshstep_tensor::debug_is_display!(Error);

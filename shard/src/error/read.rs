@@ -3,7 +3,7 @@
 use meshstep_tensor::{DType, Place};
 
 /// Error in the memory that a parameter was to be read into.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
     /// The memory has the wrong length.
@@ -39,3 +39,5 @@ pub enum ReadError {
         own: Place,
     },
 }
+
+meshstep_tensor::debug_is_display!(ReadError);

@@ -1,7 +1,7 @@
 //! Errors of units of sharded parameters.
 
 /// Error in the use of a unit, or of a parameter asked of one.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnitError {
     /// No unit has this name.
@@ -46,3 +46,5 @@ pub enum UnitError {
         gathered: String,
     },
 }
+
+meshstep_tensor::debug_is_display!(UnitError);

@@ -1,7 +1,7 @@
 //! Errors of the weights of micro-batches.
 
 /// Error in the weights of micro-batches.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WeightError {
     /// Gradients in f32 cannot be multiplied by the weight exactly.
@@ -33,3 +33,5 @@ pub enum WeightError {
     )]
     Somewhere,
 }
+
+meshstep_tensor::debug_is_display!(WeightError);

@@ -165,7 +165,7 @@ impl Difference {
 }
 
 /// Reason why a verification or repair is not possible.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
     /// The call came between a step's first micro-batch and its end.
@@ -200,6 +200,8 @@ pub enum VerifyError {
         bit: u32,
     },
 }
+
+meshstep_tensor::debug_is_display!(VerifyError);
 
 #[cfg(test)]
 mod tests {

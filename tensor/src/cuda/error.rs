@@ -5,7 +5,7 @@ use crate::{Category, DType, Place};
 use std::fmt;
 
 /// Error of a device, a stream or device memory.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// CUDA cannot be used on this machine.
@@ -151,6 +151,8 @@ pub enum Error {
         name: String,
     },
 }
+
+crate::debug_is_display!(Error);
 
 /// Kind of memory at an address, as the driver reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

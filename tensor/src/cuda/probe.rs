@@ -31,7 +31,7 @@ pub struct Driver {
 }
 
 /// Reason why CUDA cannot be used on this machine.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unavailable {
     /// No driver is installed, or it cannot be loaded.
@@ -85,6 +85,8 @@ pub enum Unavailable {
         library: String,
     },
 }
+
+crate::debug_is_display!(Unavailable);
 
 /// Returns the driver, or the reason why there is none. Runs once per process, before any other CUDA call.
 pub fn probe() -> Result<&'static Driver, Unavailable> {

@@ -4,7 +4,7 @@ mod candle;
 mod junit;
 mod mpi;
 mod nccl_abi;
-mod outside;
+mod packages;
 pub(crate) mod report;
 mod standin;
 pub(crate) mod steps;
@@ -91,9 +91,10 @@ fn run_task(task: &Task, workspace: &Workspace, report: &mut Report) -> anyhow::
         }
         Task::Standins { root, into } => standin::build(root, into).with_context(|| format!("cannot {task}")),
         Task::WriteRecipe { dir } => candle::write(dir, workspace).with_context(|| format!("cannot {task}")),
-        Task::WriteOutside { dir, library } => {
-            outside::write(dir, library, workspace).with_context(|| format!("cannot {task}"))
+        Task::PackagesWorkspace => {
+            packages::write_workspace(workspace).with_context(|| format!("cannot {task}"))
         }
+        Task::PackageSizes => packages::print_sizes(&workspace.target),
         Task::Nextest => nextest(),
         Task::NcclAbi(check) => check.run(),
         Task::MpiPackages(library) => library.install(),

@@ -1,9 +1,9 @@
 //! Steps of `ci` as data: their commands, their order, and the settings they depend on. Nothing runs here.
 
-use super::{candle, mpi, nccl_abi, outside, standin, train};
+use super::{candle, mpi, nccl_abi, packages, standin, train};
 use crate::cli::StepName;
 use crate::cmd::Cmd;
-use crate::workspace::{LIBRARIES, Workspace};
+use crate::workspace::{Workspace, published};
 use clap::ValueEnum;
 use std::fmt;
 use std::path::PathBuf;
@@ -59,11 +59,10 @@ pub(crate) enum Task {
     WriteRecipe {
         dir: PathBuf,
     },
-    /// Write a crate outside the workspace that depends on one packaged library.
-    WriteOutside {
-        dir: PathBuf,
-        library: &'static str,
-    },
+    /// Print the sizes of the packages.
+    PackageSizes,
+    /// Make the unpacked packages a workspace of their own.
+    PackagesWorkspace,
 }
 
 impl fmt::Display for Task {
@@ -84,9 +83,8 @@ impl fmt::Display for Task {
             Self::WriteRecipe { dir } => {
                 write!(f, "write the crate with the candle recipe of tensor's README into {}", dir.display())
             }
-            Self::WriteOutside { dir, library } => {
-                write!(f, "write a crate that uses only {library} into {}", dir.display())
-            }
+            Self::PackageSizes => f.write_str("print the sizes of the packages"),
+            Self::PackagesWorkspace => f.write_str("make the unpacked packages a workspace"),
         }
     }
 }
@@ -127,7 +125,7 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Clippy => {
             // Also lint the shuttle tests, and the libraries and bench with default features only.
             let plain: String =
-                LIBRARIES.iter().chain(&["meshstep-bench"]).map(|name| format!("-p {name} ")).collect();
+                published().chain(["meshstep-bench"]).map(|name| format!("-p {name} ")).collect();
             [format!("{ALL} --all-targets"), shuttle(), plain.trim_end().to_owned()]
                 .map(|what| Task::Run(cargo(&format!("clippy {what} -- -D warnings"))))
                 .into()
@@ -207,38 +205,36 @@ pub(super) fn counted(cmd: Cmd, setting: &Setting) -> Cmd {
     cmd.env("MESHSTEP_CASES", "long").env("PROPTEST_CASES", cases)
 }
 
-/// Packages every library and builds a crate on each package.
+/// Packs every published package, unpacks them into a workspace, builds each alone, and runs the examples in their documentation.
 ///
 /// Skips cargo's own verification. It keeps unpacked packages in the user's cargo home by name, version and path, so a
 /// second run on the same machine would verify against the libraries of the first.
 fn package(setting: &Setting) -> Vec<Task> {
-    // One invocation packages all libraries, so that cargo resolves the unpublished ones among them.
+    // One invocation packs all packages, so that cargo resolves the unpublished ones among them.
     let mut pack = Cmd::cargo("package --no-verify").dir(&setting.root);
-    for library in LIBRARIES {
-        pack = pack.arg("-p").arg(library);
+    for package in published() {
+        pack = pack.arg("-p").arg(package);
     }
     if !setting.on_ci {
         pack = pack.arg("--allow-dirty");
     }
-    let packages = outside::packages(&setting.target);
-    let unpack = LIBRARIES.into_iter().map(|library| {
-        let archive = setting.target.join("package").join(outside::package(library) + ".crate");
+    let folder = packages::folder(&setting.target);
+    let unpack = published().map(|package| {
+        let archive = packages::archive(&setting.target, package);
         let unpack = Cmd::built("tar", "-xmzf").arg(&archive.to_string_lossy());
-        Task::Run(unpack.arg("-C").arg(&packages.to_string_lossy()))
+        Task::Run(unpack.arg("-C").arg(&folder.to_string_lossy()))
     });
-    let build = LIBRARIES.into_iter().flat_map(|library| build_outside(library, setting));
-    [Task::Run(pack), Task::Empty(packages.clone())].into_iter().chain(unpack).chain(build).collect()
-}
-
-fn build_outside(library: &'static str, setting: &Setting) -> [Task; 2] {
-    let folder = setting.target.join("outside");
-    let dir = folder.join(library);
-    // One target folder for all crates, so that shared dependencies are built once. `check` finds files and dependencies
-    // that are missing from a package.
-    let target = folder.join("target");
+    // One target folder for all packages, so that shared dependencies are built once. `-p` selects the features of one package
+    // alone.
+    let target = setting.target.join("packages-target");
+    let cargo = |line: &str| {
+        Task::Run(Cmd::cargo(line).arg("--target-dir").arg(&target.to_string_lossy()).dir(&folder))
+    };
     let verb = if setting.long { "build" } else { "check" };
-    let build = Cmd::cargo(&format!("{verb} --target-dir")).arg(&target.to_string_lossy()).dir(&dir);
-    [Task::WriteOutside { dir, library }, Task::Run(build)]
+    let build = published().map(|package| cargo(&format!("{verb} -p {package}")));
+    let prepare = [Task::Run(pack), Task::PackageSizes, Task::Empty(folder.clone())];
+    let doctests = cargo("test --doc --workspace");
+    prepare.into_iter().chain(unpack).chain([Task::PackagesWorkspace]).chain(build).chain([doctests]).collect()
 }
 
 #[cfg(test)]
@@ -350,12 +346,12 @@ mod tests {
     }
 
     #[test]
-    fn every_library_is_packaged_and_used_alone() {
+    fn every_package_is_packed_and_built_alone() {
         let shown = shown(StepName::Package, &setting());
-        for library in LIBRARIES {
-            assert!(shown.contains(&format!("-p {library}")), "{shown}");
-            assert!(shown.contains(&format!("tar -xmzf /w/target/package/{library}-")), "{shown}");
-            assert!(shown.contains(&format!("cd /w/target/outside/{library} && cargo check")), "{shown}");
+        for package in published() {
+            assert!(shown.contains(&format!("-p {package}")), "{shown}");
+            assert!(shown.contains(&format!("tar -xmzf /w/target/package/{package}-")), "{shown}");
+            assert!(shown.contains(&format!("cd /w/target/packages && cargo check -p {package} ")), "{shown}");
         }
     }
 

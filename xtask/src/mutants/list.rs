@@ -222,18 +222,18 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "bench-nan-is-within-tolerance",
-        file: "bench/src/parity/compare.rs",
+        file: "cli/src/parity/compare.rs",
         from: "let within = distance <= allowed;",
         to: "let within = !(distance > allowed);",
-        package: "meshstep-bench",
+        package: "meshstep",
         test: "parity::compare::tests::the_largest_are_told_with_their_places_and_nan_is_outside",
     },
     Mutant {
         name: "bench-rows-that-are-left-over-are-nobodys",
-        file: "bench/src/parity/problems.rs",
+        file: "cli/src/parity/problems.rs",
         from: "len * rank / ranks..len * (rank + 1) / ranks",
         to: "len / ranks * rank..len / ranks * (rank + 1)",
-        package: "meshstep-bench",
+        package: "meshstep",
         test: "parity::tests::problems::the_ranks_shares_are_the_whole",
     },
     Mutant {

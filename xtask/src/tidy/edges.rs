@@ -65,6 +65,19 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "meshstep",
+        &[
+            "meshstep-parallel3d",
+            "meshstep-checkpoint",
+            "meshstep-shard",
+            "meshstep-membership",
+            "meshstep-comm",
+            "meshstep-optim",
+            "meshstep-tensor",
+            "meshstep-cases",
+        ],
+    ),
+    (
         "meshstep-bench",
         &[
             "meshstep-candle",

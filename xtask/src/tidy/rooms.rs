@@ -54,9 +54,10 @@ const HOUSES: &[House] = &[
         folder: "bench",
         now: 0,
         rooms: &[
-            "args", "ranks", "gpt", "report", "corpus", "train", "measure", "local", "mesh", "ckpt", "parity",
+            "args", "ranks", "gpt", "report", "corpus", "train", "measure", "local", "mesh",
         ],
     },
+    House { folder: "cli", now: 0, rooms: &["launch", "ckpt", "parity", "plan"] },
 ];
 
 /// The imports that point up in each crate of the table.

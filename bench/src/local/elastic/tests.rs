@@ -6,14 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex};
 use std::thread;
 
-use clap::Parser as _;
 use meshstep_comm::{Communicator, loopback};
-use meshstep_membership::{Ballot, Decision, Round, Service};
+use meshstep_membership::{Ballot, Config, Decision, Round, Service};
 
 use super::*;
-use crate::args::arbiter::Arbiter;
-use crate::cli::{Cli, Command};
-use crate::local::{arbiter, tests};
+use crate::local::tests;
 
 /// Communicators of an epoch by rank, until they are taken.
 type Seats = Vec<Option<Arc<dyn Communicator>>>;
@@ -55,10 +52,8 @@ impl Stage {
 
 /// Starts the arbiter of a run on its log.
 fn serve(run: &Run, log: &Path, addr: &str) -> Service {
-    let log = log.to_str().unwrap();
-    let words = ["meshstep-bench", "arbiter", "--log", log, "--addr", addr];
-    let Command::Arbiter(asked) = Cli::parse_from(words).command else { panic!("not arbiter") };
-    arbiter::serve(&Arbiter { train: run.asked.clone(), ..*asked }, run).unwrap()
+    let config = Config::new(None, run.asked.ranks);
+    Service::start(addr.parse().unwrap(), None, run.asked.local.run(), config, log).unwrap()
 }
 
 fn member(addr: SocketAddr, id: u64, digest: Digest) -> Result<Remote, MembershipError> {

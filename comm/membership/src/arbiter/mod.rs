@@ -71,10 +71,11 @@ impl Arbiter {
     /// Settings that are invalid, or differ from the run in the log.
     pub fn new(config: Config, last: Option<State>, now: Duration) -> Result<(Self, Output), ConfigError> {
         config.check()?;
-        let state = last.unwrap_or_else(|| State::new(config.digest));
-        if state.digest != config.digest {
-            return Err(ConfigError::OtherRun);
-        }
+        let mut state = last.unwrap_or_else(State::new);
+        state.digest = match (state.digest, config.digest) {
+            (Some(logged), Some(given)) if logged != given => return Err(ConfigError::OtherRun),
+            (logged, given) => logged.or(given),
+        };
         Ok(Self::begin_term(config, state, now))
     }
 
@@ -278,7 +279,7 @@ impl Arbiter {
         contact: String,
         now: Duration,
     ) -> Result<(), Refusal> {
-        let run = self.state.digest;
+        let run = self.state.digest.unwrap_or(digest);
         if let Some(peer) = self.peers.iter_mut().find(|peer| peer.worker == worker) {
             (peer.heard, peer.lost_at) = (now, None);
             return Ok(());
@@ -299,6 +300,7 @@ impl Arbiter {
             return Err(Refusal::Full { max: MAX_WORKERS });
         }
         self.peers.push(Peer { worker, contact, heard: now, lost_at: None, arrived: None });
+        self.state.digest = Some(run);
         Ok(())
     }
 

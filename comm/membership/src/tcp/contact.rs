@@ -71,9 +71,11 @@ impl fmt::Display for Contact {
 }
 
 /// Text that is no contact.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a contact is an address and three ports, with spaces between them")]
 pub struct InvalidContact;
+
+meshstep_tensor::debug_is_display!(InvalidContact);
 
 impl FromStr for Contact {
     type Err = InvalidContact;

@@ -5,7 +5,7 @@ use crate::state::State;
 use crate::wire::wire;
 
 /// Version of these messages. It is part of a connection's purpose, so that the other version is refused with both numbers.
-pub(crate) const VERSION: u8 = 2;
+pub(crate) const VERSION: u8 = 3;
 
 /// Message to the service.
 #[derive(Clone, Debug, PartialEq, Eq)]

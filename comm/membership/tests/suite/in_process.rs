@@ -260,7 +260,7 @@ fn what_cannot_be_is_refused() {
     let expected = ConfigError::Workers { workers: 2, min_workers: 3, max: 256 };
     assert_eq!(InProcess::new(bad, Clock::manual()).err(), Some(expected.into()));
     let (run, _) = run(1, 1);
-    let worker = run.join(0, run.digest(), secs(1)).unwrap();
+    let worker = run.join(0, DIGEST, secs(1)).unwrap();
     let join = |id, digest| run.join(id, digest, secs(1)).map(drop);
     assert_eq!(join(0, DIGEST), Err(Refusal::IdTaken { id: 0 }.into()));
     let other = Digest { plan: 0, ..DIGEST };

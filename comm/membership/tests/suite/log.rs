@@ -20,7 +20,7 @@ fn state(round: u64) -> State {
     };
     State {
         term: 1,
-        digest: DIGEST,
+        digest: Some(DIGEST),
         epoch: round / 2,
         round,
         step: 16 * round,

@@ -18,9 +18,11 @@ pub struct Cipher {
 }
 
 /// A record was changed, repeated, dropped or made without the key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a record is forged; end the connection")]
 pub struct Forged;
+
+meshstep_tensor::debug_is_display!(Forged);
 
 impl Cipher {
     /// Longest plaintext of a record: Noise bounds a record to 65,535 bytes.

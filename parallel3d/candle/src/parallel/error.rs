@@ -3,7 +3,7 @@
 use candle_core::DType;
 
 /// Error between ranks. Layers return candle's error with this error inside: [`cause`] finds it.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {
     /// A collective failed.
@@ -37,6 +37,8 @@ pub enum LayerError {
         vocab: usize,
     },
 }
+
+meshstep_tensor::debug_is_display!(LayerError);
 
 impl From<LayerError> for candle_core::Error {
     fn from(error: LayerError) -> Self {

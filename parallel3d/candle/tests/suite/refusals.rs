@@ -1,6 +1,6 @@
 //! Errors, the same step refused on every rank, and no rank left waiting.
 
-use crate::common::{Mlp, applied, at, bits, on_ranks, options, sharded, tensor};
+use crate::common::{Mlp, STAGES, applied, at, bits, on_ranks, options, sharded, tensor};
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Var};
 use meshstep_candle::{BackwardPass, Error};
 use meshstep_shard::{Combine, Error as Shard, Fault, Initial, Missing, Options, Stage, WeightError};
@@ -234,4 +234,29 @@ fn a_second_last_micro_batch_takes_no_step() {
         applied(opt.step(at()));
     });
     assert_eq!(done.len(), 1);
+}
+
+#[test]
+fn values_written_after_construction_are_an_error_and_refresh_ends_it() {
+    for stage in STAGES {
+        let finals = on_ranks(2, |comm| {
+            let (mlp, rank) = (Mlp::new(1), comm.rank());
+            let mut opt = sharded(comm, mlp.vars(), options(stage)).unwrap();
+            applied(opt.backward_step(&mlp.loss(0).unwrap(), at()));
+            let before = bits(&opt);
+            if rank == 1 {
+                mlp.bias.set(&tensor(mlp.bias.dims(), 77)).unwrap();
+            }
+            match opt.backward_step(&mlp.loss(1).unwrap(), at()).unwrap_err() {
+                Error::Written { name } if rank == 1 => assert_eq!(name, "bias"),
+                Error::Shard(Shard::Fault { rank: 1, fault: Fault::Unfinished }) if rank == 0 => {}
+                other => panic!("rank {rank}: {other:?}"),
+            }
+            opt.refresh().unwrap();
+            assert_eq!(bits(&opt), before);
+            applied(opt.backward_step(&mlp.loss(1).unwrap(), at()));
+            bits(&opt)
+        });
+        assert_eq!(finals[0], finals[1], "{stage:?}");
+    }
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Reason why pieces do not cover their tensor exactly once.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum CoverError {
     /// The number of elements does not fit in 64 bits.
     #[error("a tensor of shape {shape:?} has more than 2^64 elements")]
@@ -67,6 +67,8 @@ pub enum CoverError {
         expected: u64,
     },
 }
+
+meshstep_tensor::debug_is_display!(CoverError);
 
 /// Checks that `pieces` cover a tensor of this shape: its boxes form a grid of cuts across whole dimensions, and the pieces of each box
 /// follow one another from its first element to its last. Takes time in proportion to the number of pieces, whatever values they hold.

@@ -4,7 +4,7 @@ use super::manifest::Type;
 use serde::{Deserialize, Serialize};
 
 /// Reason why a checkpoint does not fit. Nothing was changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mismatch {
     /// Vectors that the checkpoint lacks.
@@ -62,6 +62,8 @@ pub enum Mismatch {
         here: String,
     },
 }
+
+meshstep_tensor::debug_is_display!(Mismatch);
 
 /// Lists the first few names.
 fn list(names: &[String]) -> String {

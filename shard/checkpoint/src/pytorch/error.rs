@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// Reason why a file with PyTorch's names is not written or not imported. Nothing was changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum PyTorchError {
     /// PyTorch has no such rule.
@@ -101,3 +101,5 @@ pub enum PyTorchError {
         value: String,
     },
 }
+
+meshstep_tensor::debug_is_display!(PyTorchError);

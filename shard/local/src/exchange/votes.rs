@@ -7,7 +7,7 @@ use meshstep_shard::extend::host_words;
 use meshstep_shard::{Error, Options, gather_words};
 
 /// Reason why an exchange failed on all workers. Ranks are numbered among all workers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Veto {
     /// A worker's own step was an error.
@@ -47,6 +47,8 @@ pub enum Veto {
         worker: u64,
     },
 }
+
+meshstep_tensor::debug_is_display!(Veto);
 
 /// Contribution of one rank to an agreement.
 #[derive(Clone, Debug)]

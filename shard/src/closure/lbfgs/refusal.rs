@@ -3,7 +3,7 @@
 use meshstep_tensor::DType;
 
 /// Reason why L-BFGS does not work with an option, an optimizer or its parameters.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotForLbfgs {
     /// Only an optimizer's own step carries out the option.
@@ -34,3 +34,5 @@ pub enum NotForLbfgs {
         other: DType,
     },
 }
+
+meshstep_tensor::debug_is_display!(NotForLbfgs);

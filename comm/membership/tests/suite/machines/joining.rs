@@ -25,8 +25,42 @@ fn settings_that_no_run_can_have_are_refused() {
     }
     assert_eq!(refused(256, 256, secs(1), secs(1)), None);
     let desk = Desk::begun(1, 1);
-    let other = Config { digest: Digest { rule: 9, ..DIGEST }, ..config(1, 1) };
+    let other = Config { digest: Some(Digest { rule: 9, ..DIGEST }), ..config(1, 1) };
     assert_eq!(Arbiter::new(other, desk.log.last().cloned(), T0).err(), Some(ConfigError::OtherRun));
+}
+
+/// The digest is in the log before the worker is told that it has joined, so that a successor knows it.
+#[test]
+fn the_first_worker_decides_the_digest_of_an_open_run() {
+    let open = Config { digest: None, ..config(2, 1) };
+    let mut desk = Desk::after(open.clone(), None);
+    assert_eq!(desk.arbiter.state().digest, None);
+    let mine = Digest { plan: 4, rule: 9 };
+    let join = |id, digest| ToArbiter {
+        worker: worker(id),
+        term: 0,
+        epoch: 0,
+        after: 0,
+        ask: Ask::Join { digest, contact: "c".repeat(if id == 7 { 65 } else { 1 }) },
+    };
+    // A worker that is refused decides nothing.
+    let refused = desk.tell(join(7, DIGEST));
+    assert_eq!(refusals(&refused), [(7, Refusal::Contact { len: 65, max: 64 })]);
+    assert_eq!(desk.arbiter.state().digest, None);
+    assert_eq!(desk.tell(join(0, mine)), [(0, Word::Welcome)]);
+    assert_eq!(desk.log.last().unwrap().digest, Some(mine));
+    assert_eq!(refusals(&desk.tell(join(1, DIGEST))), [(1, Refusal::OtherPlan { mine: 3, run: 4 })]);
+    // A successor, and one that is given the digest, know it; one that is given another is refused.
+    let log = desk.log.last().cloned();
+    for (given, ok) in [(None, true), (Some(mine), true), (Some(DIGEST), false)] {
+        let again = Arbiter::new(Config { digest: given, ..open.clone() }, log.clone(), T0);
+        let found = again.map(|(arbiter, _)| arbiter.state().digest);
+        assert_eq!(found, if ok { Ok(Some(mine)) } else { Err(ConfigError::OtherRun) });
+    }
+    // An arbiter that starts with a digest on the log of one that knew none has its own.
+    let (begun, _) = Arbiter::new(open, None, T0).unwrap();
+    let given = Config { digest: Some(DIGEST), ..config(2, 1) };
+    assert_eq!(Arbiter::new(given, Some(begun.state().clone()), T0).unwrap().0.state().digest, Some(DIGEST));
 }
 
 #[test]

@@ -186,7 +186,7 @@ fn agree(said: &[String], of: &str) -> bool {
 
 /// Starts three workers and runs one exchange; returns them with the addresses and the arbiter.
 fn three(config: Config, log: &Path) -> (Vec<Process>, [SocketAddr; 2], Service) {
-    let config = Config { digest: PLAN().digest(&optimizer()), ..config };
+    let config = Config { digest: Some(PLAN().digest(&optimizer())), ..config };
     let service = serve(free_addr(), config, log);
     let addresses = [service.addr(), wired::serve(free_addr())];
     let mut workers: Vec<Process> = (0..3).map(|id| start(addresses, id)).collect();

@@ -1,0 +1,166 @@
+//! `plan`: what each rank holds and sends at each ZeRO stage. Arithmetic only.
+
+mod model;
+mod table;
+
+use std::io::Write;
+
+use anyhow::{Context as _, Result};
+use clap::ValueEnum;
+use meshstep_optim::{Adagrad, AdamW, Adopt, Lamb, Lion, Sgd};
+use meshstep_parallel3d::{Axis, Mesh};
+use meshstep_shard::{Groups, Master, Options, Precision, Stage};
+use meshstep_tensor::DType;
+
+use crate::number::within;
+use model::Source;
+
+/// Options of `plan`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Plan {
+    /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama3-8b, llama3-70b, llama3-405b; a safetensors file, of which only the header is
+    /// read; or a number of parameters such as 7e9, planned as 32 units of one vector each
+    #[arg(value_name = "MODEL|FILE|NUMBER", value_parser = Source::parse)]
+    source: Source,
+    /// Number of data-parallel ranks
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = within::<1, 65_536>)]
+    ranks: usize,
+    /// Ranks as a mesh, for example tp=8,dp=16, with pp for the models named above
+    #[arg(long, value_name = "AXIS=N,...", conflicts_with = "ranks")]
+    mesh: Option<Mesh>,
+    /// Type of the parameters [default: that of the file; f32 otherwise]
+    #[arg(long, value_enum)]
+    dtype: Option<Type>,
+    /// What the owner of a 16-bit parameter keeps besides it
+    #[arg(long, value_enum, default_value_t = Kept::None)]
+    master: Kept,
+    /// Type of gradients [default: the parameters']
+    #[arg(long, value_enum)]
+    grads: Option<Type>,
+    /// Update rule, which decides the state of a parameter
+    #[arg(long, value_enum, default_value_t = RuleName::Adamw)]
+    optimizer: RuleName,
+    /// Elements of a gradient bucket [default: that of Options]
+    #[arg(long, value_name = "ELEMS", value_parser = within::<1, { 1 << 40 }>)]
+    bucket: Option<usize>,
+    /// Print the plan of this ZeRO stage in detail, instead of one line for each stage
+    #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
+    stage: Option<u8>,
+    /// Print JSON with exact bytes
+    #[arg(long)]
+    json: bool,
+}
+
+/// Types of parameters and gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Type {
+    F32,
+    F64,
+    Bf16,
+    F16,
+}
+
+impl From<Type> for DType {
+    fn from(dtype: Type) -> DType {
+        match dtype {
+            Type::F32 => DType::F32,
+            Type::F64 => DType::F64,
+            Type::Bf16 => DType::BF16,
+            Type::F16 => DType::F16,
+        }
+    }
+}
+
+/// What the owner of a parameter keeps besides it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kept {
+    /// Nothing
+    None,
+    /// An f32 copy: 4 bytes
+    F32,
+    /// The lower half of an f32 number, for bf16: 2 bytes
+    Remainder,
+}
+
+/// Update rules by their state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum RuleName {
+    /// Two moments
+    Adamw,
+    /// Two moments and the largest second one
+    Amsgrad,
+    /// No state
+    Sgd,
+    /// One moment
+    SgdMomentum,
+    /// One moment
+    Lion,
+    /// One sum of squares
+    Adagrad,
+    /// Two moments
+    Adopt,
+    /// Two moments, and sums over whole tensors
+    Lamb,
+}
+
+impl RuleName {
+    fn groups(self) -> Groups {
+        match self {
+            RuleName::Adamw => AdamW::default().into(),
+            RuleName::Amsgrad => AdamW { amsgrad: true, ..AdamW::default() }.into(),
+            RuleName::Sgd => Sgd::default().into(),
+            RuleName::SgdMomentum => Sgd { momentum: 0.9, ..Sgd::default() }.into(),
+            RuleName::Lion => Lion::default().into(),
+            RuleName::Adagrad => Adagrad::default().into(),
+            RuleName::Adopt => Adopt::default().into(),
+            RuleName::Lamb => Lamb::default().into(),
+        }
+    }
+}
+
+/// ZeRO stages by their numbers.
+const STAGES: [Stage; 4] = [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3];
+
+/// Prints the plan.
+pub(crate) fn run(asked: &Plan, out: &mut impl Write) -> Result<()> {
+    let mesh = match &asked.mesh {
+        Some(mesh) => mesh.clone(),
+        None => Mesh::new([(Axis::Dp, asked.ranks)])?,
+    };
+    let model = asked.source.model(asked.dtype.map(DType::from), mesh.degree(Axis::Pp))?;
+    let plan = |stage: usize| {
+        let plan =
+            meshstep_parallel3d::Plan::new(&mesh, &model, asked.optimizer.groups(), &asked.options(STAGES[stage]));
+        plan.with_context(|| format!("stage {stage} cannot be planned"))
+    };
+    if let Some(stage) = asked.stage {
+        let plan = plan(stage.into())?;
+        match asked.json {
+            true => write!(out, "{}", plan.json())?,
+            false => write!(out, "{plan}")?,
+        }
+        return Ok(());
+    }
+    let plans = (0..STAGES.len()).map(plan).collect::<Result<Vec<_>>>()?;
+    let text = if asked.json { table::json(&plans)? } else { table::text(&plans, asked) };
+    write!(out, "{text}")?;
+    Ok(())
+}
+
+impl Plan {
+    fn options(&self, stage: Stage) -> Options {
+        let master = match self.master {
+            Kept::None => Master::None,
+            Kept::F32 => Master::F32,
+            Kept::Remainder => Master::Remainder,
+        };
+        let options = Options::default();
+        Options {
+            stage,
+            precision: Precision { master, ..Precision::default() },
+            grads: self.grads.map(DType::from),
+            bucket_len: self.bucket.or(options.bucket_len),
+            ..options
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Tests of `meshstep` as a program.
+
+#[cfg(target_os = "linux")]
+mod launch;
+#[cfg(target_os = "linux")]
+mod launched;
+mod plan;
+mod shells;

@@ -1,0 +1,81 @@
+//! The unpacked packages as a workspace of their own, in which each is built as a user builds it: without this repository.
+
+use crate::workspace::{LIBRARIES, Workspace, published};
+use anyhow::Context;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Largest size of a package on the registry, in bytes.
+const LARGEST: u64 = 10 << 20;
+
+/// Returns the folder of the unpacked packages.
+pub(crate) fn folder(target: &Path) -> PathBuf {
+    target.join("packages")
+}
+
+/// Returns the name and version of a package; the whole workspace has one version.
+pub(crate) fn name_and_version(package: &str) -> String {
+    format!("{package}-{}", env!("CARGO_PKG_VERSION"))
+}
+
+/// Returns the packed file of a package.
+pub(crate) fn archive(target: &Path, package: &str) -> PathBuf {
+    target.join("package").join(name_and_version(package) + ".crate")
+}
+
+/// Prints the size of each packed file, and fails if the registry would refuse one.
+pub(crate) fn print_sizes(target: &Path) -> anyhow::Result<()> {
+    for package in published() {
+        let path = archive(target, package);
+        let bytes = fs::metadata(&path).with_context(|| format!("{}", path.display()))?.len();
+        println!("{:>7.1} KiB  {}", bytes as f64 / 1024.0, name_and_version(package));
+        anyhow::ensure!(bytes <= LARGEST, "{package} is larger than {LARGEST} bytes; exclude files in its Cargo.toml");
+    }
+    Ok(())
+}
+
+/// Makes the folder a workspace, with the dependency versions of this workspace's lock file.
+pub(crate) fn write_workspace(workspace: &Workspace) -> anyhow::Result<()> {
+    let folder = folder(&workspace.target);
+    fs::write(folder.join("Cargo.toml"), manifest())?;
+    // Cargo drops the lock entries that the packages do not need.
+    let lock = workspace.root.join("Cargo.lock");
+    fs::copy(lock, folder.join("Cargo.lock")).context("the workspace has no Cargo.lock")?;
+    for package in published() {
+        // The packed lock file would be ignored with a warning.
+        let own = folder.join(name_and_version(package)).join("Cargo.lock");
+        fs::remove_file(own).ok();
+    }
+    Ok(())
+}
+
+/// A package names the others by version, so `[patch]` points these versions to their folders.
+fn manifest() -> String {
+    let lines = |text: &dyn Fn(&str) -> String, packages: &[&str]| {
+        packages.iter().map(|package| text(package) + "\n").collect::<String>()
+    };
+    let member = |package: &str| format!("    \"{}\",", name_and_version(package));
+    let patch = |library: &str| format!("{library} = {{ path = \"{}\" }}", name_and_version(library));
+    format!(
+        "[workspace]\nresolver = \"3\"\nmembers = [\n{}]\n\n[patch.crates-io]\n{}",
+        lines(&member, &published().collect::<Vec<_>>()),
+        lines(&patch, &LIBRARIES),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_package_is_a_member_and_libraries_are_patched() {
+        let manifest = manifest();
+        let (members, patches) = manifest.split_once("[patch.crates-io]\n").unwrap();
+        for package in published() {
+            assert!(members.contains(&format!("    \"{}\",\n", name_and_version(package))), "{manifest}");
+        }
+        assert_eq!(patches.lines().count(), LIBRARIES.len());
+        let comm = name_and_version("meshstep-comm");
+        assert!(patches.contains(&format!("meshstep-comm = {{ path = \"{comm}\" }}\n")), "{manifest}");
+    }
+}
