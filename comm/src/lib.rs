@@ -154,6 +154,9 @@ pub mod tcp;
 #[doc = include_str!("../README.md")]
 mod readme {}
 
+// For crates that know this one and not meshstep-tensor.
+#[doc(hidden)]
+pub use meshstep_tensor::debug_is_display;
 pub use clock::{Clock, Wake};
 pub use communicator::Communicator;
 pub use communicator::call_name::{CallName, name_calls};

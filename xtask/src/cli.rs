@@ -165,6 +165,8 @@ pub(crate) enum StepName {
     TrainSmoke,
     /// Packages every library, and builds a crate outside the workspace on each.
     Package,
+    /// Checks licences, sources and duplicates of the dependencies with cargo-deny; only with `--long` or by name.
+    Deny,
     /// Type-checks tensor's README recipe for candle variables; only with `--long` or by name.
     Candle,
 }

@@ -31,9 +31,9 @@ pub(crate) struct Plan {
     /// Type of the parameters [default: that of the file; f32 otherwise]
     #[arg(long, value_enum)]
     dtype: Option<Type>,
-    /// What the owner of a 16-bit parameter keeps besides it
-    #[arg(long, value_enum, default_value_t = Kept::None)]
-    master: Kept,
+    /// What the owner of a 16-bit parameter keeps besides it [default: f32 if a parameter has 16 bits]
+    #[arg(long, value_enum)]
+    master: Option<Kept>,
     /// Type of gradients [default: the parameters']
     #[arg(long, value_enum)]
     grads: Option<Type>,
@@ -128,9 +128,11 @@ pub(crate) fn run(asked: &Plan, out: &mut impl Write) -> Result<()> {
         None => Mesh::new([(Axis::Dp, asked.ranks)])?,
     };
     let model = asked.source.model(asked.dtype.map(DType::from), mesh.degree(Axis::Pp))?;
+    let is_narrow = model.parameters().iter().any(|param| matches!(param.dtype, DType::BF16 | DType::F16));
+    let kept = asked.master.unwrap_or(if is_narrow { Kept::F32 } else { Kept::None });
     let plan = |stage: usize| {
-        let plan =
-            meshstep_parallel3d::Plan::new(&mesh, &model, asked.optimizer.groups(), &asked.options(STAGES[stage]));
+        let options = asked.options(STAGES[stage], kept);
+        let plan = meshstep_parallel3d::Plan::new(&mesh, &model, asked.optimizer.groups(), &options);
         plan.with_context(|| format!("stage {stage} cannot be planned"))
     };
     if let Some(stage) = asked.stage {
@@ -142,14 +144,14 @@ pub(crate) fn run(asked: &Plan, out: &mut impl Write) -> Result<()> {
         return Ok(());
     }
     let plans = (0..STAGES.len()).map(plan).collect::<Result<Vec<_>>>()?;
-    let text = if asked.json { table::json(&plans)? } else { table::text(&plans, asked) };
+    let text = if asked.json { table::json(&plans)? } else { table::text(&plans, kept) };
     write!(out, "{text}")?;
     Ok(())
 }
 
 impl Plan {
-    fn options(&self, stage: Stage) -> Options {
-        let master = match self.master {
+    fn options(&self, stage: Stage, kept: Kept) -> Options {
+        let master = match kept {
             Kept::None => Master::None,
             Kept::F32 => Master::F32,
             Kept::Remainder => Master::Remainder,

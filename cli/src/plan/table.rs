@@ -5,18 +5,18 @@ use meshstep_parallel3d::{Plan as MeshPlan, Totals};
 use meshstep_shard::Memory;
 use serde_json::{Value, json};
 
-use super::{Kept, Plan};
+use super::Kept;
 use crate::number::{grouped, rough_bytes};
 
 const HEAD: [&str; 8] =
     ["stage", "parameters", "gradients", "state", "masters", "in flight", "a rank holds", "a rank sends"];
 
 /// Returns the table: one line for each stage, of the rank that holds most and of the one that sends most.
-pub(super) fn text(plans: &[MeshPlan], asked: &Plan) -> String {
+pub(super) fn text(plans: &[MeshPlan], kept: Kept) -> String {
     let Some(first) = plans.first() else { return String::new() };
     let model = first.model();
     let dtype = model.parameters().first().map(|param| param.dtype);
-    let kept = match asked.master {
+    let kept = match kept {
         Kept::None => "",
         Kept::F32 => " with f32 masters",
         Kept::Remainder => " with 16-bit remainders",

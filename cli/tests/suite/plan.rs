@@ -99,7 +99,7 @@ fn what_cannot_be_planned_is_refused() {
         ("1.5", "whole"),
         ("gpt2 --ranks 0", "from 1 to 65536"),
         ("gpt2 --mesh pp=2,dp=2", "leave out pp"),
-        ("gpt2 --master remainder", "stage 0 cannot be planned"),
+        ("gpt2 --dtype bf16 --master none", "stage 0 cannot be planned: parameter"),
         ("gpt2 --mesh dp=2 --ranks 2", "cannot be used with"),
     ] {
         let output = plan(args);

@@ -181,7 +181,7 @@ pub enum Error {
     },
 }
 
-meshstep_tensor::debug_is_display!(Error);
+meshstep_comm::debug_is_display!(Error);
 
 /// Error of a connection between a worker and the arbiter's address.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -275,7 +275,7 @@ pub enum ConnectionError {
     Other(rendezvous::Error),
 }
 
-meshstep_tensor::debug_is_display!(ConnectionError);
+meshstep_comm::debug_is_display!(ConnectionError);
 
 impl From<rendezvous::Error> for ConnectionError {
     fn from(error: rendezvous::Error) -> Self {
@@ -349,7 +349,7 @@ pub enum ConfigError {
     OtherRun,
 }
 
-meshstep_tensor::debug_is_display!(ConfigError);
+meshstep_comm::debug_is_display!(ConfigError);
 
 /// Error of an arbiter's log.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -390,4 +390,4 @@ pub enum LogError {
     },
 }
 
-meshstep_tensor::debug_is_display!(LogError);
+meshstep_comm::debug_is_display!(LogError);

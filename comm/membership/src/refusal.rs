@@ -113,7 +113,7 @@ pub enum Refusal {
     },
 }
 
-meshstep_tensor::debug_is_display!(Refusal);
+meshstep_comm::debug_is_display!(Refusal);
 
 impl Refusal {
     /// Returns true if the worker is out of the run; after other refusals it may ask again.

@@ -91,7 +91,7 @@ pub enum Departure {
     },
 }
 
-meshstep_tensor::debug_is_display!(Departure);
+meshstep_comm::debug_is_display!(Departure);
 
 /// A worker's vote on an exchange: one ballot for everything due in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -70,7 +70,7 @@ impl Sharded {
         let ready = check(&options).and_then(|()| Vars::new(vars));
         let ready = ready.and_then(|vars| Ok((vars.layout()?, vars)));
         let text =
-            ready.as_ref().map_or_else(|error| error.to_string().replace('\n', " "), |_| "ready".into());
+            ready.as_ref().map_or_else(|error| error.to_string().replace('\n', " "), |_| "variables that can be trained".into());
         let same = same_everywhere(&*comm, &options, &format!("candle variables = {text}\n"));
         let (layout, vars) = ready?;
         same?;

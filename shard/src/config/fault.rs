@@ -11,7 +11,9 @@ pub enum Fault {
     #[error("it has no finished micro-batch")]
     NoMicroBatch,
     /// A gradient was not handed over.
-    #[error("no gradient for {name:?} (see Options::missing)")]
+    #[error(
+        "no gradient for {name:?}; with Options::missing = Missing::SkipIfMissingEverywhere a parameter without one is left alone, with Missing::Zero it counts as zeros"
+    )]
     MissingGradient {
         /// The parameter.
         name: String,

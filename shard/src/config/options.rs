@@ -73,8 +73,9 @@ pub enum NonFinite {
 /// Gradients that [`StepArgs::max_norm`] limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Clip {
-    /// The combined gradient of all ranks and micro-batches is scaled down to the norm, by the same factor on every rank:
-    /// PyTorch's `clip_grad_norm_` applied to reduced gradients.
+    /// The combined gradient of all ranks and micro-batches is scaled down to the norm, by the same factor on every rank,
+    /// `min(1, max_norm / (norm + 1e-6))` ([`clip_coef`](meshstep_optim::clip_coef)): PyTorch's `clip_grad_norm_` applied to reduced
+    /// gradients.
     #[default]
     AfterReduce,
     /// Each rank's own gradient, summed over its micro-batches, is scaled down to the norm before it is combined with the other

@@ -102,7 +102,7 @@ pub(crate) fn setting(workspace: &Workspace, long: bool) -> Setting {
 
 /// Returns the steps named in `only`, or all of them; always in the order of [`StepName`].
 pub(crate) fn chosen(only: &[StepName], setting: &Setting) -> Vec<Step> {
-    let short = |name: &StepName| setting.long || *name != StepName::Candle;
+    let short = |name: &StepName| setting.long || !matches!(name, StepName::Candle | StepName::Deny);
     let wanted = |name: &&StepName| only.contains(name) || (only.is_empty() && short(name));
     StepName::value_variants().iter().filter(wanted).map(|&name| step(name, setting)).collect()
 }
@@ -154,6 +154,7 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Doctests => standin::doctests(setting),
         StepName::TrainSmoke => train::tasks(setting),
         StepName::Package => package(setting),
+        StepName::Deny => deny(setting),
         StepName::Candle => candle::tasks(setting),
     };
     Step { name, tasks }
@@ -235,6 +236,15 @@ fn package(setting: &Setting) -> Vec<Task> {
     let prepare = [Task::Run(pack), Task::PackageSizes, Task::Empty(folder.clone())];
     let doctests = cargo("test --doc --workspace");
     prepare.into_iter().chain(unpack).chain([Task::PackagesWorkspace]).chain(build).chain([doctests]).collect()
+}
+
+/// Checks the dependencies with cargo-deny, which is installed into the target folder. Advisories need their database, which only
+/// the workflow downloads.
+fn deny(setting: &Setting) -> Vec<Task> {
+    let tools = setting.target.join("tools");
+    let install = Cmd::cargo("install --locked --quiet cargo-deny --version =0.20.2 --root").arg(&tools.to_string_lossy());
+    let check = Cmd::built(tools.join("bin/cargo-deny"), "--offline check licenses bans sources");
+    vec![Task::Run(install), Task::Run(check.dir(&setting.root))]
 }
 
 #[cfg(test)]

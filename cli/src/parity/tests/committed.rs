@@ -8,7 +8,7 @@ use meshstep_cases::{long, stride};
 use meshstep_tensor::DType;
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("traces")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/traces")
 }
 
 fn traces() -> Vec<PathBuf> {

@@ -75,7 +75,7 @@ impl fmt::Display for Contact {
 #[error("a contact is an address and three ports, with spaces between them")]
 pub struct InvalidContact;
 
-meshstep_tensor::debug_is_display!(InvalidContact);
+meshstep_comm::debug_is_display!(InvalidContact);
 
 impl FromStr for Contact {
     type Err = InvalidContact;

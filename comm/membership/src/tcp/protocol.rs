@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn messages_of_the_service_are_read_as_written_and_no_shorter() {
-        let state = State::new(Digest { plan: 1, rule: 2 });
+        let state = State { digest: Some(Digest { plan: 1, rule: 2 }), ..State::new() };
         let record = FromService::Record { number: 7, state };
         for message in [FromService::Term { term: 1 << 32 }, record, FromService::Replaced {}] {
             let bytes = message.encode();

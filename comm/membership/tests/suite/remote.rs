@@ -37,7 +37,7 @@ pub(crate) fn caller(addr: SocketAddr, id: u64) -> Caller {
 }
 
 /// Purpose of a connection to the service, with the version of its messages.
-const PURPOSE: &str = "membership/2 of run";
+const PURPOSE: &str = "membership/3 of run";
 
 fn place() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
