@@ -42,9 +42,6 @@ mod tests {
     #[test]
     fn numbers_have_commas_and_bytes_have_units() {
         assert_eq!([0u64, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
-        assert_eq!(
-            [0, 999, 1000, 16_000_000_000].map(rough_bytes),
-            ["0 B", "999 B", "1.00 kB", "16.00 GB"]
-        );
+        assert_eq!([0, 999, 1000, 16_000_000_000].map(rough_bytes), ["0 B", "999 B", "1.00 kB", "16.00 GB"]);
     }
 }

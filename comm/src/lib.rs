@@ -155,8 +155,6 @@ pub mod tcp;
 mod readme {}
 
 // For crates that know this one and not meshstep-tensor.
-#[doc(hidden)]
-pub use meshstep_tensor::debug_is_display;
 pub use clock::{Clock, Wake};
 pub use communicator::Communicator;
 pub use communicator::call_name::{CallName, name_calls};
@@ -166,4 +164,6 @@ pub use communicator::stats::{Kind, Stats, Traffic};
 pub use communicator::writing::{WriteChunk, WriteReduced};
 pub use error::{Called, Error};
 pub use group::faults::Faults;
+#[doc(hidden)]
+pub use meshstep_tensor::debug_is_display;
 pub use op::{Action, Op, Reduction};

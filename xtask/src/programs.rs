@@ -18,7 +18,8 @@ pub(crate) fn meshstep(subcommand: &str, args: &[String]) -> anyhow::Result<Exit
 
 /// Runs `meshstep launch` with the bench program in front of the arguments after `--`.
 pub(crate) fn launch(args: &[String]) -> anyhow::Result<ExitCode> {
-    let mpi = args.windows(2).any(|pair| pair == ["--backend", "mpi"]) || args.iter().any(|arg| arg == "--backend=mpi");
+    let mpi = args.windows(2).any(|pair| pair == ["--backend", "mpi"])
+        || args.iter().any(|arg| arg == "--backend=mpi");
     let bench = built("meshstep-bench", if mpi { " --features mpi" } else { "" })?;
     let program = built("meshstep", "")?;
     Ok(exit_code(launch_command(program, &bench.display().to_string(), args).run_attached()?))

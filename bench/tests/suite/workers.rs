@@ -1,10 +1,10 @@
-//! `meshstep-bench arbiter` and a worker as processes, and ranks that a launcher starts with contradictory options.
+//! `meshstep arbiter` and a worker as processes, and ranks that a launcher starts with contradictory options.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-/// Options of a short training that the arbiter and the worker share.
+/// Options of a short training.
 const TRAINING: &[&str] = &[
     "--local",
     "local-adam",
@@ -30,11 +30,26 @@ impl Drop for Arbiter {
     }
 }
 
+/// The program `meshstep`, which a test run of the whole workspace has built.
+fn meshstep(args: &[&str]) -> Command {
+    let program = Path::new(env!("CARGO_BIN_EXE_meshstep-bench")).with_file_name("meshstep");
+    if !program.exists() {
+        let built = Command::new(env!("CARGO")).args(["build", "-q", "-p", "meshstep"]).status().unwrap();
+        assert!(built.success() && program.exists(), "{} is not built", program.display());
+    }
+    alone(Command::new(program), args)
+}
+
 fn bench(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_meshstep-bench"));
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/src/train");
-    command.args(args).args(["--corpus", corpus]);
-    // Variables of a launcher that runs these tests do not count.
+    let mut command = alone(Command::new(env!("CARGO_BIN_EXE_meshstep-bench")), args);
+    command.args(["--corpus", corpus]);
+    command
+}
+
+/// Variables of a launcher that runs these tests do not count.
+fn alone(mut command: Command, args: &[&str]) -> Command {
+    command.args(args);
     for name in ["RANK", "WORLD_SIZE", "MESHSTEP_TOKEN", "MESHSTEP_TOKEN_FILE"] {
         command.env_remove(name);
     }
@@ -47,8 +62,9 @@ fn arbiter(log: &Path, addr: &str) -> (Arbiter, String) {
 }
 
 fn arbiter_with(log: &Path, addr: &str, options: &[&str]) -> (Arbiter, String) {
-    let mut command = bench(&["arbiter", "--addr", addr, "--log", log.to_str().unwrap()]);
-    let mut child = command.args(options).args(TRAINING).stdout(Stdio::piped()).spawn().unwrap();
+    let mut command =
+        meshstep(&["arbiter", "--workers", "1", "--addr", addr, "--log", log.to_str().unwrap()]);
+    let mut child = command.args(options).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let addr = line.split(" on ").nth(1).and_then(|rest| rest.split(',').next()).unwrap().to_owned();
@@ -114,7 +130,7 @@ fn an_arbiter_that_is_killed_and_continues_its_log_changes_no_bit() {
 
 /// Starts a standby of the arbiter at `addr`, and waits until it has the log.
 fn standby(log: &Path, addr: &str) -> Arbiter {
-    let mut command = bench(&["arbiter", "--follow", addr, "--log", log.to_str().unwrap()]);
+    let mut command = meshstep(&["arbiter", "--follow", addr, "--log", log.to_str().unwrap()]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let has = lines.map(Result::unwrap).find(|line| line.contains("has the log, term 0.1"));
@@ -144,8 +160,7 @@ fn a_promoted_standby_continues_the_run_and_changes_no_bit() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     });
     assert_eq!(digest(dir.path()), undisturbed);
-    let refused = bench(&["arbiter", "--promote", "--log", dir.path().join("none").to_str().unwrap()])
-        .args(TRAINING)
+    let refused = meshstep(&["arbiter", "--promote", "--log", dir.path().join("none").to_str().unwrap()])
         .output()
         .unwrap();
     let error = String::from_utf8(refused.stderr).unwrap();

@@ -45,7 +45,8 @@ pub(super) fn text(plans: &[MeshPlan], kept: Kept) -> String {
 
 fn row(stage: usize, totals: &Totals) -> [String; 8] {
     let (memory, wire) = (totals.most_held.1, totals.most_sent.1);
-    let bytes = [memory.params, memory.grads, memory.state, memory.master, in_flight(&memory), memory.total()];
+    let bytes =
+        [memory.params, memory.grads, memory.state, memory.master, in_flight(&memory), memory.total()];
     let [params, grads, state, master, flight, all] = bytes.map(rough_bytes);
     [stage.to_string(), params, grads, state, master, flight, all, rough_bytes(wire.total())]
 }

@@ -176,18 +176,7 @@ fn mpirun_gets_the_program_and_its_exit_code_is_passed_on() {
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
     let launch = std::process::Command::new(env!("CARGO_BIN_EXE_meshstep"))
-        .args([
-            "launch",
-            "-n",
-            "3",
-            "--backend",
-            "mpi",
-            "--",
-            "/bin/bench",
-            "train",
-            "--steps",
-            "2",
-        ])
+        .args(["launch", "-n", "3", "--backend", "mpi", "--", "/bin/bench", "train", "--steps", "2"])
         .env("PATH", path)
         .output()
         .unwrap();

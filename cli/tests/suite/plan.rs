@@ -33,11 +33,19 @@ fn mixed_precision_takes_the_bytes_of_zeros_paper() {
     assert_eq!(plan["parameters"], params);
     for stage in 0..4 {
         let of = |category| held(&plan, stage, category);
-        let shares = [(stage >= 3, "params", 2), (stage >= 2, "grads", 2), (stage >= 1, "master", 4), (stage >= 1, "state", 8)];
+        let shares = [
+            (stage >= 3, "params", 2),
+            (stage >= 2, "grads", 2),
+            (stage >= 1, "master", 4),
+            (stage >= 1, "state", 8),
+        ];
         for (divided, category, bytes) in shares {
             let expected = params * bytes / if divided { ranks } else { 1 };
             let found = of(category);
-            assert!(found >= expected && found < expected + expected / 100 + 32 * 64 * 64 * 8, "stage {stage} {category}: {found}");
+            assert!(
+                found >= expected && found < expected + expected / 100 + 32 * 64 * 64 * 8,
+                "stage {stage} {category}: {found}"
+            );
         }
     }
 }
@@ -45,8 +53,12 @@ fn mixed_precision_takes_the_bytes_of_zeros_paper() {
 #[test]
 fn a_table_has_a_line_for_each_stage() {
     let table = text("gpt2 --ranks 4");
-    assert!(table.starts_with("124,439,808 parameters in 148 tensors, f32; adamw on dp=4, 4 ranks\n"), "{table}");
-    let rows: Vec<&str> = table.lines().skip(2).take(5).map(|line| line.trim().split("  ").next().unwrap()).collect();
+    assert!(
+        table.starts_with("124,439,808 parameters in 148 tensors, f32; adamw on dp=4, 4 ranks\n"),
+        "{table}"
+    );
+    let rows: Vec<&str> =
+        table.lines().skip(2).take(5).map(|line| line.trim().split("  ").next().unwrap()).collect();
     assert_eq!(rows, ["stage", "0", "1", "2", "3"]);
     // On one rank nothing is divided and nothing is sent.
     let alone = json("gpt2 --ranks 1");
@@ -67,7 +79,9 @@ fn only_the_header_of_a_file_is_read() {
     let path = dir.path().join("model.safetensors");
     let header = r#"{"h.0.w":{"dtype":"BF16","shape":[1000,1000],"data_offsets":[0,2000000]},
         "h.1.w":{"dtype":"BF16","shape":[1000,1000],"data_offsets":[2000000,4000000]}}"#;
-    let write = |len: u64, header: &str| std::fs::write(&path, [&len.to_le_bytes(), header.as_bytes()].concat()).unwrap();
+    let write = |len: u64, header: &str| {
+        std::fs::write(&path, [&len.to_le_bytes(), header.as_bytes()].concat()).unwrap()
+    };
     // The tensors' bytes are missing.
     write(header.len() as u64, header);
     let file = path.to_str().unwrap();

@@ -69,8 +69,10 @@ impl Sharded {
     ) -> Result<Self, Error> {
         let ready = check(&options).and_then(|()| Vars::new(vars));
         let ready = ready.and_then(|vars| Ok((vars.layout()?, vars)));
-        let text =
-            ready.as_ref().map_or_else(|error| error.to_string().replace('\n', " "), |_| "variables that can be trained".into());
+        let text = ready.as_ref().map_or_else(
+            |error| error.to_string().replace('\n', " "),
+            |_| "variables that can be trained".into(),
+        );
         let same = same_everywhere(&*comm, &options, &format!("candle variables = {text}\n"));
         let (layout, vars) = ready?;
         same?;

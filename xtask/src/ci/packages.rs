@@ -29,7 +29,10 @@ pub(crate) fn print_sizes(target: &Path) -> anyhow::Result<()> {
         let path = archive(target, package);
         let bytes = fs::metadata(&path).with_context(|| format!("{}", path.display()))?.len();
         println!("{:>7.1} KiB  {}", bytes as f64 / 1024.0, name_and_version(package));
-        anyhow::ensure!(bytes <= LARGEST, "{package} is larger than {LARGEST} bytes; exclude files in its Cargo.toml");
+        anyhow::ensure!(
+            bytes <= LARGEST,
+            "{package} is larger than {LARGEST} bytes; exclude files in its Cargo.toml"
+        );
     }
     Ok(())
 }

@@ -235,14 +235,21 @@ fn package(setting: &Setting) -> Vec<Task> {
     let build = published().map(|package| cargo(&format!("{verb} -p {package}")));
     let prepare = [Task::Run(pack), Task::PackageSizes, Task::Empty(folder.clone())];
     let doctests = cargo("test --doc --workspace");
-    prepare.into_iter().chain(unpack).chain([Task::PackagesWorkspace]).chain(build).chain([doctests]).collect()
+    prepare
+        .into_iter()
+        .chain(unpack)
+        .chain([Task::PackagesWorkspace])
+        .chain(build)
+        .chain([doctests])
+        .collect()
 }
 
 /// Checks the dependencies with cargo-deny, which is installed into the target folder. Advisories need their database, which only
 /// the workflow downloads.
 fn deny(setting: &Setting) -> Vec<Task> {
     let tools = setting.target.join("tools");
-    let install = Cmd::cargo("install --locked --quiet cargo-deny --version =0.20.2 --root").arg(&tools.to_string_lossy());
+    let install = Cmd::cargo("install --locked --quiet cargo-deny --version =0.20.2 --root")
+        .arg(&tools.to_string_lossy());
     let check = Cmd::built(tools.join("bin/cargo-deny"), "--offline check licenses bans sources");
     vec![Task::Run(install), Task::Run(check.dir(&setting.root))]
 }
@@ -361,7 +368,10 @@ mod tests {
         for package in published() {
             assert!(shown.contains(&format!("-p {package}")), "{shown}");
             assert!(shown.contains(&format!("tar -xmzf /w/target/package/{package}-")), "{shown}");
-            assert!(shown.contains(&format!("cd /w/target/packages && cargo check -p {package} ")), "{shown}");
+            assert!(
+                shown.contains(&format!("cd /w/target/packages && cargo check -p {package} ")),
+                "{shown}"
+            );
         }
     }
 

@@ -53,9 +53,7 @@ const HOUSES: &[House] = &[
     House {
         folder: "bench",
         now: 0,
-        rooms: &[
-            "args", "ranks", "gpt", "report", "corpus", "train", "measure", "local", "mesh",
-        ],
+        rooms: &["args", "ranks", "gpt", "report", "corpus", "train", "measure", "local", "mesh"],
     },
     House { folder: "cli", now: 0, rooms: &["launch", "ckpt", "parity", "plan"] },
 ];

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex};
 use std::thread;
 
+use clap::Parser as _;
+
 use meshstep_comm::{Communicator, loopback};
 use meshstep_membership::{Ballot, Config, Decision, Round, Service};
 
@@ -287,7 +289,7 @@ fn without_an_arbiter_a_worker_steps_on_up_to_a_bound() {
 fn options_without_a_sense_are_refused() {
     let parse = |options: &str| {
         let words = ["meshstep-bench", "train"].into_iter().chain(options.split_whitespace());
-        Cli::try_parse_from(words).map(|_| ()).map_err(|error| error.to_string())
+        crate::cli::Cli::try_parse_from(words).map(|_| ()).map_err(|error| error.to_string())
     };
     let arbiter = "--arbiter 127.0.0.1:1";
     assert!(parse(&format!("--local des-loc {arbiter}")).unwrap_err().contains("--worker"));
@@ -303,6 +305,6 @@ fn options_without_a_sense_are_refused() {
     assert!(parse("--local des-loc --arbiter 127.0.0.1:1,7 --worker 1").unwrap_err().contains("invalid"));
     for (method, hint) in [("every-step", "no rare exchanges"), ("all", "needs one method")] {
         let run = tests::run(&format!("--local {method} --workers 1 --steps 2"));
-        assert!(digest(&run).unwrap_err().to_string().contains(hint), "{method}");
+        assert!(job(&run).map(drop).unwrap_err().to_string().contains(hint), "{method}");
     }
 }

@@ -225,7 +225,11 @@ fn a_standby_that_cannot_keep_the_log_says_why() {
     // Its log is of another run.
     let (mut log, _) = Log::open(&two.logs[1]).unwrap();
     let digest = meshstep_membership::Digest { plan: 1, ..DIGEST };
-    let other = serve(free_addr(), Config { digest: Some(digest), ..config(1, 1) }, &two.logs[1].with_extension("other"));
+    let other = serve(
+        free_addr(),
+        Config { digest: Some(digest), ..config(1, 1) },
+        &two.logs[1].with_extension("other"),
+    );
     drop(other);
     log.append(&last(&two.logs[1].with_extension("other")).unwrap()).unwrap();
     let locked = start("run", &two.logs[1]).map(drop).unwrap_err();
