@@ -143,9 +143,12 @@ __device__ inline void sweep(const Streams& s, const Row* rows, u64 count, u64 t
         }                                                                                                 \
     }
 
-// Blocks of a multiprocessor: where masters are halves, registers of rules with few state vectors are bounded for three.
+// Blocks of a multiprocessor, which bound the registers of rules with few state vectors. Kernels that draw random bits compute much
+// for the bytes they move: other warps must compute while one waits for memory.
 template <typename Rule, u32 PARAMS, u32 STATE>
-constexpr u32 RESIDENT = PARAMS == HALVES && STATE == SAME && Rule::STATES <= 2 ? 3 : 1;
+constexpr u32 RESIDENT = Rule::STATES > 2 || (PARAMS == SAME && STATE == SAME) ? 1
+    : PARAMS != SAME && STATE == BF16                                          ? 4
+                                                                               : 3;
 
 #define KERNEL(NAME, RULE, PARAMS, STATE)                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS, (RESIDENT<RULE, PARAMS, STATE>))          \

@@ -12,9 +12,14 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     function: Function,
-    /// Number of blocks that keep the device busy.
+    /// Number of blocks that the device holds at once.
     resident: u32,
+    /// Largest number of blocks of a launch.
+    most_blocks: u32,
 }
+
+/// Largest number of blocks of a grid.
+const MOST_BLOCKS: u32 = i32::MAX as u32;
 
 /// Entry of the table of loaded kernels.
 struct Loaded {
@@ -88,12 +93,20 @@ impl Kernel {
             match module {
                 Ok(module) => {
                     let function = module.function(name)?;
-                    return Ok(Kernel { resident: function.resident_blocks(THREADS)?, function });
+                    let resident = function.resident_blocks(THREADS)?;
+                    return Ok(Kernel { resident, most_blocks: resident, function });
                 }
                 Err(error) => refused = error.into(),
             }
         }
         Err(refused)
+    }
+
+    /// Returns the kernel with launches of up to `waves` times as many blocks as the device holds at once; with `None` of a block for
+    /// each tile. Otherwise the device holds all blocks of a launch at once, and each processes many tiles.
+    pub(crate) fn in_waves(self, waves: Option<u32>) -> Kernel {
+        let most_blocks = waves.map_or(MOST_BLOCKS, |waves| self.resident.saturating_mul(waves).min(MOST_BLOCKS));
+        Kernel { most_blocks, ..self }
     }
 
     /// Runs the kernel on `stream`, with enough blocks for `tiles` tiles.
@@ -106,7 +119,7 @@ impl Kernel {
         tiles: u64,
         arguments: &mut [*mut c_void],
     ) -> Result<(), Error> {
-        let blocks = u32::try_from(tiles).unwrap_or(u32::MAX).min(self.resident);
+        let blocks = u32::try_from(tiles).unwrap_or(u32::MAX).min(self.most_blocks);
         // SAFETY: the caller's promise.
         unsafe { stream.launch(&self.function, (blocks, THREADS), arguments)? };
         Ok(())
