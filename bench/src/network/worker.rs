@@ -29,7 +29,7 @@ pub(crate) struct Worker {
     text: PathBuf,
 }
 
-/// What a worker is told to do, with all others.
+/// Settings that all workers get.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Command {
     /// Train.

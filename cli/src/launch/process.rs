@@ -47,7 +47,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a process, whose end is sent to `events`. The calling thread must live until the process has ended, because the
+    /// Starts a process, and sends its end to `events`. The calling thread must live until the process has ended, because the
     /// system kills the process when that thread ends.
     pub(super) fn start(
         command: &Command,

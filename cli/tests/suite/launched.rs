@@ -1,4 +1,4 @@
-//! A launch of shell scripts, whose processes carry a mark by which they are counted.
+//! A launch of shell scripts; a mark in the environment of the processes counts them.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 

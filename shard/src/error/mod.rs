@@ -287,9 +287,7 @@ pub enum Error {
         name: String,
     },
     /// A micro-batch was begun after the step's last.
-    #[error(
-        "the step's last micro-batch is finished; call step on every rank, or discard_gradients of the optimizer"
-    )]
+    #[error("the step's last micro-batch is finished; call step, or the optimizer's discard_gradients")]
     StepDue,
     /// A slot was neither filled nor dropped, so its memory is lost; the run is aborted on every rank.
     #[error("the slot of {name:?} was leaked; fill it or drop it, and make a new optimizer")]
@@ -392,9 +390,7 @@ pub enum Error {
     #[error("the ranks' progress differs; make the same calls on every rank")]
     Parted,
     /// Too many consecutive steps had gradients that are not finite.
-    #[error(
-        "{skips} steps in a row had non-finite gradients, which Outcome::Skipped counts; lower the learning rate or the loss scale, or raise Options::max_skips"
-    )]
+    #[error("{skips} steps in a row had non-finite gradients; lower the learning rate or the loss scale")]
     TooManySkips {
         /// Number of skipped steps.
         skips: u32,

@@ -1,5 +1,7 @@
 //! The unpacked packages as a workspace of their own, in which each is built as a user builds it: without this repository.
 
+use super::steps::{Setting, Task};
+use crate::cmd::Cmd;
 use crate::workspace::{LIBRARIES, Workspace, published};
 use anyhow::Context;
 use std::fs;
@@ -7,6 +9,44 @@ use std::path::{Path, PathBuf};
 
 /// Largest size of a package on the registry, in bytes.
 const LARGEST: u64 = 10 << 20;
+
+/// Packs every published package, unpacks them into a workspace, builds each alone, and runs the examples in their documentation.
+///
+/// Skips cargo's own verification. It keeps unpacked packages in the user's cargo home by name, version and path, so a
+/// second run on the same machine would verify against the libraries of the first.
+pub(super) fn tasks(setting: &Setting) -> Vec<Task> {
+    // One invocation packs all packages, so that cargo resolves the unpublished ones among them.
+    let mut pack = Cmd::cargo("package --no-verify").dir(&setting.root);
+    for package in published() {
+        pack = pack.arg("-p").arg(package);
+    }
+    if !setting.on_ci {
+        pack = pack.arg("--allow-dirty");
+    }
+    let unpacked = folder(&setting.target);
+    let unpack = published().map(|package| {
+        let archive = archive(&setting.target, package);
+        let unpack = Cmd::built("tar", "-xmzf").arg(&archive.to_string_lossy());
+        Task::Run(unpack.arg("-C").arg(&unpacked.to_string_lossy()))
+    });
+    // One target folder for all packages, so that shared dependencies are built once. `-p` selects the features of one package
+    // alone.
+    let target = setting.target.join("packages-target");
+    let cargo = |line: &str| {
+        Task::Run(Cmd::cargo(line).arg("--target-dir").arg(&target.to_string_lossy()).dir(&unpacked))
+    };
+    let verb = if setting.long { "build" } else { "check" };
+    let build = published().map(|package| cargo(&format!("{verb} -p {package}")));
+    let prepare = [Task::Run(pack), Task::PackageSizes, Task::Empty(unpacked.clone())];
+    let doctests = cargo("test --doc --workspace");
+    prepare
+        .into_iter()
+        .chain(unpack)
+        .chain([Task::PackagesWorkspace])
+        .chain(build)
+        .chain([doctests])
+        .collect()
+}
 
 /// Returns the folder of the unpacked packages.
 pub(crate) fn folder(target: &Path) -> PathBuf {

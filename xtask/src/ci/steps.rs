@@ -153,7 +153,7 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Shuttle => vec![Task::Nextest, test(&shuttle(), "all()", setting)],
         StepName::Doctests => standin::doctests(setting),
         StepName::TrainSmoke => train::tasks(setting),
-        StepName::Package => package(setting),
+        StepName::Package => packages::tasks(setting),
         StepName::Deny => deny(setting),
         StepName::Candle => candle::tasks(setting),
     };
@@ -204,44 +204,6 @@ pub(super) fn counted(cmd: Cmd, setting: &Setting) -> Cmd {
     // Applies to properties without a count of their own; the caller's PROPTEST_CASES takes precedence.
     let cases = setting.cases.as_deref().unwrap_or("4096");
     cmd.env("MESHSTEP_CASES", "long").env("PROPTEST_CASES", cases)
-}
-
-/// Packs every published package, unpacks them into a workspace, builds each alone, and runs the examples in their documentation.
-///
-/// Skips cargo's own verification. It keeps unpacked packages in the user's cargo home by name, version and path, so a
-/// second run on the same machine would verify against the libraries of the first.
-fn package(setting: &Setting) -> Vec<Task> {
-    // One invocation packs all packages, so that cargo resolves the unpublished ones among them.
-    let mut pack = Cmd::cargo("package --no-verify").dir(&setting.root);
-    for package in published() {
-        pack = pack.arg("-p").arg(package);
-    }
-    if !setting.on_ci {
-        pack = pack.arg("--allow-dirty");
-    }
-    let folder = packages::folder(&setting.target);
-    let unpack = published().map(|package| {
-        let archive = packages::archive(&setting.target, package);
-        let unpack = Cmd::built("tar", "-xmzf").arg(&archive.to_string_lossy());
-        Task::Run(unpack.arg("-C").arg(&folder.to_string_lossy()))
-    });
-    // One target folder for all packages, so that shared dependencies are built once. `-p` selects the features of one package
-    // alone.
-    let target = setting.target.join("packages-target");
-    let cargo = |line: &str| {
-        Task::Run(Cmd::cargo(line).arg("--target-dir").arg(&target.to_string_lossy()).dir(&folder))
-    };
-    let verb = if setting.long { "build" } else { "check" };
-    let build = published().map(|package| cargo(&format!("{verb} -p {package}")));
-    let prepare = [Task::Run(pack), Task::PackageSizes, Task::Empty(folder.clone())];
-    let doctests = cargo("test --doc --workspace");
-    prepare
-        .into_iter()
-        .chain(unpack)
-        .chain([Task::PackagesWorkspace])
-        .chain(build)
-        .chain([doctests])
-        .collect()
 }
 
 /// Checks the dependencies with cargo-deny, which is installed into the target folder. Advisories need their database, which only

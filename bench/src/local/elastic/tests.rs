@@ -260,7 +260,7 @@ impl Membership for Silent {
     }
 }
 
-/// Trains one worker whose arbiter is silent from its fourth boundary on.
+/// Trains one worker; its arbiter is silent from the fourth boundary on.
 fn without_arbiter(steps: usize) -> Result<Report> {
     let dir = tempfile::tempdir()?;
     let run = tests::run(&format!("--local local-adam --kx 1 --workers 1 --steps {steps} --batch 1"));

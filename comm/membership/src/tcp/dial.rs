@@ -55,7 +55,7 @@ pub(super) fn dial(
     })
 }
 
-/// Calls one address, and hears the term of its arbiter.
+/// Calls one address, and reads the term of its arbiter.
 fn open(addr: SocketAddr, token: Option<&Token>, run: &str) -> Result<Dialled, ConnectionError> {
     let (mut incoming, outgoing) = call(addr, token, &purpose(run), DIAL)?;
     let unreachable = |why: Why| rendezvous::Error::Unreachable {

@@ -29,7 +29,7 @@ fn settings_that_no_run_can_have_are_refused() {
     assert_eq!(Arbiter::new(other, desk.log.last().cloned(), T0).err(), Some(ConfigError::OtherRun));
 }
 
-/// The digest is in the log before the worker is told that it has joined, so that a successor knows it.
+/// The arbiter logs the digest before it welcomes the worker, so that a successor knows it.
 #[test]
 fn the_first_worker_decides_the_digest_of_an_open_run() {
     let open = Config { digest: None, ..config(2, 1) };
