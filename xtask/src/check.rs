@@ -1,7 +1,8 @@
 //! `check`: fast checks for the edit-test loop. Formats and lints the changed packages, and tests these packages and their
 //! dependents with a tenth of the random cases. `ci` runs everything.
 
-use crate::ci::steps::{self, FEATURES, ON_GPU, Setting, Step, Task};
+use crate::ci::steps;
+use crate::ci::task::{self, FEATURES, ON_GPU, Setting, Step, Task};
 use crate::ci::{report, run_steps, verdict};
 use crate::cli::{CheckArgs, StepName};
 use crate::cmd::Cmd;
@@ -93,10 +94,10 @@ fn steps(affected: &BTreeSet<&str>, setting: &Setting) -> Vec<Step> {
     let packages = packages.trim_end();
     // Clippy is `cargo check` with lints, so one run does both.
     let clippy = Cmd::cargo(&format!("clippy {packages} --all-targets -- -D warnings")).dir(&setting.root);
-    let test = steps::test(packages, &format!("not ({ON_GPU})"), setting);
+    let test = task::test(packages, &format!("not ({ON_GPU})"), setting);
     let test = [("MESHSTEP_CASES", "tenth"), ("REQUIRE_SIMT", "1")]
         .into_iter()
-        .fold(test, |test, (name, value)| steps::with(test, name, value));
+        .fold(test, |test, (name, value)| task::with(test, name, value));
     chosen.push(Step { name: StepName::Clippy, tasks: vec![Task::Run(clippy)] });
     chosen.push(Step { name: StepName::Tests, tasks: vec![Task::Nextest, test] });
     chosen

@@ -71,6 +71,8 @@ pub(crate) enum Task {
     Ci(CiArgs),
     /// Put thirty faults, one at a time, into a copy of the tree, and check that the tests detect them.
     Mutants(MutantsArgs),
+    /// Run the tests that answer public reports about other systems, and print a line for each.
+    Complaints,
     /// Check rules that the compiler does not check: crate edges, file headers, README commands, import knots, prose.
     Tidy(TidyArgs),
     /// Compile the CUDA kernels to the committed PTX files. Needs no GPU; downloads NVRTC into the target folder.

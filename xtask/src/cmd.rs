@@ -65,6 +65,13 @@ impl Cmd {
         self.status(Stdio::null())
     }
 
+    /// Runs the command without stdin, and fails if it does.
+    pub(crate) fn succeed(&self) -> anyhow::Result<()> {
+        let status = self.run_unattended()?;
+        ensure!(status.success(), "{status}\ncommand:      {self}");
+        Ok(())
+    }
+
     /// Runs the command without stdin, and discards its output.
     pub(crate) fn silent(&self) -> anyhow::Result<ExitStatus> {
         let mut command = self.command();

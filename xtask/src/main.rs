@@ -10,6 +10,7 @@ mod check;
 mod ci;
 mod cli;
 mod cmd;
+mod complaints;
 mod gpu_bundle;
 mod kernels;
 mod mutants;
@@ -47,6 +48,7 @@ fn run(task: cli::Task) -> anyhow::Result<ExitCode> {
             kernels::run(&args, &workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS)
         }
         cli::Task::GpuBundle => gpu_bundle::run(&workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),
+        cli::Task::Complaints => complaints::run(&workspace::Workspace::find()?),
         cli::Task::Tidy(args) => tidy::run(&args, &workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -9,5 +9,4 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 mod network;
-mod parity;
 mod workers;

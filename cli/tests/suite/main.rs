@@ -4,5 +4,6 @@
 mod launch;
 #[cfg(target_os = "linux")]
 mod launched;
+mod parity;
 mod plan;
 mod shells;

@@ -13,6 +13,7 @@ mod alone;
 mod among;
 mod backend;
 mod behaviour;
+mod complaints;
 mod cross_shard;
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -1,7 +1,7 @@
 //! Step `candle`: type-checks the recipe of tensor's README for candle variables in a flat buffer, in a crate outside the
 //! workspace.
 
-use super::steps::{Setting, Task};
+use super::task::{Setting, Task};
 use crate::cmd::Cmd;
 use crate::workspace::Workspace;
 use anyhow::Context;

@@ -8,6 +8,7 @@ mod packages;
 pub(crate) mod report;
 mod standin;
 pub(crate) mod steps;
+pub(crate) mod task;
 mod train;
 
 use crate::cli::{CiArgs, KernelsArgs, StepName, TidyArgs};
@@ -15,12 +16,12 @@ use crate::cmd::Cmd;
 use crate::kernels;
 use crate::tidy;
 use crate::workspace::Workspace;
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use report::{Report, seconds};
 use std::fs;
 use std::process::ExitCode;
 use std::time::Instant;
-use steps::{Step, Task};
+use task::{Step, Task};
 
 pub(crate) fn run(args: &CiArgs) -> anyhow::Result<ExitCode> {
     let workspace = Workspace::find()?;
@@ -98,17 +99,11 @@ fn run_task(task: &Task, workspace: &Workspace, report: &mut Report) -> anyhow::
         Task::Nextest => nextest(),
         Task::NcclAbi(check) => check.run(),
         Task::MpiPackages(library) => library.install(),
-        Task::Run(cmd) => succeed(cmd),
+        Task::Run(cmd) => cmd.succeed(),
         Task::Test(cmd) => test(cmd, workspace, report),
     };
     report.push_task(task.to_string(), start.elapsed());
     result
-}
-
-fn succeed(cmd: &Cmd) -> anyhow::Result<()> {
-    let status = cmd.run_unattended()?;
-    ensure!(status.success(), "{status}\ncommand:      {cmd}");
-    Ok(())
 }
 
 /// Version to install if cargo-nextest is missing.
@@ -119,7 +114,7 @@ fn nextest() -> anyhow::Result<()> {
         return Ok(());
     }
     println!("cargo-nextest is not installed; building {NEXTEST}");
-    succeed(&Cmd::cargo(&format!("install cargo-nextest --locked --version {NEXTEST}")))
+    Cmd::cargo(&format!("install cargo-nextest --locked --version {NEXTEST}")).succeed()
 }
 
 /// Runs nextest and records the time of each test, also after a failed run.
@@ -127,7 +122,7 @@ fn test(cmd: &Cmd, workspace: &Workspace, report: &mut Report) -> anyhow::Result
     let path = junit::path(&workspace.target);
     // Remove the report of an earlier run, so that it is not read as this run's.
     let _ = fs::remove_file(&path);
-    let result = succeed(cmd);
+    let result = cmd.succeed();
     match fs::read_to_string(&path) {
         Ok(text) => report.push_tests(junit::times(&text)?),
         Err(error) if result.is_ok() => {

@@ -1,6 +1,6 @@
 //! Step `mpi`: lints what the feature `mpi` compiles, and runs the tests under `mpirun` with the system's libraries.
 
-use super::steps::{ALL, Setting, Task, counted, with};
+use super::task::{ALL, Setting, Task, counted, with};
 use crate::cmd::Cmd;
 use anyhow::{Context, ensure};
 use std::path::{Path, PathBuf};

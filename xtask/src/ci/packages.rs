@@ -1,6 +1,6 @@
 //! The unpacked packages as a workspace of their own, in which each is built as a user builds it: without this repository.
 
-use super::steps::{Setting, Task};
+use super::task::{Setting, Task};
 use crate::cmd::Cmd;
 use crate::workspace::{LIBRARIES, Workspace, published};
 use anyhow::Context;

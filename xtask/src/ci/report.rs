@@ -1,6 +1,7 @@
 //! Printed reports of `ci`: the list of steps before a run, the tables of times after it.
 
-use super::steps::{self, Step};
+use super::steps;
+use super::task::Step;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -130,7 +131,8 @@ mod tests {
 
     #[test]
     fn the_list_names_each_step_above_its_commands() {
-        let step = Step { name: StepName::Fmt, tasks: vec![steps::Task::Run(Cmd::cargo("fmt"))] };
+        let step =
+            Step { name: StepName::Fmt, tasks: vec![super::super::task::Task::Run(Cmd::cargo("fmt"))] };
         assert_eq!(list(&[step]), "fmt\n    cargo fmt\n");
     }
 }

@@ -1,6 +1,6 @@
 //! Stand-ins for a GPU: libraries built from xtask/standin, and the tests that run on them.
 
-use super::steps::{ALL, ON_GPU, Setting, Task, counted, test, with};
+use super::task::{ALL, ON_GPU, Setting, Task, counted, test, with};
 use crate::cmd::Cmd;
 use crate::kernels::ptx::fingerprint;
 use crate::kernels::sources::{self, Module};

@@ -1,6 +1,6 @@
 //! Step `train-smoke`: a few steps of the training job, with the program that was built together with the tests.
 
-use super::steps::{ALL, Setting, Task};
+use super::task::{ALL, Setting, Task};
 use crate::cmd::Cmd;
 
 /// Returns the commands. The program is built together with the tests, because `cargo run -p meshstep-bench` would select

@@ -6,7 +6,7 @@
 mod list;
 
 use crate::ci::report::seconds;
-use crate::ci::steps::ON_GPU;
+use crate::ci::task::ON_GPU;
 use crate::cli::MutantsArgs;
 use crate::cmd::Cmd;
 use crate::workspace::Workspace;

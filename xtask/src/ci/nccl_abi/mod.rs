@@ -3,8 +3,7 @@
 
 mod release;
 
-use super::steps::{ALL, Setting, Task};
-use super::succeed;
+use super::task::{ALL, Setting, Task};
 use crate::cmd::Cmd;
 use crate::parallel::in_parallel;
 use anyhow::Context;
@@ -67,7 +66,7 @@ impl Check {
         let test = self.test.clone().env("MESHSTEP_NCCL_ABI", &folder.to_string_lossy());
         let test = test.env("LD_LIBRARY_PATH", &folder.join("lib").to_string_lossy());
         // NCCL searches the machine's networks for an address to put into the id of a communicator.
-        succeed(&test.env("NCCL_SOCKET_IFNAME", "lo"))
+        test.env("NCCL_SOCKET_IFNAME", "lo").succeed()
     }
 
     /// Prints that a comparison was skipped; in a CI job also as a warning of the run.

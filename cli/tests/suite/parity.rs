@@ -1,4 +1,4 @@
-//! Exit codes of `meshstep-bench parity`, and its error messages.
+//! Exit codes of `meshstep parity`, and its error messages.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,8 @@ use safetensors::SafeTensors;
 
 /// Returns a recorded run of AdamW in f32: 32 tensors to compare, with 248 values.
 fn recorded() -> Vec<u8> {
-    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/adamw_f32.safetensors")).unwrap()
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/traces/adamw_f32.safetensors"))
+        .unwrap()
 }
 
 /// Returns the recorded run with 1e-4 added to `expect/3/w[9]`.
@@ -23,8 +24,7 @@ fn altered() -> Vec<u8> {
 
 /// Returns the exit code, stdout and stderr.
 fn parity(args: &[&str]) -> (Option<i32>, String, String) {
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_meshstep-bench")).arg("parity").args(args).output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_meshstep")).arg("parity").args(args).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
