@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 /// Largest size of a package on the registry, in bytes.
 const LARGEST: u64 = 10 << 20;
 
-/// Packs every published package, unpacks them into a workspace, builds each alone, and runs the examples in their documentation.
+/// Packs every published package, unpacks them into a workspace, and builds each alone; a long run also runs the examples in their
+/// documentation.
 ///
 /// Skips cargo's own verification. It keeps unpacked packages in the user's cargo home by name, version and path, so a
 /// second run on the same machine would verify against the libraries of the first.
@@ -38,14 +39,9 @@ pub(super) fn tasks(setting: &Setting) -> Vec<Task> {
     let verb = if setting.long { "build" } else { "check" };
     let build = published().map(|package| cargo(&format!("{verb} -p {package}")));
     let prepare = [Task::Run(pack), Task::PackageSizes, Task::Empty(unpacked.clone())];
-    let doctests = cargo("test --doc --workspace");
-    prepare
-        .into_iter()
-        .chain(unpack)
-        .chain([Task::PackagesWorkspace])
-        .chain(build)
-        .chain([doctests])
-        .collect()
+    // The step `doctests` runs them in the tree, with the builds of the tests.
+    let doctests = setting.long.then(|| cargo("test --doc --workspace"));
+    prepare.into_iter().chain(unpack).chain([Task::PackagesWorkspace]).chain(build).chain(doctests).collect()
 }
 
 /// Returns the folder of the unpacked packages.
