@@ -102,8 +102,8 @@ impl Kernel {
         Err(refused)
     }
 
-    /// Returns the kernel with launches of up to `waves` times as many blocks as the device holds at once; with `None` of a block for
-    /// each tile. Otherwise the device holds all blocks of a launch at once, and each processes many tiles.
+    /// Returns the kernel with launches of up to `waves` times as many blocks as the device holds at once, or with `None` of a block for
+    /// each tile. A kernel from [`find`](Self::find) has one wave: the device holds all blocks at once, and each processes many tiles.
     pub(crate) fn in_waves(self, waves: Option<u32>) -> Kernel {
         let most_blocks =
             waves.map_or(MOST_BLOCKS, |waves| self.resident.saturating_mul(waves).min(MOST_BLOCKS));

@@ -353,8 +353,6 @@ __device__ inline void add_norm_f64(const void* values, const Span* spans, u64 c
     NORM(norm_l2_##NAME, RESIDENT, add_norm<FORMAT, L2>)   \
     NORM(norm_inf_##NAME, RESIDENT, add_norm<FORMAT, INF>)
 
-// The benchmark's variants have their own.
-#ifndef WITHOUT_KERNELS
 NORMS(f32, 3, SAME)
 NORMS(bf16, 4, BF16)
 NORMS(f16, 4, F16)
@@ -388,4 +386,3 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_write(const u64* from
     __syncthreads();
     if (threadIdx.x < WORDS) sum[2 + threadIdx.x] = words[threadIdx.x];
 }
-#endif

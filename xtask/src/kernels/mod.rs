@@ -15,16 +15,16 @@ use anyhow::{Context, bail};
 use budget::{Budget, Measured};
 use nvrtc::Nvrtc;
 pub(crate) use ptxas::CHIPS;
-use sources::{File, Module, Target, is_product};
+use sources::{File, Module};
 use std::fs;
 use std::path::Path;
 use tools::Tools;
 
 /// Compiler options. They forbid transformations that change bits: no contraction of products and sums, IEEE rounding of
 /// divisions and roots, and subnormals are kept. The kernels already request this by intrinsics; the options cover the
-/// remaining code. The architecture is the oldest chip of a module, so that the driver of any newer chip can compile the
-/// PTX.
-const OPTIONS: &str = "--std=c++17 --fmad=false --prec-div=true --prec-sqrt=true --ftz=false";
+/// remaining code. The architecture is the oldest supported chip, so that the driver of any newer chip can compile the PTX.
+const OPTIONS: &str =
+    "--gpu-architecture=compute_80 --std=c++17 --fmad=false --prec-div=true --prec-sqrt=true --ftz=false";
 
 /// Chip on which instructions are counted.
 const COUNTED: &str = "sm_90";
@@ -61,9 +61,7 @@ pub(crate) fn run(args: &KernelsArgs, workspace: &Workspace) -> anyhow::Result<(
 fn cubins(folder: &Path, files: &[File], tools: &Tools) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let mut jobs = Vec::new();
-    for File { path, text } in
-        files.iter().filter(|file| is_product(&file.path) && file.path.ends_with(".ptx"))
-    {
+    for File { path, text } in files.iter().filter(|file| file.path.ends_with(".ptx")) {
         let file = folder.join(path.rsplit('/').next().unwrap_or(path));
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
         jobs.extend(CHIPS.map(|chip| (file.clone(), chip)));
@@ -77,12 +75,10 @@ fn cubins(folder: &Path, files: &[File], tools: &Tools) -> anyhow::Result<()> {
 fn compile(modules: &[Module], tools: &Tools) -> anyhow::Result<Vec<String>> {
     let nvrtc = Nvrtc::open(&tools.builtins, &tools.nvrtc)?;
     in_parallel(modules, |module| {
-        let Target { chip, version } = module.target();
-        let options = format!("--gpu-architecture=compute_{chip} {OPTIONS}");
-        let split: Vec<&str> = options.split(' ').collect();
-        let written = nvrtc.compile(&format!("{}.cu", module.name), &module.text, &split)?;
-        let print = ptx::fingerprint(&[tools::PINNED, &options, &module.text]);
-        ptx::committed(&module.name, &print, version, &written)
+        let options: Vec<&str> = OPTIONS.split(' ').collect();
+        let written = nvrtc.compile(&format!("{}.cu", module.name), &module.text, &options)?;
+        let print = ptx::fingerprint(&[tools::PINNED, OPTIONS, &module.text]);
+        ptx::committed(&module.name, &print, &written)
     })
 }
 
@@ -122,8 +118,7 @@ fn measure(
     for (module, text) in modules.iter().zip(texts) {
         let file = folder.join(format!("{}.ptx", module.name));
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
-        let knows = |chip: &str| ptxas::number(chip) >= module.target().chip;
-        let chips = CHIPS.iter().enumerate().filter(|(_, chip)| wanted(chip) && knows(chip));
+        let chips = CHIPS.iter().enumerate().filter(|(_, chip)| wanted(chip));
         jobs.extend(chips.map(|(idx, chip)| (file.clone(), idx, *chip)));
     }
     let usages = in_parallel(&jobs, |(file, _, chip)| ptxas::measure(&tools.ptxas, file, chip))?;
@@ -134,7 +129,7 @@ fn measure(
     let counted: Vec<_> = jobs.iter().filter(|(_, _, chip)| *chip == COUNTED).collect();
     let turns = in_parallel(&counted, |(file, _, chip)| {
         sass::turns(&tools.nvdisasm, &ptxas::cubin(file, chip), |kernel| {
-            kernel.ends_with("_bf16") && !kernel.contains("norm_")
+            kernel.ends_with("_bf16") && !kernel.starts_with("norm_")
         })
     })?;
     turns.iter().for_each(|turns| measured.add_turns(turns));

@@ -4,15 +4,13 @@ use anyhow::ensure;
 use std::hash::Hasher as _;
 use twox_hash::XxHash3_64;
 
-/// Returns the committed text of a module: two `//` lines with its name and the fingerprint of its source, then the PTX,
-/// which declares `version`.
-pub(crate) fn committed(
-    name: &str,
-    fingerprint: &str,
-    version: &str,
-    written: &str,
-) -> anyhow::Result<String> {
-    let body = lowered(&squeezed(written), version)?;
+/// Declared PTX version: the first that knows the oldest supported chip (sm_80), which the drivers of CUDA 11.0 load. ptxas
+/// checks that each text needs no newer one.
+const VERSION: &str = "7.0";
+
+/// Returns the committed text of a module: two `//` lines with its name and the fingerprint of its source, then the PTX.
+pub(crate) fn committed(name: &str, fingerprint: &str, written: &str) -> anyhow::Result<String> {
+    let body = lowered(&squeezed(written))?;
     Ok(format!("// {name}\n// of {fingerprint}\n{body}"))
 }
 
@@ -44,14 +42,14 @@ fn squeezed(text: &str) -> String {
     out
 }
 
-/// Replaces the compiler's PTX version with `version`.
-fn lowered(text: &str, version: &str) -> anyhow::Result<String> {
+/// Replaces the compiler's PTX version with [`VERSION`].
+fn lowered(text: &str) -> anyhow::Result<String> {
     let is_version = |line: &&str| line.starts_with(".version ");
     let versions = text.lines().filter(is_version).count();
     ensure!(versions == 1, "NVRTC's PTX has {versions} `.version` lines, but exactly one is expected");
     let lines = text
         .lines()
-        .map(|line| if is_version(&line) { format!(".version {version}\n") } else { format!("{line}\n") });
+        .map(|line| if is_version(&line) { format!(".version {VERSION}\n") } else { format!("{line}\n") });
     Ok(lines.collect())
 }
 
@@ -78,7 +76,7 @@ mod tests {
 
     #[test]
     fn keeps_the_code_alone_and_lowers_the_version() {
-        let text = committed("adam", "12", "7.0", WRITTEN).unwrap();
+        let text = committed("adam", "12", WRITTEN).unwrap();
         let expected = "// adam\n// of 12\n.version 7.0\n.target sm_80\n.visible .entry adam(\n.param .u64 a\n)\n{\n\
                         .reg .b32 %r<3>;\nmov.u32 %r1, %r2;\nret;\n}\n";
         assert_eq!(text, expected);
@@ -87,7 +85,7 @@ mod tests {
     #[test]
     fn a_text_without_one_version_is_refused() {
         for text in ["", ".target sm_80\n", ".version 9.0\n.version 9.0\n"] {
-            assert!(committed("adam", "12", "7.0", text).is_err(), "{text:?}");
+            assert!(committed("adam", "12", text).is_err(), "{text:?}");
         }
     }
 

@@ -7,11 +7,6 @@ use std::process::{Command, Stdio};
 /// Chips in the budget: A100 (sm_80), H100 and H200 (sm_90), B200 (sm_100).
 pub(crate) const CHIPS: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
-/// Returns the number in a chip's name, such as 90 for sm_90.
-pub(crate) fn number(chip: &str) -> u32 {
-    chip.trim_start_matches("sm_").parse().unwrap_or(0)
-}
-
 /// Resource usage of one kernel on one chip.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {

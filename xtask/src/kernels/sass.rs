@@ -26,7 +26,7 @@ struct Instruction {
     flow: Flow,
     /// True if the instruction may be skipped: it is predicated, or a branch with a condition operand.
     predicated: bool,
-    /// A load of 16 bytes from global memory, or from shared memory in a kernel that fills shared memory by bulk copies.
+    /// A load of 16 bytes from global memory.
     wide_load: bool,
     shared_store: bool,
 }
@@ -87,17 +87,14 @@ fn parse(text: &str) -> anyhow::Result<Vec<(String, Code)>> {
         }
     }
     let code = |(name, lines, labels): (String, Vec<&str>, HashMap<&str, usize>)| {
-        let load = if lines.iter().any(|line| line.contains("UBLKCP")) { "LDS" } else { "LDG" };
-        let code =
-            lines.iter().map(|line| instruction(line, load, &labels)).collect::<anyhow::Result<Code>>();
+        let code = lines.iter().map(|line| instruction(line, &labels)).collect::<anyhow::Result<Code>>();
         code.map(|code| (name, code))
     };
     kernels.into_iter().map(code).collect()
 }
 
-/// Parses one instruction, such as `@!P0 BRA `(.L_x_7)`; `load` is the prefix of the loads that count as wide if 16 bytes
-/// long.
-fn instruction(line: &str, load: &str, labels: &HashMap<&str, usize>) -> anyhow::Result<Instruction> {
+/// Parses one instruction, such as `@!P0 BRA `(.L_x_7)`.
+fn instruction(line: &str, labels: &HashMap<&str, usize>) -> anyhow::Result<Instruction> {
     let (predicate, rest) = match line.strip_prefix('@') {
         Some(guarded) => {
             guarded.split_once(' ').with_context(|| format!("predicate without an instruction: {line}"))?
@@ -125,7 +122,7 @@ fn instruction(line: &str, load: &str, labels: &HashMap<&str, usize>) -> anyhow:
     Ok(Instruction {
         flow,
         predicated: !predicate.is_empty() || conditional,
-        wide_load: name.starts_with(load) && name.contains(".128"),
+        wide_load: name.starts_with("LDG") && name.contains(".128"),
         shared_store: operation == "STS",
     })
 }
@@ -251,11 +248,9 @@ mod tests {
     }
 
     #[test]
-    fn loads_of_shared_memory_count_where_bulk_copies_fill_it() {
+    fn loads_of_shared_memory_do_not_count() {
         let shared = TEXT.replace("LDG.E.128 R4, desc[UR4][R2.64]", "LDS.128 R4, [R2]");
         assert_eq!(shortest_turn(&parse(&shared).unwrap()[0].1, false), None);
-        let filled = shared.replace("FADD R4, R4, R4", "UBLKCP [UR4], [UR6], UR8");
-        assert_eq!(shortest_turn(&parse(&filled).unwrap()[0].1, false), Some(8));
     }
 
     #[test]

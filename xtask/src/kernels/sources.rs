@@ -4,11 +4,8 @@ use anyhow::{Context, ensure};
 use std::fs;
 use std::path::Path;
 
-/// Parent folder of the library's kernels; they lie in its subfolders.
-const PRODUCT: &str = "optim/src";
-
-/// Parent folder of the benchmark's kernels, which include every file that they need.
-const BENCHMARK: &str = "bench/cases/src/gpu";
+/// Parent folder of the kernels; they lie in its subfolders.
+const FOLDER: &str = "optim/src";
 
 /// Folder of code shared by kernels. Files with a name that begins with a digit are prepended to every kernel; other files
 /// are kernels.
@@ -30,32 +27,11 @@ pub(crate) struct Module {
     pub(crate) text: String,
 }
 
-/// Target of PTX: the oldest chip that runs it, and the PTX version that drivers must know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
-    /// Number of the chip, such as 90 for sm_90.
-    pub(crate) chip: u32,
-    pub(crate) version: &'static str,
-}
-
 impl Module {
     /// Returns the path of the module's committed PTX.
     pub(crate) fn ptx_path(&self) -> String {
         ptx_path(&self.path)
     }
-
-    /// Returns the target of the module. The library's kernels target the oldest supported chip (sm_80) and the first PTX
-    /// version with this chip, which the drivers of CUDA 11.0 load; ptxas checks that each text needs no newer ones. A
-    /// benchmark's file can name a newer chip, as in `x.sm_90.cu`.
-    pub(crate) fn target(&self) -> Target {
-        let chip = if self.path.ends_with(".sm_90.cu") { 90 } else { 80 };
-        Target { chip, version: if is_product(&self.path) { "7.0" } else { "8.0" } }
-    }
-}
-
-/// Returns true if a file belongs to the library, not to the benchmark.
-pub(crate) fn is_product(path: &str) -> bool {
-    path.starts_with(PRODUCT)
 }
 
 /// Returns the path of the committed PTX of a `.cu` file.
@@ -63,12 +39,12 @@ pub(crate) fn ptx_path(cu: &str) -> String {
     format!("{}.ptx", cu.trim_end_matches(".cu"))
 }
 
-/// Reads every `.cu`, `.h` and `.ptx` of the library and the benchmark.
+/// Reads every `.cu` and `.ptx`.
 pub(crate) fn read(root: &Path) -> anyhow::Result<Vec<File>> {
     let mut files = Vec::new();
-    for inside in [folders(root, PRODUCT)?, folders(root, BENCHMARK)?].concat() {
+    for inside in folders(root, FOLDER)? {
         for name in names(&root.join(&inside))? {
-            if [".cu", ".h", ".ptx"].iter().any(|end| name.ends_with(end)) {
+            if name.ends_with(".cu") || name.ends_with(".ptx") {
                 let path = format!("{inside}/{name}");
                 let text =
                     fs::read_to_string(root.join(&path)).with_context(|| format!("cannot read {path}"))?;
@@ -102,8 +78,7 @@ fn names(folder: &Path) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Returns every module: the library's with the shared files in front in alphabetical order, the benchmark's with its
-/// includes expanded.
+/// Returns every module, with the shared files in front in alphabetical order.
 pub(crate) fn modules(files: &[File]) -> anyhow::Result<Vec<Module>> {
     let sources = files.iter().filter(|file| file.path.ends_with(".cu"));
     let (mut shared, kernels): (Vec<&File>, Vec<&File>) = sources.partition(|file| is_shared(&file.path));
@@ -115,13 +90,10 @@ pub(crate) fn modules(files: &[File]) -> anyhow::Result<Vec<Module>> {
         if let Some(other) = modules.iter().find(|other| other.name == name) {
             anyhow::bail!("{} and {} have the same name; rename one", other.path, file.path);
         }
-        let text = match is_product(&file.path) {
-            true => before.clone() + &with_its_lines(file),
-            false => expanded(file, files, 0)?,
-        };
+        let text = before.clone() + &with_its_lines(file);
         modules.push(Module { name, path: file.path.clone(), text });
     }
-    ensure!(!modules.is_empty(), "no .cu file in the subfolders of {PRODUCT}");
+    ensure!(!modules.is_empty(), "no .cu file in the subfolders of {FOLDER}");
     Ok(modules)
 }
 
@@ -144,25 +116,6 @@ fn stem(path: &str) -> &str {
 fn with_its_lines(file: &File) -> String {
     let end = if file.text.ends_with('\n') { "" } else { "\n" };
     format!("#line 1 \"{}\"\n{}{end}", file.path, file.text)
-}
-
-/// Returns the text with its included files expanded; includes are paths from the root.
-fn expanded(file: &File, files: &[File], depth: u32) -> anyhow::Result<String> {
-    ensure!(depth < 8, "{} includes itself, directly or indirectly", file.path);
-    let mut text = format!("#line 1 \"{}\"\n", file.path);
-    for (line, number) in file.text.lines().zip(2..) {
-        match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
-            None => text.extend([line, "\n"]),
-            Some(path) => {
-                let included = files.iter().find(|file| file.path == path);
-                let included = included
-                    .with_context(|| format!("{} includes {path}, which does not exist", file.path))?;
-                text += &expanded(included, files, depth + 1)?;
-                text += &format!("#line {number} \"{}\"\n", file.path);
-            }
-        }
-    }
-    Ok(text)
 }
 
 #[cfg(test)]
@@ -203,25 +156,6 @@ mod tests {
     }
 
     #[test]
-    fn a_benchmarks_file_has_what_it_includes_in_its_place() {
-        let mut files = vec![
-            file("optim/src/cuda/1_a.cu", "a\n"),
-            file("bench/cases/src/gpu/x/x.sm_90.cu", "x\n#include \"bench/cases/src/gpu/x/y.h\"\nz\n"),
-            file("bench/cases/src/gpu/x/y.h", "#include \"optim/src/cuda/1_a.cu\"\ny\n"),
-        ];
-        let module = modules(&files).unwrap().remove(0);
-        let text: Vec<&str> = module.text.lines().filter(|line| !line.starts_with('#')).collect();
-        assert_eq!((module.name.as_str(), text), ("x", vec!["x", "a", "y", "z"]));
-        assert!(module.text.contains("#line 3 \"bench/cases/src/gpu/x/x.sm_90.cu\"\nz"), "{}", module.text);
-        assert_eq!(module.ptx_path(), "bench/cases/src/gpu/x/x.sm_90.ptx");
-        assert_eq!(module.target(), Target { chip: 90, version: "8.0" });
-        files[2].text = "#include \"bench/cases/src/gpu/x/y.h\"\n".to_owned();
-        assert!(modules(&files).unwrap_err().to_string().contains("y.h includes itself"));
-        files.remove(2);
-        assert!(modules(&files).unwrap_err().to_string().contains("includes bench/cases/src/gpu/x/y.h"));
-    }
-
-    #[test]
     fn ptx_without_its_source_is_found() {
         let files =
             [file("optim/src/a/a.cu", ""), file("optim/src/a/a.ptx", ""), file("optim/src/b/b.ptx", "")];
@@ -235,7 +169,6 @@ mod tests {
         let modules = modules(&read(&root).unwrap()).unwrap();
         let adam = modules.iter().find(|module| module.name == "adam").unwrap();
         assert_eq!(adam.path, "optim/src/rules/adam/adam.cu");
-        assert_eq!(adam.target(), Target { chip: 80, version: "7.0" });
         let number = adam.text.find("optim/src/cuda/1_number.cu").unwrap();
         assert!(number < adam.text.find("optim/src/rules/adam/adam.cu").unwrap());
     }

@@ -16,6 +16,7 @@
 //   meshstep_standin_fail      makes the next call of a function fail with an error, without effect
 //   meshstep_standin_graphs    returns the number of executable graphs
 //   meshstep_standin_launches  returns the number of launches of kernels with this suffix
+//   meshstep_standin_blocks    returns the number of blocks of the last launch of the kernel with this name, or 0
 
 #include "memory.h"
 

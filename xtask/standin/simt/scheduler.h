@@ -91,21 +91,12 @@ struct Thread {
     Fiber* fiber = nullptr;
 };
 
-// A pending bulk copy into a block's shared memory.
-struct BulkCopy {
-    void* to;
-    const void* from;
-    unsigned bytes;
-    unsigned long long* barrier;
-};
-
 // State of a running block, or of a block in flight while another one runs. After its end, the next block reuses the slot
 // and its fibers.
 struct Block {
     List<Fiber*> fibers;  // all fibers of this slot, which owns them
     List<Fiber*> idle;
     List<Thread> threads;
-    List<BulkCopy> bulk_copies;
     unsigned from = 0, to = 0;  // threads of the running warp
     unsigned begun = 0;         // threads of the warp that have begun
     Thread* current = nullptr;

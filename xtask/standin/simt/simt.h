@@ -185,37 +185,6 @@ static inline void __stwb(uint4* to, uint4 value) {
 
 // Cache hints do not change values.
 static inline uint4 __ldcs(const uint4* from) { return __ldg(from); }
-static inline void __stcs(uint4* to, uint4 value) { __stwb(to, value); }
-
-// Bulk copies into shared memory, and the barriers that count their bytes, for the variants in the benchmark. A copy
-// happens when a thread waits for its barrier, as late as on a slow device; each block has its own copies. The lower half
-// of a barrier counts its phases, the upper half has the expected bytes of the current phase.
-static inline void barrier_begin(unsigned long long* barrier) { *barrier = 0; }
-static inline void barrier_expect(unsigned long long* barrier, unsigned bytes) {
-    if (*barrier >> 32) std::abort();
-    *barrier += (unsigned long long)bytes << 32;
-}
-static inline void bulk_load(void* to, const void* from, unsigned bytes, unsigned long long* barrier) {
-    if (((uintptr_t)to | (uintptr_t)from | bytes) % 16) std::abort();
-    simt::block->bulk_copies.push({to, from, bytes, barrier});
-}
-static inline void barrier_wait(unsigned long long* barrier, unsigned parity) {
-    if ((*barrier & 1) != parity) return;
-    unsigned kept = 0, arrived = 0;
-    for (unsigned i = 0; i < simt::block->bulk_copies.count; i++) {
-        simt::BulkCopy copy = simt::block->bulk_copies.items[i];
-        if (copy.barrier != barrier) {
-            simt::block->bulk_copies.items[kept++] = copy;
-            continue;
-        }
-        std::memcpy(copy.to, copy.from, copy.bytes);
-        arrived += copy.bytes;
-    }
-    simt::block->bulk_copies.count = kept;
-    // On a device this wait would never end.
-    if (!arrived || arrived != *barrier >> 32) std::abort();
-    *barrier = (unsigned)*barrier + 1;
-}
 
 static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return (unsigned long long)((unsigned __int128)a * b >> 64);

@@ -65,13 +65,10 @@ fn run() -> Result<()> {
         }
         Err(error) => record.about("launch_us", json!({ "error": error.to_string() }))?,
     }
-    // The stand-in runs every kernel.
-    let capability = if driver.stand_in { (u32::MAX, 0) } else { device.capability()? };
-    all(&rows, &settings, (len, capability), &mut record, &queue)?;
+    all(&rows, &settings, len, &mut record, &queue)?;
     record.about("after", machine::clocks())?;
     record.about("kernels", kernels(&device)?)?;
     report::print_roofline(record.rows());
-    report::print_variants(record.rows());
     println!(
         "{}",
         settings
@@ -100,19 +97,13 @@ fn kernels(device: &Device) -> Result<Value> {
 }
 
 /// Measures the rows in turn and records each result.
-fn all(
-    rows: &[Row],
-    settings: &Settings,
-    (len, capability): (usize, (u32, u32)),
-    record: &mut Record,
-    queue: &Queue,
-) -> Result<()> {
+fn all(rows: &[Row], settings: &Settings, len: usize, record: &mut Record, queue: &Queue) -> Result<()> {
     let mut budget = Budget::new(settings.seconds);
     let mut copy = None;
     report::print_columns();
     for (idx, row) in rows.iter().enumerate() {
         let begun = Instant::now();
-        let outcome = match row.unfit(capability).or_else(|| budget.over()) {
+        let outcome = match budget.over() {
             Some(reason) => Outcome::NotRun(reason),
             None => Outcome::of(|| {
                 Ok::<_, Box<dyn std::error::Error>>(figures(row, &measured(row, &mut copy, len, queue)?))

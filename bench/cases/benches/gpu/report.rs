@@ -78,22 +78,6 @@ pub(crate) fn print_roofline(rows: &[Value]) {
     }
 }
 
-/// Prints each variant's time next to the time of the kernel that it may replace.
-pub(crate) fn print_variants(rows: &[Value]) {
-    println!("\n{:40} {:32} {:>9} {:>9} {:>8}", "variants of", "change", "ms", "base ms", "of base");
-    for row in rows.iter().filter(|row| row["time_of_base"].is_number()) {
-        let number = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
-        println!(
-            "{:40} {:32} {:9.3} {:9.3} {:7.1}%",
-            text(row, "base"),
-            text(row, "change"),
-            number("ms"),
-            number("base_ms"),
-            number("time_of_base") * 100.0
-        );
-    }
-}
-
 fn text<'a>(row: &'a Value, key: &str) -> &'a str {
     row[key].as_str().unwrap_or_default()
 }

@@ -39,8 +39,8 @@ impl Cast {
         let compared = self.compare(&dst, queue)?;
         let name = cuda::cast(self.from, self.to).ok_or("no such cast on a GPU")?;
         let kernels = vec![(name, tile(F32) / u64::from(THREADS))];
-        let mut go = |_| Ok(cast(src.as_slice(), dst.as_mut(), queue)?);
-        Ok(Measured { compared, ..timed(copy, (len, rounds), &kernels, (1, &mut go), queue)? })
+        let mut go = || Ok(cast(src.as_slice(), dst.as_mut(), queue)?);
+        Ok(Measured { compared, ..timed(copy, (len, rounds), &kernels, &mut go, queue)? })
     }
 
     /// Compares parts of the result with the CPU's. Returns the number of compared elements.

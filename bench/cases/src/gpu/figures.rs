@@ -1,7 +1,7 @@
 //! Figures of a measured case in the benchmark's file.
 
 use super::race::{Measured, median};
-use super::rows::{Row, Work};
+use super::rows::Row;
 use serde_json::{Value, json};
 
 /// Returns the figures of a case. If the host waited more often than the case needs, the figures contain an error.
@@ -24,13 +24,6 @@ pub fn figures(row: &Row, Measured { compared, first_step, waits, times, issue }
         "host_waits_per_step": waits.per_step,
         "host_was_ahead": waits.ahead,
     });
-    if let Work::Variant(variant) = &row.work {
-        let base = median(&times.base);
-        figures["base"] = variant.base.into();
-        figures["change"] = variant.change.as_str().into();
-        figures["base_ms"] = (base * 1e3).into();
-        figures["time_of_base"] = (took / base).into();
-    }
     if waits.per_step > row.waits() {
         let error = format!("the host waited {} times per step instead of {}", waits.per_step, row.waits());
         figures["error"] = error.into();
@@ -45,9 +38,8 @@ mod tests {
     use super::*;
 
     fn measured(per_step: f64) -> Measured {
-        let [copy, case, base] =
-            [[2e-3, 1e-3, 3e-3], [8e-3, 7e-3, 9e-3], [16e-3, 1.0, 1e-3]].map(|times| times.to_vec());
-        let times = Times { copy, case, base, copied: 8 << 20 };
+        let [copy, case] = [[2e-3, 1e-3, 3e-3], [8e-3, 7e-3, 9e-3]].map(|times| times.to_vec());
+        let times = Times { copy, case, copied: 8 << 20 };
         let waits = Waits { per_step, ahead: true };
         Measured { compared: 7, first_step: Some(0.5), waits, times, issue: Some(2e-3) }
     }
@@ -61,16 +53,7 @@ mod tests {
             (&29360128.0.into(), &8.0.into(), &7.0.into())
         );
         assert_eq!((&row["share_of_reference"], &row["first_step_ms"]), (&0.875.into(), &500.0.into()));
-        assert_eq!((&row["issue_slots_percent"], row.get("base_ms")), (&25.0.into(), None));
-    }
-
-    #[test]
-    fn a_variant_has_its_base_beside_it() {
-        let all = rows(1 << 20, 3);
-        let variant = all.iter().find(|row| row.name == "adamw f32 | a block a tile").unwrap();
-        let row = figures(variant, &measured(0.0));
-        assert_eq!((&row["base"], &row["change"]), (&"adamw f32".into(), &"a block a tile".into()));
-        assert_eq!((&row["base_ms"], &row["time_of_base"]), (&16.0.into(), &0.5.into()));
+        assert_eq!(row["issue_slots_percent"], 25.0);
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub fn params(len: usize) -> usize {
 /// Measures in turns with a copy, by the device's clock, after comparing a few elements with the CPU.
 pub fn measure(copy: &mut Copy, len: usize, rounds: usize, queue: &Queue) -> Result<Measured> {
     let compared = compare(len.min(MOST_COMPARED), queue)?;
-    let mut times = Times { copy: Vec::new(), case: Vec::new(), base: Vec::new(), copied: copy.bytes() };
+    let mut times = Times { copy: Vec::new(), case: Vec::new(), copied: copy.bytes() };
     // Start of an evaluation, end of its copy, end of the evaluation; and the host's wait count at both ends.
     let mut marks: Vec<([Moment; 3], [u64; 2])> = Vec::new();
     let closure = |x: Slice<'_>, g: SliceMut<'_>| -> Result<Loss> {

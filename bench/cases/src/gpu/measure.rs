@@ -23,20 +23,20 @@ pub fn measure(
     queue.synchronize()?;
     let first_step = Some((job.loading + first - begun.elapsed().as_secs_f64()).max(0.0));
     let kernels = std::mem::take(&mut job.kernels);
-    let measured = timed(copy, (len, rounds), &kernels, (1, &mut |_| job.go(queue).map(drop)), queue)?;
+    let measured = timed(copy, (len, rounds), &kernels, &mut || job.go(queue).map(drop), queue)?;
     Ok(Measured { compared, first_step, ..measured })
 }
 
-/// Times checked work. The last work is the case; if there are several, the first is its base.
+/// Times checked work.
 pub(crate) fn timed(
     copy: &mut Copy,
     (len, rounds): (usize, usize),
     kernels: &Counted,
-    (works, go): (usize, Go<'_>),
+    go: Go<'_>,
     queue: &Queue,
 ) -> Result<Measured> {
-    let waits = race::waits(&mut || go(works - 1), queue)?;
-    let times = race::race(copy, (works, go), rounds, queue)?;
+    let waits = race::waits(go, queue)?;
+    let times = race::race(copy, go, rounds, queue)?;
     let issue = issue_seconds(kernels, len, stream(queue)?.device())?;
     Ok(Measured { compared: 0, first_step: None, waits, times, issue })
 }

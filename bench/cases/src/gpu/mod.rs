@@ -15,7 +15,6 @@ mod race;
 mod rows;
 mod slots;
 pub mod stages;
-mod variants;
 mod vectors;
 
 pub use cases::{Case, Recipe, cases, segmented};
@@ -23,7 +22,6 @@ pub use figures::figures;
 pub use measure::{fitting, measure};
 pub use race::{Copy, Launch, Measured, Times, Waits, launch, median};
 pub use rows::{Row, SMOKE, Work, rows, smoke};
-pub use variants::{Variant, variants};
 
 /// Result of a case; any failure ends the case.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -23,8 +23,6 @@ pub struct Copy {
 pub struct Times {
     pub copy: Vec<f64>,
     pub case: Vec<f64>,
-    /// Times of the kernel that the case is a variant of; empty if the case is not a variant.
-    pub base: Vec<f64>,
     /// Bytes that the copy reads and writes.
     pub copied: usize,
 }
@@ -75,35 +73,24 @@ impl Copy {
     }
 }
 
-/// Runs a work by its number: the case is the last, its base an earlier one.
-pub(crate) type Go<'a> = &'a mut dyn FnMut(usize) -> Result<()>;
+/// Enqueues a case's work once.
+pub(crate) type Go<'a> = &'a mut dyn FnMut() -> Result<()>;
 
-pub(crate) fn race(
-    copy: &mut Copy,
-    (works, go): (usize, Go<'_>),
-    rounds: usize,
-    queue: &Queue,
-) -> Result<Times> {
+pub(crate) fn race(copy: &mut Copy, go: Go<'_>, rounds: usize, queue: &Queue) -> Result<Times> {
     const WARM: usize = 3;
     let stream = stream(queue)?;
-    let mut times = Times { copy: Vec::new(), case: Vec::new(), base: Vec::new(), copied: copy.bytes() };
+    let mut times = Times { copy: Vec::new(), case: Vec::new(), copied: copy.bytes() };
     for round in 0..WARM + rounds {
         // Work is enqueued during the first copy, so that launch latency does not affect the timing.
         copy.go(queue)?;
-        let mut moments = vec![stream.moment()?];
+        let begins = stream.moment()?;
         copy.go(queue)?;
-        moments.push(stream.moment()?);
-        for work in 0..works {
-            go(work)?;
-            moments.push(stream.moment()?);
-        }
-        let mut took = moments.windows(2).map(|pair| pair[1].since(&pair[0]));
-        let (copied, done) = (took.next().transpose()?, took.next_back().transpose()?);
-        let base = took.next().transpose()?;
+        let copied = stream.moment()?;
+        go()?;
+        let ends = stream.moment()?;
         if round >= WARM {
-            times.copy.extend(copied);
-            times.case.extend(done);
-            times.base.extend(base);
+            times.copy.push(copied.since(&begins)?);
+            times.case.push(ends.since(&copied)?);
         }
     }
     Ok(times)
@@ -143,7 +130,7 @@ pub fn launch(queue: &Queue) -> Result<Launch> {
 }
 
 /// Enqueues several steps after a copy and counts waits; a first pass allocates all memory, a second pass counts.
-pub(crate) fn waits(go: &mut dyn FnMut() -> Result<()>, queue: &Queue) -> Result<Waits> {
+pub(crate) fn waits(go: Go<'_>, queue: &Queue) -> Result<Waits> {
     let mut counted = Waits { per_step: 0.0, ahead: false };
     for _ in 0..2 {
         queue.synchronize()?;

@@ -5,7 +5,6 @@ use super::casts::{Cast, casts};
 use super::lbfgs;
 use super::passes::Pass;
 use super::race::{Copy, Measured};
-use super::variants::{Variant, variants};
 use super::{Result, measure};
 use meshstep_tensor::Queue;
 use serde_json::{Value, json};
@@ -23,14 +22,10 @@ pub enum Work {
     Cast(Cast),
     Lbfgs,
     Pass(Pass),
-    Variant(Variant),
 }
 
 /// The norm that is also measured at smaller sizes, as all updates are, because there launches dominate.
 const SIZED_NORM: &str = "exact norm bf16";
-
-/// Number of cases before the variants.
-const FIRST: usize = 4;
 
 /// Exponents of the smaller sizes, and the maximum number of rounds at these sizes.
 const SIZES: [u32; 3] = [16, 20, 24];
@@ -44,11 +39,6 @@ pub fn rows(len: usize, rounds: usize) -> Vec<Row> {
     let row = |name: String, work: Work| Row { params: work.params(len), name, work, rounds };
     let whole = |case: Case| row(case.name.to_owned(), Work::Case(case));
     let mut rows: Vec<Row> = cases().into_iter().map(whole).collect();
-    let mut variants: Vec<Row> =
-        variants().into_iter().map(|variant| row(variant.name(), Work::Variant(variant))).collect();
-    let rest = rows.split_off(FIRST);
-    rows.append(&mut variants);
-    rows.extend(rest);
     rows.push(row(lbfgs::NAME.to_owned(), Work::Lbfgs));
     rows.extend(Pass::ALL.map(|pass| row(pass.name().to_owned(), Work::Pass(pass))));
     rows.extend(casts().map(|cast| row(cast.name(), Work::Cast(cast))));
@@ -90,7 +80,6 @@ impl Row {
             Work::Cast(cast) => cast.bytes(),
             Work::Lbfgs => lbfgs::BYTES,
             Work::Pass(pass) => pass.bytes(),
-            Work::Variant(variant) => variant.bytes(),
         }
     }
 
@@ -102,15 +91,6 @@ impl Row {
             Work::Cast(cast) => cast.measure(copy, size, queue),
             Work::Lbfgs => lbfgs::measure(copy, self.params, self.rounds, queue),
             Work::Pass(pass) => pass.measure(copy, size, queue),
-            Work::Variant(variant) => variant.measure(copy, size, queue),
-        }
-    }
-
-    /// Returns the reason if a device of this compute capability cannot run the row.
-    pub fn unfit(&self, capability: (u32, u32)) -> Option<String> {
-        match &self.work {
-            Work::Variant(variant) => variant.unfit(capability),
-            _ => None,
         }
     }
 
@@ -157,14 +137,9 @@ mod tests {
             lbfgs::NAME,
             "lbfgs products, 20 rows",
             "cast f32 to bf16",
-            "adamw f32 | a block a tile",
-            "exact norm bf16 | ld.cs, st.cs",
         ] {
             assert!(names.contains(&name), "{name}");
         }
-        let bulk = rows.iter().find(|row| row.name == "adamw f32 | bulk copies, 4 stages").unwrap();
-        assert_eq!((bulk.unfit((9, 0)), bulk.bytes_each()), (None, 28));
-        assert!(bulk.unfit((8, 9)).unwrap().contains("this device is of sm_89"));
         assert!(!names.iter().any(|name| name.ends_with("2^24")));
         names.sort_unstable();
         names.dedup();

@@ -3,6 +3,7 @@
 mod blocks;
 mod flat;
 mod gpu;
+mod grids;
 mod lbfgs;
 mod merge;
 mod norm;
