@@ -95,7 +95,7 @@ fn on_ranks() -> Result<Vec<Trained>, Failed> {
 }
 
 /// Prints a line for each rank of this process.
-pub fn main() -> Result<(), Failed> {
+fn main() -> Result<(), Failed> {
     let alone = loopback::spawn(1, |comm| train(comm, Stage::Replicated))?.remove(0)?;
     for (losses, finals) in on_ranks()? {
         let mean = |losses: &[f32]| losses.iter().sum::<f32>() / losses.len() as f32;
