@@ -6,7 +6,7 @@ use cargo_metadata::{Metadata, MetadataCommand, Package};
 use std::path::PathBuf;
 
 /// Published libraries, lowest first. `ci` packages them, and they keep to the strict dependency rules.
-pub(crate) const LIBRARIES: [&str; 9] = [
+pub(crate) const LIBRARIES: [&str; 10] = [
     "meshstep-tensor",
     "meshstep-comm",
     "meshstep-optim",
@@ -16,6 +16,7 @@ pub(crate) const LIBRARIES: [&str; 9] = [
     "meshstep-local",
     "meshstep-parallel3d",
     "meshstep-candle",
+    "meshstep-burn",
 ];
 
 /// The published program.

@@ -78,6 +78,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "meshstep-burn",
+        &[
+            "meshstep-checkpoint",
+            "meshstep-shard",
+            "meshstep-comm",
+            "meshstep-optim",
+            "meshstep-tensor",
+            "meshstep-cases",
+        ],
+    ),
+    (
         "meshstep-bench",
         &[
             "meshstep-candle",
@@ -120,10 +131,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
 ];
 
 /// Dependencies that a library leaves to programs: a framework, untyped errors, a command line.
-const NOT_IN_LIBRARIES: &[&str] = &["anyhow", "candle", "clap"];
+const NOT_IN_LIBRARIES: &[&str] = &["anyhow", "burn", "candle", "clap"];
 
 /// The framework of an adapter: the only library that may know it.
-const ADAPTERS: &[(&str, &str)] = &[("meshstep-candle", "candle")];
+const ADAPTERS: &[(&str, &str)] = &[("meshstep-burn", "burn"), ("meshstep-candle", "candle")];
 
 /// Complaints about the dependencies of the workspace's members.
 pub(super) fn check(members: &[Member]) -> Vec<Complaint> {
@@ -215,6 +226,8 @@ mod tests {
     #[test]
     fn a_framework_is_known_to_its_adapter_alone() {
         assert_eq!(check(&with("meshstep-candle", &["candle-core", "candle-nn"])), []);
+        assert_eq!(check(&with("meshstep-burn", &["burn-core", "burn-nn"])), []);
+        assert_eq!(check(&with("meshstep-burn", &["candle-core"])).len(), 1);
         assert_eq!(check(&with("meshstep-candle", &["anyhow"])).len(), 1);
         for library in ["meshstep-parallel3d", "meshstep-shard"] {
             assert_eq!(check(&with(library, &["candle-core"])).len(), 1, "{library}");

@@ -1,0 +1,54 @@
+//! ZeRO-sharded data-parallel training of burn modules: the adapter between a burn training loop and the sharded step.
+//!
+//! | item | purpose |
+//! |---|---|
+//! | [`Sharded`] | optimizer of all ranks, or a wrapper, for the parameters of a module: backward pass, step, new parameters |
+//! | [`BackwardPass`] | a loss to differentiate, the weight of its micro-batch |
+//! | [`hand_over`] | one gradient to a micro-batch, for loops of your own |
+//! | `WithModel` (feature `checkpoint`) | optimizer and module together, for checkpoints |
+//! | [`Error`] | errors, with their values |
+//!
+//! # Names
+//! A parameter's name is its path in the module, as burn's records have it: fields and indices, joined by dots (`layers.0.weight`). Names
+//! are the same on every rank and in every process; burn's `ParamId` is random.
+//!
+//! # Which parameters train
+//! - Float parameters that require gradients at [`Sharded::new`], of f32, f64, bf16 or f16.
+//! - Other float tensors (frozen parameters, running means) take no memory in the optimizer and are not in checkpoints. They have rank
+//!   0's values after [`Sharded::new`], and are the rank's own from then on.
+//! - Places with the same `ParamId`, such as clones of a parameter, are one parameter under the path of the first. Its gradient is the
+//!   sum over the places, and all places get the new values.
+//!
+//! # Copies
+//! A step copies each gradient once, into its bucket, and each new parameter once, out of the optimizer; burn's CPU backend flex takes
+//! and gives the memory itself. Where burn shares a gradient's memory with another tensor, or its elements are not in order, it makes a
+//! copy of its own first.
+//!
+//! # Limits
+//! - The optimizer is on the CPU. Tensors of another device are read and written through its memory; only flex has been tried.
+//! - Stages 0, 1 and 2, and whole-parameter ownership: a burn module keeps each parameter whole on every rank.
+//! - Burn returns all gradients at the end of the backward pass, so they travel after it.
+//! - Parameters exist twice, in the optimizer and in burn, and a third time while a step replaces burn's;
+//!   [`Category::Framework`](meshstep_tensor::Category::Framework) counts burn's. Activations and gradients in burn's memory are not
+//!   counted.
+
+#[cfg(feature = "checkpoint")]
+mod checkpoint;
+mod error;
+mod memory;
+mod pass;
+mod sharded;
+mod values;
+mod walk;
+
+#[cfg(feature = "checkpoint")]
+pub use checkpoint::WithModel;
+pub use error::Error;
+pub use memory::hand_over;
+pub use pass::BackwardPass;
+pub use sharded::Sharded;
+
+/// Keeps README.md true.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
