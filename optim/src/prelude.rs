@@ -3,6 +3,7 @@
 
 pub use crate::schedule::{self, Schedule};
 pub use crate::{
-    Adagrad, Adam, AdamW, Adopt, Lamb, Lars, Lion, Muon, QhAdamW, QhAdopt, RmsProp, Sgd, UncorrectedAdam,
+    Adagrad, Adam, AdamW, Adopt, Lamb, Lars, Lion, Muon, QhAdamW, QhAdopt, RmsProp, ScheduleFreeAdamW, Sgd,
+    UncorrectedAdam,
 };
 pub use crate::{Decay, DynamicLossScale, LossScale, Momentum, Norm, Rounding, Rule};

@@ -13,7 +13,7 @@ mod values;
 pub use meshstep_cases::{cases, hash, long, tried};
 pub use meshstep_optim::{
     Adagrad, Adam, AdamW, Adopt, Flat, Isa, Lamb, Lars, Lion, Moments as SlowMoments, Momentum, QhAdamW,
-    QhAdopt, RmsProp, Rounding, Rule, Scalars, Segment, Sgd, TensorSums,
+    QhAdopt, RmsProp, Rounding, Rule, Scalars, ScheduleFreeAdamW, Segment, Sgd, TensorSums,
 };
 use meshstep_shard::{
     Error, Gathered, Groups, Master, MicroBatch, Moments, Optimizer, Options, Outcome, Owners, Precision,
@@ -91,12 +91,13 @@ pub enum WhichRule {
     QhAdopt,
     QhAdamW,
     TwoMoments,
+    ScheduleFree,
     Lamb,
     Lars,
 }
 
 /// Rules with state that run at every cut.
-pub const WITH_STATE: [WhichRule; 15] = [
+pub const WITH_STATE: [WhichRule; 16] = [
     WhichRule::AdamW,
     WhichRule::SgdMomentum,
     WhichRule::SgdAverage,
@@ -110,6 +111,7 @@ pub const WITH_STATE: [WhichRule; 15] = [
     WhichRule::QhAdopt,
     WhichRule::QhAdamW,
     WhichRule::TwoMoments,
+    WhichRule::ScheduleFree,
     WhichRule::Lamb,
     WhichRule::Lars,
 ];
@@ -142,6 +144,14 @@ macro_rules! with_rule {
                 of!(QhAdamW {
                     moments: SlowMoments::new(&[(0.9, 0.3), (0.99, 0.5)]).unwrap(),
                     ..QhAdamW::default()
+                })
+            }
+            WhichRule::ScheduleFree => {
+                of!(ScheduleFreeAdamW {
+                    warmup_steps: 2,
+                    r: 0.5,
+                    weight_decay: 0.1,
+                    ..ScheduleFreeAdamW::default()
                 })
             }
             WhichRule::Lamb => of!(Lamb::default()),
