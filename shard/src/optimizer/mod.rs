@@ -1,6 +1,7 @@
 //! Sharded optimizer: all ranks build it together, then step it together.
 
 pub(crate) mod add_params;
+mod evaluation;
 mod first_values;
 #[cfg(feature = "cuda")]
 mod gpu_step;
@@ -17,6 +18,7 @@ use crate::config::param_groups::Groups;
 use crate::error::Error;
 use crate::gather::gatherer::Gatherer;
 use crate::optimizer::add_params::{ParamGroup, add};
+use crate::optimizer::evaluation::TrainedValues;
 use crate::plan::layout_plan::{Part, Sizes};
 use crate::ranks::agree;
 use crate::ranks::data_rank::DataRank;
@@ -50,6 +52,8 @@ pub struct Optimizer {
     pub(crate) gatherer: Gatherer,
     /// Comparison of ranks that hold the same.
     pub(crate) verifier: Verifier,
+    /// Trained parameters, while the model is evaluated elsewhere.
+    trained: Option<TrainedValues>,
 }
 
 impl Optimizer {
@@ -97,6 +101,7 @@ impl Optimizer {
             updater: Updater::default(),
             gatherer: Gatherer::new(&options),
             verifier: Verifier::default(),
+            trained: None,
             reducer: GradReducer::new(ReducerConfig::new(comm, place, options.clone()))?,
             params: Params::new(options),
         })

@@ -57,7 +57,8 @@ impl Optimizer {
             return self.params.copy_out(self.params.values(param?)?, out);
         }
         self.reducer.healthy()?;
-        let param = self.check_between_steps().and(param);
+        let ready = self.reducer.finish_dropped().and_then(|()| self.check_outcomes());
+        let param = ready.and_then(|()| self.reducer.check_no_step()).and(param);
         let call = param.as_ref().map_or(String::new(), |&p| format!("read {:?}", self.params.name(p)));
         self.reducer.call_together(&call, param.as_ref().map(drop).map_err(Error::clone))?;
         let param = param?;
