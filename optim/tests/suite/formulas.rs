@@ -3,19 +3,19 @@
 use crate::common::{DTYPES, Memory, Random, Values, segment};
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adopt, Decay, Isa, Lion, Moments, Momentum, QhAdamW, QhAdopt, RmsProp, Rounding,
-    Rule, Scalars, ScheduleFreeAdamW, Sgd, UncorrectedAdam,
+    Rule, Scalars, Sgd, UncorrectedAdam,
 };
 
-const STEPS: i32 = 48;
+pub(crate) const STEPS: i32 = 48;
 const ELEMENTS: usize = 16;
 
 /// Returns the learning rate of a step, which falls.
-fn lr(t: i32) -> f64 {
+pub(crate) fn lr(t: i32) -> f64 {
     0.02 - 0.0002 * f64::from(t)
 }
 
 /// Function of a program: returns the next parameter, from parameter, gradient and t.
-type Program = Box<dyn FnMut(f64, f64, i32) -> f64>;
+pub(crate) type Program = Box<dyn FnMut(f64, f64, i32) -> f64>;
 
 /// Weight decay as in the programs: the parameter after its decay, and the gradient with its penalty.
 #[derive(Clone, Copy)]
@@ -49,12 +49,12 @@ fn ends() -> impl Iterator<Item = Ends> {
 
 /// Asserts that all steps of `rule` in f64 and in f32 stay close to `program`'s. States named in `unread` start as NaN: their values
 /// before the first step must not matter.
-fn follow(rule: &dyn Rule, unread: &[&str], program: impl Fn() -> Program) {
+pub(crate) fn follow(rule: &dyn Rule, unread: &[&str], program: impl Fn() -> Program) {
     follow_at(lr, rule, unread, program);
 }
 
 /// The same at another learning rate.
-fn follow_at(lr: fn(i32) -> f64, rule: &dyn Rule, unread: &[&str], program: impl Fn() -> Program) {
+pub(crate) fn follow_at(lr: fn(i32) -> f64, rule: &dyn Rule, unread: &[&str], program: impl Fn() -> Program) {
     let mut random = Random::new(7);
     let mut start = || (0..ELEMENTS).map(|_| f64::from(random.unit() as f32)).collect::<Vec<_>>();
     let mut expected = start();
@@ -324,91 +324,5 @@ fn qhadopt_and_adopt_are_the_authors_with_any_number_of_moments() {
                 follow(&plain, &["v"], || qhadopt(rule.clone(), ends));
             }
         }
-    }
-}
-
-/// The authors' reference program: x, y and z apart. The rate falls after the warm-up.
-fn schedule_free(rule: ScheduleFreeAdamW, rate: fn(i32) -> f64) -> impl FnMut(f64, f64, i32) -> [f64; 2] {
-    let (mut x, mut z, mut v) = (None, 0.0, 0f64);
-    let (mut largest, mut weights) = (0f64, 0.0);
-    move |y, g, t| {
-        let g = if rule.maximize { -g } else { g };
-        let sched = (f64::from(t) / rule.warmup_steps as f64).min(1.0);
-        let lr = rate(t) * sched;
-        largest = largest.max(lr);
-        let weight = f64::from(t).powf(rule.r) * largest.powf(rule.weight_lr_power);
-        weights += weight;
-        if t == 1 {
-            (x, z) = (Some(y), y);
-        }
-        z -= lr * rule.weight_decay * y;
-        v = v * rule.beta2 + (1.0 - rule.beta2) * g * g;
-        z -= lr * g / ((v / (1.0 - rule.beta2.powi(t))).sqrt() + rule.eps);
-        let next = x.unwrap() * (1.0 - weight / weights) + z * (weight / weights);
-        x = Some(next);
-        [rule.beta1 * next + (1.0 - rule.beta1) * z, next]
-    }
-}
-
-/// A rate that is constant in the longest warm-up below, and falls afterwards.
-fn plateau(t: i32) -> f64 {
-    lr(t.max(10))
-}
-
-#[test]
-fn schedule_free_is_the_authors() {
-    let plain = ScheduleFreeAdamW { eps: 1e-6, ..ScheduleFreeAdamW::default() };
-    for (warmup_steps, r, weight_lr_power) in [(0, 0.0, 2.0), (10, 0.0, 2.0), (7, 0.75, 1.0), (10, 1.0, 0.0)]
-    {
-        for (beta1, beta2, weight_decay, maximize) in [(0.9, 0.99, 0.0, false), (0.5, 0.9, 0.1, true)] {
-            let own = ScheduleFreeAdamW { beta1, beta2, weight_decay, maximize, ..plain.clone() };
-            let rule = ScheduleFreeAdamW { warmup_steps, r, weight_lr_power, ..own };
-            if r == 0.0 && warmup_steps == 0 {
-                // Without a warm-up the rate may fall from the first step on.
-                follow(&rule, &["z"], || {
-                    let mut program = schedule_free(rule.clone(), lr);
-                    Box::new(move |y, g, t| program(y, g, t)[0])
-                });
-            }
-            follow_at(plateau, &rule, &["z"], || {
-                let mut program = schedule_free(rule.clone(), plateau);
-                Box::new(move |y, g, t| program(y, g, t)[0])
-            });
-        }
-    }
-}
-
-#[test]
-fn schedule_free_evaluates_at_the_average() {
-    let rule = ScheduleFreeAdamW { warmup_steps: 5, r: 0.5, beta1: 0.8, ..ScheduleFreeAdamW::default() };
-    let evaluation = rule.evaluation().unwrap();
-    let values = |x: f64| Values::F64(vec![x]);
-    let memory = |y, z| Memory {
-        params: values(y),
-        grads: values(0.0),
-        state: vec![values(z), values(0.0)],
-        copy: None,
-        remainder: None,
-    };
-    let (mut random, mut program) = (Random::new(3), schedule_free(rule.clone(), plateau));
-    let mut at = memory(0.3, f64::NAN);
-    let mut y = 0.3;
-    for t in 1..=STEPS {
-        // Before the first update the points are one, and the state is not read.
-        let mut there = at.clone();
-        let scalars = Scalars { lr: plateau(t), ..Scalars::default() };
-        there.update(&*evaluation, Isa::detect(), 0, &[segment(0..1, t as u64)], &scalars).unwrap();
-        if t == 1 {
-            assert_eq!(there.params.f64(), [0.3]);
-        }
-        let g = f64::from(random.unit() as f32);
-        at.grads = values(g);
-        at.update(&rule, Isa::detect(), 0, &[segment(0..1, t as u64)], &scalars).unwrap();
-        let [next, x] = program(y, g, t);
-        y = next;
-        let mut there = at.clone();
-        there.update(&*evaluation, Isa::detect(), 0, &[segment(0..1, t as u64 + 1)], &scalars).unwrap();
-        assert!((there.params.f64()[0] - x).abs() < 1e-13, "t = {t}");
-        assert_eq!(there.state[0].bits(), at.state[0].bits());
     }
 }
