@@ -1,7 +1,6 @@
 //! Sharded optimizer: all ranks build it together, then step it together.
 
 pub(crate) mod add_params;
-mod evaluation;
 mod first_values;
 #[cfg(feature = "cuda")]
 mod gpu_step;
@@ -18,7 +17,6 @@ use crate::config::param_groups::Groups;
 use crate::error::Error;
 use crate::gather::gatherer::Gatherer;
 use crate::optimizer::add_params::{ParamGroup, add};
-use crate::optimizer::evaluation::TrainedValues;
 use crate::plan::layout_plan::{Part, Sizes};
 use crate::ranks::agree;
 use crate::ranks::data_rank::DataRank;
@@ -27,6 +25,7 @@ use crate::reduce::reducer::GradReducer;
 use crate::reduce::reducer_config::{BucketInfo, ReducerConfig};
 use crate::reduce::together::objection;
 use crate::step::decider::Decider;
+use crate::update::evaluation::TrainedValues;
 use crate::update::params::Params;
 use crate::update::updater::Updater;
 use crate::verify::Verifier;

@@ -19,7 +19,7 @@
 //! ```
 //!
 //! `c = w_t / (w_1 + ... + w_t)` with `w_t = t^r min(1, t / warmup_steps)^weight_lr_power` is a function of `t` alone, so that the rule
-//! needs no state besides its vectors ([`averaging`]). The program weighs by the largest rate so far instead of the warm-up. Both are the
+//! needs no state besides its vectors (averaging.rs). The program weighs by the largest rate so far instead of the warm-up. Both are the
 //! same for a rate that is constant apart from `warmup_steps`, or falls after them. They differ if the caller's rate rises (a warm-up by a
 //! schedule, a second peak), or falls during the warm-up: then the average here does not follow the rate.
 
@@ -36,11 +36,17 @@ use crate::{Decay, Error, Rule, Scalars, Segment, StateSlot, cuda};
 use averaging::Averaging;
 use evaluation::EvaluationPoint;
 
-/// AdamW without a learning-rate schedule: a running average of the parameters takes the place of a falling rate. Give every step the
-/// same rate, and warm up by `warmup_steps`.
+/// AdamW without a learning-rate schedule: a running average of the parameters takes the place of a falling rate (Defazio et al., *The
+/// Road Less Scheduled*, 2024). Give every step the same rate, and warm up by `warmup_steps`.
 ///
-/// Parameters hold the point `y` where gradients are taken. A model is evaluated at the average `x`: a sharded optimizer goes there and
-/// back by `evaluate` and `train`, flat memory by the update of [`Rule::evaluation`].
+/// Each gradient moves `z` by AdamW's step without a first moment; `x` is the average of all `z`, the `t`th with the weight `t^r
+/// min(1, t / warmup_steps)^weight_lr_power`; parameters hold `y = beta1 x + (1 - beta1) z`, where gradients are taken. A model is evaluated
+/// at `x`: a sharded optimizer goes there and back by `begin_evaluation` and `end_evaluation`, flat memory by the update of
+/// [`Rule::evaluation`].
+///
+/// Weights depend on the update's number alone. The authors' program, `AdamWScheduleFree`, weighs by the largest rate so far: the same
+/// for a constant rate, which may fall after the warm-up, but not for a rate that rises, as in a warm-up by a schedule. It counts the
+/// steps of a parameter group, and this rule the updates of each parameter, which differ if gradients are missing.
 ///
 /// ```
 /// use meshstep_optim::{Flat, Rule, Scalars, ScheduleFreeAdamW, Segment};
