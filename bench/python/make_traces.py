@@ -1,6 +1,6 @@
 """Makes the traces in bench/traces.
 
-    pip install torch==2.11.0 numpy
+    pip install torch==2.11.0 numpy schedulefree==1.4.1
     python bench/python/make_traces.py            # writes all of them
     python bench/python/make_traces.py --check    # generates them in another folder and compares
 
@@ -35,7 +35,7 @@ def clip(max_norm, norm_type=2.0):
 
 
 def of_torch():
-    """Returns runs of PyTorch's rules by name: the rule, fields that differ from its defaults, and options of the run."""
+    """Returns runs of PyTorch's rules, and of packages on it, by name: the rule, fields that differ from its defaults, and options of the run."""
     wd = {"weight_decay": 0.1}
     slow, both = {"lr": 0.01}, {"missing": "both"}
     return {
@@ -83,6 +83,15 @@ def of_torch():
             {"schedule": "cosine", "groups": UNDECAYED},
         ),
         "adagrad_weighted4_f32": ("adagrad", {"lr": 0.05}, {"ranks": 4, "reduce": "weighted", "clip": clip(1.0)}),
+        "schedulefree_f32": ("schedulefree_adamw", {**slow, **wd}, {"clip": clip(1.0), "groups": UNDECAYED}),
+        "schedulefree_f64": ("schedulefree_adamw", {**slow, **wd, "beta1": 0.8, "warmup_steps": 12}, F64),
+        "schedulefree_drop_f64": (
+            "schedulefree_adamw",
+            {**slow, "beta1": 0.95, "warmup_steps": 7, "r": 0.75, "weight_lr_power": 1.5},
+            {**F64, "schedule": "drop"},
+        ),
+        "schedulefree_bf16": ("schedulefree_adamw", {**slow, "warmup_steps": 5}, {"dtype": "BF16"}),
+        "schedulefree_mean4_f32": ("schedulefree_adamw", {**slow, "r": 1.0}, {"ranks": 4}),
     }
 
 

@@ -166,6 +166,21 @@ def muon(f, p, g, s, t):
     return f["lr"] * float(0.2 * np.sqrt(max(rows, columns)) if match else np.sqrt(max(1.0, rows / columns))) * x
 
 
+def schedulefree_adamw(f, p, g, s, t):
+    """Keeps x, y = p and z by their definitions; the weights are those of a rate that never exceeds its first value."""
+    y, b1, warm, power = p, f["beta1"], f["warmup_steps"], f["weight_lr_power"]
+    z = y if t == 1 else s["z"]
+    x = y if t == 1 else (y - (1 - b1) * z) / b1
+    rises = [min(1.0, i / warm) if warm else 1.0 for i in range(1, t + 1)]
+    weights = [i ** f["r"] * rise**power for i, rise in enumerate(rises, 1)]
+    s["v"] = f["beta2"] * s["v"] + (1 - f["beta2"]) * g * g
+    u = g / (np.sqrt(s["v"] / (1 - f["beta2"] ** t)) + f["eps"]) + f["weight_decay"] * y
+    s["z"] = z - f["lr"] * rises[-1] * u
+    share = weights[-1] / sum(weights)
+    x = (1 - share) * x + share * s["z"]
+    return y - (b1 * x + (1 - b1) * s["z"])
+
+
 # The rule, its kind of decay unless the trace gives one (None: the rule itself handles decay), its fields with defaults.
 RULES = {
     "adam": (adam, "coupled", {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}),
@@ -186,6 +201,20 @@ RULES = {
         {"lr": 1e-3, "beta1": 0.999, "nu": 0.9, "beta2": 0.9999, "eps": 1e-6, "weight_decay": 0.0},
     ),
     "adopt": (adopt, "decoupled", {"lr": 1e-3, "beta1": 0.9, "beta2": 0.9999, "eps": 1e-6, "weight_decay": 0.0}),
+    "schedulefree_adamw": (
+        schedulefree_adamw,
+        None,
+        {
+            "lr": 0.0025,
+            "beta1": 0.9,
+            "beta2": 0.999,
+            "eps": 1e-8,
+            "weight_decay": 0.0,
+            "warmup_steps": 0,
+            "r": 0.0,
+            "weight_lr_power": 2.0,
+        },
+    ),
     "lamb": (lamb, None, {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01}),
     "lars": (lars, None, {"lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4, "trust_coefficient": 1e-3}),
     "muon": (
@@ -235,6 +264,8 @@ def slots(f):
             return ["m", "v", "vmax"] if f.get("amsgrad") else ["m", "v"]
         case "adopt" | "lamb":
             return ["m", "v"]
+        case "schedulefree_adamw":
+            return ["z", "v"]
         case "sgd":
             return ["momentum"] if f.get("momentum") else []
         case "sgd_ema" | "lars" | "muon":
@@ -327,6 +358,9 @@ def distances(trace, computed=np.float64):
     for t, params, states, norm in replay(trace, computed):
         for name, p in params.items():
             compare(f"expect/{t}/{name}", p)
+            if "z" in states[name]:
+                beta1 = fields_at(trace.spec, t, name)["beta1"]
+                compare(f"expect_eval/{t}/{name}", p + (1 - 1 / beta1) * (states[name]["z"] - p))
             for slot, values in {**states[name], "master": p}.items():
                 compare(f"expect_state/{t}/{name}/{slot}", values)
         if norm is not None:

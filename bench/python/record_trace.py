@@ -12,13 +12,18 @@ recorded before clipping, and not as passed to the optimizer. Every step adds th
 
 As a program it records seeded runs, and L-BFGS on the built-in problems of the replay:
 
-    pip install torch==2.11.0 numpy
+    pip install torch==2.11.0 numpy schedulefree==1.4.1    # the last one only for schedulefree_adamw
     python bench/python/record_trace.py adamw --set beta2=0.99 --clip 1 --ranks 4 -o run.safetensors
     python bench/python/record_trace.py lbfgs --problem logistic --set line_search=strong_wolfe -o run.safetensors
 """
 
 import numpy as np
 import torch
+
+try:
+    import schedulefree
+except ImportError:
+    schedulefree = None
 
 import problems
 from synthetic import TOLERANCES, arguments, field_values, reduced, run_of
@@ -32,6 +37,7 @@ RULES = {
     "rmsprop": torch.optim.RMSprop,
     "adagrad": torch.optim.Adagrad,
     "muon": torch.optim.Muon,
+    **({"schedulefree_adamw": schedulefree.AdamWScheduleFree} if schedulefree else {}),
 }
 FIELDS = {
     "adam": ["lr", "beta1", "beta2", "eps", "weight_decay", "amsgrad", "maximize"],
@@ -40,6 +46,7 @@ FIELDS = {
     "rmsprop": ["lr", "alpha", "eps", "momentum", "centered", "weight_decay", "maximize"],
     "adagrad": ["lr", "lr_decay", "eps", "initial_accumulator_value", "weight_decay", "maximize"],
     "muon": ["lr", "momentum", "nesterov", "ns_coefficients", "ns_steps", "eps", "weight_decay", "adjust_lr_fn"],
+    "schedulefree_adamw": ["lr", "beta1", "beta2", "eps", "weight_decay", "warmup_steps", "r", "weight_lr_power"],
 }
 SLOTS = {
     "exp_avg": "m",
@@ -49,6 +56,7 @@ SLOTS = {
     "square_avg": "square_avg",
     "grad_avg": "grad_avg",
     "sum": "sum",
+    "z": "z",
 }
 DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -258,6 +266,8 @@ def record_run(run):
     dtype = torch.float32 if narrow else DTYPES[run.dtype]
     params = {name: torch.nn.Parameter(to_tensor(array).to(dtype)) for name, array in trace.params().items()}
     optimizer = RULES[run.optimizer["name"]](groups_of(run, params), **torch_fields(run.optimizer))
+    if hasattr(optimizer, "train"):
+        optimizer.train()
     ratios = [group["lr"] / run.optimizer["lr"] for group in optimizer.param_groups]
     lrs = run.lrs() or [run.optimizer["lr"]] * run.steps
     for t in range(1, run.steps + 1):
@@ -273,6 +283,7 @@ def record_run(run):
         optimizer.step()
         if t in run.expected_steps():
             expect(trace, t, run.dtype, params, norm)
+            expect_evaluation(trace, t, run.dtype, params, optimizer)
     expect_state(trace, run.steps, narrow, params, optimizer)
     return trace
 
@@ -291,6 +302,20 @@ def expect(trace, t, dtype, params, norm):
         trace.tensors[f"expect/{t}/{name}"] = as_dtype(to_array(param), dtype)
     if norm is not None:
         trace.scalar(f"expect_norm/{t}", norm)
+
+
+def expect_evaluation(trace, t, dtype, params, optimizer):
+    """Expects the parameters that the optimizer evaluates, if these are others than it trains. The way back rounds, so it is a copy."""
+    if not hasattr(optimizer, "eval"):
+        return
+    trained = {name: param.detach().clone() for name, param in params.items()}
+    optimizer.eval()
+    for name, param in params.items():
+        trace.tensors[f"expect_eval/{t}/{name}"] = as_dtype(to_array(param), dtype)
+    optimizer.train()
+    with torch.no_grad():
+        for name, param in params.items():
+            param.copy_(trained[name])
 
 
 def expect_state(trace, t, narrow, params, optimizer):

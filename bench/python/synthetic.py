@@ -43,9 +43,14 @@ class Run:
     shapes: dict = field(default_factory=lambda: dict(SHAPES))
 
     def lrs(self):
-        """Returns a warm-up over a tenth of the steps, then a cosine down to a tenth; None without a schedule."""
+        """Returns the learning rate of every step, or None without a schedule.
+
+        "cosine": a warm-up over a tenth of the steps, then a cosine down to a tenth. "drop": a tenth after half of the steps.
+        """
         if self.schedule is None:
             return None
+        if self.schedule == "drop":
+            return [self.optimizer["lr"] * (1.0 if 2 * t <= self.steps else 0.1) for t in range(1, self.steps + 1)]
         peak, warm = self.optimizer["lr"], self.steps // 10
         rates = []
         for t in range(1, self.steps + 1):
@@ -122,7 +127,7 @@ def arguments(description, names):
     parser.add_argument("--clip", type=float, metavar="MAX_NORM")
     parser.add_argument("--norm-type", default="2", metavar="P", help="1, 2, 3, ... or inf")
     parser.add_argument("--no-decay", nargs="*", metavar="PARAM", help="parameters without weight decay")
-    parser.add_argument("--schedule", choices=["cosine"])
+    parser.add_argument("--schedule", choices=["cosine", "drop"])
     parser.add_argument("--missing", choices=["some", "all", "both"], help="ranks on which gradients are missing in some steps")
     parser.add_argument("--seed", type=int, default=1)
     return parser

@@ -14,6 +14,7 @@ import numpy as np
 
 FORMAT = {"format": "meshstep-trace", "version": "1"}
 SPEC_FIELDS = {"optimizer", "steps", "ranks", "reduce", "clip", "lrs", "groups", "problem", "tolerance", "source"}
+KINDS = ["grad", "weight", "expect", "expect_eval", "expect_state", "expect_norm", "expect_loss", "expect_evals"]
 PROBLEM_DATA = {"rosenbrock": set(), "least_squares": {"A", "b"}, "logistic": {"A", "y"}}
 NUMPY_NAMES = {"float32": "F32", "float64": "F64", "float16": "F16"}
 NUMPY_TYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "BF16": "<u2"}
@@ -142,7 +143,7 @@ class Trace:
             if kind == "data" and not (problem and rest in PROBLEM_DATA[problem["name"]]):
                 raise TraceError(f"{key}: the problem has no such data")
             return
-        if kind not in ["grad", "weight", "expect", "expect_state", "expect_norm", "expect_loss", "expect_evals"]:
+        if kind not in KINDS:
             raise TraceError(f"a trace has no tensor named {key}")
         if not step or int(step[1]) > spec["steps"]:
             raise TraceError(f"{key}: its step is not between 1 and {spec['steps']}")
@@ -162,7 +163,7 @@ class Trace:
             raise TraceError(f"{key}: there is no param/{name}")
         if array.shape != params[name].shape:
             raise TraceError(f"{key} has shape {array.shape}, but its parameter has {params[name].shape}")
-        if kind == "expect" and dtype_of(array) != dtype_of(params[name]):
+        if kind in ["expect", "expect_eval"] and dtype_of(array) != dtype_of(params[name]):
             raise TraceError(f"{key} has type {dtype_of(array)}, but its parameter has {dtype_of(params[name])}")
 
     def _check_whole(self):

@@ -42,6 +42,7 @@
 //! |---|---|
 //! | [`AdamW`], [`Adam`], [`Sgd`], [`RmsProp`], [`Adagrad`] | rules, with PyTorch's meaning and defaults |
 //! | [`Lion`], [`Adopt`], [`QhAdopt`], [`QhAdamW`] | rules of papers, with their authors' defaults |
+//! | [`ScheduleFreeAdamW`] | AdamW without a learning-rate schedule; evaluated at an average of the parameters |
 //! | [`UncorrectedAdam`] | Adam as in proofs about local updates |
 //! | [`Lamb`], [`Lars`], `Muon` (feature `muon`) | rules that see more than an element: sums over a tensor ([`TensorSums`]), a whole matrix |
 //! | [`Decay`], [`Momentum`], [`Moments`] | forms of weight decay; SGD's forms of momentum; several slow moments |
@@ -131,6 +132,7 @@ pub use rules::lion::Lion;
 pub use rules::muon::{Adjust, Muon};
 pub use rules::qhadamw::QhAdamW;
 pub use rules::rmsprop::RmsProp;
+pub use rules::schedulefree::ScheduleFreeAdamW;
 pub use rules::sgd::{Momentum, Sgd};
 pub use rules::uncorrected::UncorrectedAdam;
 pub use state_slot::{Carry, StateSlot};

@@ -91,6 +91,13 @@ pub trait Rule: Send + Sync + Debug {
         1.0
     }
 
+    /// Returns the rule whose update takes parameters from where they are trained to where a model is evaluated, or `None` if both are
+    /// the same. A segment's `t` is that of the parameter's next update; gradients are not used, and state stays. The way back is a copy
+    /// of the trained parameters.
+    fn evaluation(&self) -> Option<Box<dyn Rule>> {
+        None
+    }
+
     /// Returns the CUDA kernels of the rule with their arguments, or `None` if it has none, as for rules that see more than an element: a
     /// step on a GPU refuses these.
     fn on_device(&self) -> Option<cuda::Hyper> {

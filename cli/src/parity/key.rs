@@ -11,6 +11,7 @@ pub(crate) enum Key {
     Grad { t: u64, rank: Option<usize>, name: String },
     Weight { t: u64 },
     Expect { t: u64, name: String },
+    Eval { t: u64, name: String },
     State { t: u64, name: String, slot: String },
     Norm { t: u64 },
     Loss { t: u64 },
@@ -38,6 +39,7 @@ impl Key {
             ("expect_loss", None) => Ok(Key::Loss { t }),
             ("expect_evals", None) => Ok(Key::Evals { t }),
             ("expect", Some(name)) => Ok(Key::Expect { t, name: named(name)? }),
+            ("expect_eval", Some(name)) => Ok(Key::Eval { t, name: named(name)? }),
             ("expect_state", Some(tail)) => {
                 let (name, slot) = tail.rsplit_once('/').ok_or_else(|| stray("it has no name of a state"))?;
                 Ok(Key::State { t, name: named(name)?, slot: slot.to_owned() })
@@ -60,6 +62,7 @@ impl Key {
             Key::Grad { t, .. }
             | Key::Weight { t }
             | Key::Expect { t, .. }
+            | Key::Eval { t, .. }
             | Key::State { t, .. }
             | Key::Norm { t }
             | Key::Loss { t }
@@ -72,6 +75,7 @@ impl Key {
         match self {
             Key::Param { .. } | Key::Grad { .. } | Key::Weight { .. } | Key::Data { .. } => false,
             Key::Expect { .. }
+            | Key::Eval { .. }
             | Key::State { .. }
             | Key::Norm { .. }
             | Key::Loss { .. }
@@ -88,6 +92,7 @@ impl fmt::Display for Key {
             Key::Grad { t, rank: Some(rank), name } => write!(f, "grad/{t}/{rank}/{name}"),
             Key::Weight { t } => write!(f, "weight/{t}"),
             Key::Expect { t, name } => write!(f, "expect/{t}/{name}"),
+            Key::Eval { t, name } => write!(f, "expect_eval/{t}/{name}"),
             Key::State { t, name, slot } => write!(f, "expect_state/{t}/{name}/{slot}"),
             Key::Norm { t } => write!(f, "expect_norm/{t}"),
             Key::Loss { t } => write!(f, "expect_loss/{t}"),
@@ -115,6 +120,7 @@ mod tests {
             "grad/3/12/block/0/w",
             "weight/1",
             "expect/7/w",
+            "expect_eval/7/block/0/w",
             "expect_state/7/block/0/w/square_avg",
             "expect_norm/2",
             "expect_loss/2",
@@ -137,6 +143,7 @@ mod tests {
             "grad/1/v",
             "grad/1/a/w",
             "expect/1/v",
+            "expect_eval/1/v",
             "expect_state/1/w",
             "weight/1/w",
             "moment/1/w",

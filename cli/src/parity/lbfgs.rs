@@ -37,7 +37,7 @@ pub(super) fn run(
         observed.scalar(trace, Key::Loss { t }, report.first_loss);
         observed.scalar(trace, Key::Norm { t }, report.grad_norm);
         observed.scalar(trace, Key::Evals { t }, evaluations as f64);
-        observed.params(trace, t, |name| opt.optimizer().param(name))?;
+        observed.params(trace, |name| Key::Expect { t, name }, |name| opt.optimizer().param(name))?;
     }
     Ok(observed)
 }

@@ -46,16 +46,15 @@ impl Observed {
         Ok(())
     }
 
-    /// Stores the parameters that are expected after step `t`.
+    /// Stores the parameters that are expected under the key that `of` makes from a name.
     pub(super) fn params<'v>(
         &mut self,
         trace: &Trace,
-        t: u64,
+        of: impl Fn(String) -> Key,
         param: impl Fn(&str) -> Result<Slice<'v>, meshstep_shard::Error>,
     ) -> Result<(), Reason> {
         for (name, tensor) in trace.params() {
-            let key = Key::Expect { t, name: name.to_owned() };
-            self.piece(trace, key, 0..tensor.values.len(), param(name)?)?;
+            self.piece(trace, of(name.to_owned()), 0..tensor.values.len(), param(name)?)?;
         }
         Ok(())
     }

@@ -54,7 +54,12 @@ impl Steps<'_> {
                 observed.scalar(trace, Key::Loss { t }, loss);
                 observed.scalar(trace, Key::Evals { t }, t as f64);
             }
-            observed.params(trace, t, |name| opt.param(name))?;
+            observed.params(trace, |name| Key::Expect { t, name }, |name| opt.param(name))?;
+            if trace.expected().any(|(key, _)| matches!(key, Key::Eval { t: at, .. } if *at == t)) {
+                opt.begin_evaluation()?;
+                observed.params(trace, |name| Key::Eval { t, name }, |name| opt.param(name))?;
+                opt.end_evaluation()?;
+            }
             observe_state(&mut observed, trace, t, &opt)?;
         }
         Ok(observed)

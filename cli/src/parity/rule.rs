@@ -2,7 +2,7 @@
 
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adjust, Adopt, Decay, History, Lamb, Lars, Lbfgs, LineSearch, Lion, Moments,
-    Momentum, Muon, QhAdamW, QhAdopt, RmsProp, Rule, Sees, Sgd,
+    Momentum, Muon, QhAdamW, QhAdopt, RmsProp, Rule, ScheduleFreeAdamW, Sees, Sgd,
 };
 use meshstep_shard::Groups;
 use serde::Deserialize;
@@ -22,8 +22,8 @@ pub(super) enum Recipe {
 }
 
 /// Names that [`recipe`] knows.
-const NAMES: &str =
-    "adam, adamw, sgd, sgd_ema, rmsprop, adagrad, lion, adopt, qhadamw, qhadopt, lamb, lars, muon, lbfgs";
+const NAMES: &str = "adam, adamw, sgd, sgd_ema, rmsprop, adagrad, lion, adopt, qhadamw, qhadopt, schedulefree_adamw, lamb, \
+    lars, muon, lbfgs";
 
 /// Returns the recipe that `spec` asks for.
 pub(super) fn recipe(spec: &Spec) -> Result<Recipe, Reason> {
@@ -39,6 +39,10 @@ pub(super) fn recipe(spec: &Spec) -> Result<Recipe, Reason> {
         "adopt" => steps(spec, 1e-3, adopt),
         "qhadamw" => steps(spec, 1e-3, qhadamw),
         "qhadopt" => steps(spec, 1e-3, qhadopt),
+        "schedulefree_adamw" => {
+            check_falling(spec)?;
+            steps(spec, 2.5e-3, schedulefree_adamw)
+        }
         "lamb" => steps(spec, 1e-3, lamb),
         "lars" => steps(spec, 1e-3, lars),
         "muon" => steps(spec, 1e-3, muon),
@@ -68,6 +72,31 @@ fn steps<R: Rule + 'static>(
         groups = groups.with_lr(rule, scale(own, lr)?, &group.params);
     }
     Ok(Recipe::Steps { groups, lr, rule: name, state, sees })
+}
+
+/// Refuses rates by which the recorded program weighs its average and schedule-free AdamW here does not: any but a constant, which may
+/// fall after the warm-up.
+fn check_falling(spec: &Spec) -> Result<(), Reason> {
+    let of =
+        |fields: &Map<String, serde_json::Value>, name| fields.get(name).and_then(|value| value.as_f64());
+    let overrides = spec.groups.iter().flatten().map(|group| &group.overrides);
+    let warm = overrides.chain([&spec.optimizer]).filter_map(|fields| of(fields, "warmup_steps"));
+    let warm = warm.fold(1.0, f64::max);
+    let rates = spec.lrs.as_deref().unwrap_or_default();
+    let first = rates.first().copied().unwrap_or_default();
+    let good = rates.iter().enumerate().all(
+        |(i, &rate)| {
+            if (i as f64) < warm { rate == first } else { rate <= first }
+        },
+    );
+    match good {
+        true => Ok(()),
+        false => Err(Reason::Contradiction {
+            what: "rates that rise, or fall during the warm-up".to_owned(),
+            other: "schedulefree_adamw".to_owned(),
+            why: "its average weighs updates by warmup_steps and r alone".to_owned(),
+        }),
+    }
 }
 
 /// Returns a group's learning rate as a multiple of the optimizer's.
@@ -147,6 +176,10 @@ rule!(lion, Lion { beta1, beta2, weight_decay, maximize } decay = decay);
 rule!(adopt, Adopt { beta1, beta2, eps, weight_decay, maximize } decay = decay);
 rule!(qhadamw, QhAdamW { beta2, eps, weight_decay, maximize } moments = moments, decay = decay);
 rule!(qhadopt, QhAdopt { beta2, eps, weight_decay, maximize } moments = moments, decay = decay);
+rule!(
+    schedulefree_adamw,
+    ScheduleFreeAdamW { beta1, beta2, eps, warmup_steps, r, weight_lr_power, weight_decay, maximize }
+);
 rule!(lamb, Lamb { beta1, beta2, eps, weight_decay, maximize });
 rule!(lars, Lars { momentum, weight_decay, trust_coefficient, maximize });
 rule!(sgd, Sgd { momentum, dampening, nesterov, weight_decay, maximize } form = form, decay = decay);

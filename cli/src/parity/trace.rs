@@ -97,7 +97,7 @@ impl Trace {
                 stray(format!("grad/{t}/{name} exists too, for all ranks"))
             }
             Key::Grad { name, .. } => self.like_param(key, tensor, name, false),
-            Key::Expect { name, .. } => self.like_param(key, tensor, name, true),
+            Key::Expect { name, .. } | Key::Eval { name, .. } => self.like_param(key, tensor, name, true),
             Key::State { name, .. } => self.like_param(key, tensor, name, false),
             Key::Weight { .. } if reduce != Reduction::Weighted => {
                 stray("the spec's reduce is not weighted".to_owned())

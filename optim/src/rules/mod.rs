@@ -10,5 +10,6 @@ pub(crate) mod lion;
 pub(crate) mod muon;
 pub(crate) mod qhadamw;
 pub(crate) mod rmsprop;
+pub(crate) mod schedulefree;
 pub(crate) mod sgd;
 pub(crate) mod uncorrected;

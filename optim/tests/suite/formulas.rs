@@ -6,16 +6,16 @@ use meshstep_optim::{
     Rule, Scalars, Sgd, UncorrectedAdam,
 };
 
-const STEPS: i32 = 48;
+pub(crate) const STEPS: i32 = 48;
 const ELEMENTS: usize = 16;
 
 /// Returns the learning rate of a step, which falls.
-fn lr(t: i32) -> f64 {
+pub(crate) fn lr(t: i32) -> f64 {
     0.02 - 0.0002 * f64::from(t)
 }
 
 /// Function of a program: returns the next parameter, from parameter, gradient and t.
-type Program = Box<dyn FnMut(f64, f64, i32) -> f64>;
+pub(crate) type Program = Box<dyn FnMut(f64, f64, i32) -> f64>;
 
 /// Weight decay as in the programs: the parameter after its decay, and the gradient with its penalty.
 #[derive(Clone, Copy)]
@@ -49,7 +49,12 @@ fn ends() -> impl Iterator<Item = Ends> {
 
 /// Asserts that all steps of `rule` in f64 and in f32 stay close to `program`'s. States named in `unread` start as NaN: their values
 /// before the first step must not matter.
-fn follow(rule: &dyn Rule, unread: &[&str], program: impl Fn() -> Program) {
+pub(crate) fn follow(rule: &dyn Rule, unread: &[&str], program: impl Fn() -> Program) {
+    follow_at(lr, rule, unread, program);
+}
+
+/// The same at another learning rate.
+pub(crate) fn follow_at(lr: fn(i32) -> f64, rule: &dyn Rule, unread: &[&str], program: impl Fn() -> Program) {
     let mut random = Random::new(7);
     let mut start = || (0..ELEMENTS).map(|_| f64::from(random.unit() as f32)).collect::<Vec<_>>();
     let mut expected = start();

@@ -2,8 +2,8 @@
 
 use crate::common::{Memory, Random, Values, rules, segment};
 use meshstep_optim::{
-    Adagrad, Adam, AdamW, Adopt, Isa, Lion, Moments, QhAdamW, QhAdopt, RmsProp, Rounding, Rule, Scalars, Sgd,
-    UncorrectedAdam,
+    Adagrad, Adam, AdamW, Adopt, Isa, Lion, Moments, QhAdamW, QhAdopt, RmsProp, Rounding, Rule, Scalars,
+    ScheduleFreeAdamW, Sgd, UncorrectedAdam,
 };
 use meshstep_tensor::DType;
 
@@ -82,6 +82,9 @@ fn defaults_are_the_fields() {
     is(&Lion::default(), "lion", &["m"], &ends(&[("beta1", 0.9), ("beta2", 0.99)], 0.0, 1.0));
     let plain = [("beta1", 0.9), ("beta2", 0.999), ("lambda", 1e-8), ("clip", f64::INFINITY)];
     is(&UncorrectedAdam::default(), "uncorrected_adam", &["m", "v"], &ends(&plain, 0.0, 1.0));
+    let own = [("beta1", 0.9), ("beta2", 0.999), ("eps", 1e-8), ("warmup_steps", 0.0), ("r", 0.0)];
+    let free = [&own[..], &[("weight_lr_power", 2.0)]].concat();
+    is(&ScheduleFreeAdamW::default(), "schedulefree_adamw", &["z", "v"], &ends(&free, 0.0, 1.0));
     let adopt = [("beta1", 0.9), ("beta2", 0.9999), ("eps", 1e-6)];
     is(&Adopt::default(), "adopt", &["m", "v"], &ends(&adopt, 0.0, 1.0));
     let qhadopt = [("beta1", 0.999), ("weight", 0.9), ("beta2", 0.9999), ("eps", 1e-6)];
@@ -109,7 +112,7 @@ fn options_have_state_and_show() {
 #[test]
 fn retention_is_the_slowest_decay() {
     let moments = Moments::new(&[(0.9, 0.1), (0.9999, 0.2)]).unwrap();
-    let rows: [(&dyn Rule, f64); 11] = [
+    let rows: [(&dyn Rule, f64); 12] = [
         (&AdamW::default(), 0.999),
         (&Adam { beta1: 0.5, beta2: 0.4, ..Adam::default() }, 0.5),
         (&Sgd { momentum: 0.8, ..Sgd::default() }, 0.8),
@@ -119,6 +122,7 @@ fn retention_is_the_slowest_decay() {
         (&Lion::default(), 0.99),
         (&UncorrectedAdam::default(), 0.999),
         (&Adopt::default(), 0.9999),
+        (&ScheduleFreeAdamW::default(), 1.0),
         (&QhAdopt::default(), 0.9999),
         (&QhAdamW { moments, ..QhAdamW::default() }, 0.9999),
     ];
@@ -210,4 +214,20 @@ fn a_decay_too_small_for_a_factor_is_not_lost() {
     };
     let lost = mean(0.0) - mean(1e-5);
     assert!((lost - 1.5e-8).abs() < 1e-9, "{lost:e} of 1.5e-8");
+}
+
+#[test]
+fn schedule_free_by_hand() {
+    // Without eps the first step is lr * sign(g) from 1. The second, whose gradient is half as large, moves z by d, and x to the middle.
+    let rule = ScheduleFreeAdamW { beta1: 0.8, beta2: 0.5, eps: 0.0, ..ScheduleFreeAdamW::default() };
+    let v: f64 = (0.5 * 0.5 * 0.25 + 0.5 * 0.0625) / 0.75;
+    let d = 0.1 * 0.25 / v.sqrt();
+    let z = [0.9, 0.9 - d];
+    let x = (z[0] + z[1]) / 2.0;
+    close(two_steps(&rule), [0.9, 0.8 * x + 0.2 * z[1]]);
+    // Half the rate at first, and a quarter of the weight; decay is part of d, taken at y.
+    let warm = ScheduleFreeAdamW { warmup_steps: 2, weight_decay: 0.5, ..rule };
+    let first = 1.0 - 0.05 - 0.05 * 0.5;
+    let second = first - d - 0.1 * 0.5 * first;
+    close(two_steps(&warm), [first, 0.8 * (0.2 * first + 0.8 * second) + 0.2 * second]);
 }

@@ -25,6 +25,7 @@ mod norms;
 mod outside_rule;
 mod recipes;
 mod refusals;
+mod schedulefree;
 mod schedules;
 mod state_slots;
 mod threads;

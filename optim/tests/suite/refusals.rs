@@ -3,7 +3,7 @@
 use crate::common::{DTYPES, Memory, Values, rules, segment};
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adopt, Decay, Error, Flat, Isa, Lion, Moments, Momentum, QhAdamW, QhAdopt, RmsProp,
-    Rounding, Rule, Scalars, Segment, Sgd, Strided, UncorrectedAdam, accumulate,
+    Rounding, Rule, Scalars, ScheduleFreeAdamW, Segment, Sgd, Strided, UncorrectedAdam, accumulate,
 };
 use meshstep_tensor::{DType, Queue, SliceMut};
 
@@ -73,6 +73,18 @@ fn hyperparameters_out_of_range() {
     bad(&NO_BETA, "beta2", |beta2| UncorrectedAdam { beta2, ..UncorrectedAdam::default() });
     bad(&NO_SIZE, "lambda", |lambda| UncorrectedAdam { lambda, ..UncorrectedAdam::default() });
     bad(&[0.0, -1.0, NAN], "clip", |clip| UncorrectedAdam { clip, ..UncorrectedAdam::default() });
+    let free = ScheduleFreeAdamW::default;
+    bad(&NO_BETA, "beta1", |beta1| ScheduleFreeAdamW { beta1, ..free() });
+    bad(&[0.0, 1e-320], "beta1", |beta1| ScheduleFreeAdamW { beta1, ..free() });
+    bad(&NO_BETA, "beta2", |beta2| ScheduleFreeAdamW { beta2, ..free() });
+    bad(&NO_SIZE, "eps", |eps| ScheduleFreeAdamW { eps, ..free() });
+    bad(&NO_SIZE, "weight_decay", |weight_decay| ScheduleFreeAdamW { weight_decay, ..free() });
+    bad(&[-0.5, 4.5, f64::NAN], "r", |r| ScheduleFreeAdamW { r, ..free() });
+    bad(&[-0.5, 4.5, f64::NAN], "weight_lr_power", |weight_lr_power| ScheduleFreeAdamW {
+        weight_lr_power,
+        ..free()
+    });
+    bad(&[2e12], "warmup_steps", |steps| ScheduleFreeAdamW { warmup_steps: steps as u64, ..free() });
     bad(&NO_BETA, "beta1", |beta1| Adopt { beta1, ..Adopt::default() });
     bad(&NO_BETA, "beta2", |beta2| Adopt { beta2, ..Adopt::default() });
     bad(&NO_SIZE, "eps", |eps| Adopt { eps, ..Adopt::default() });

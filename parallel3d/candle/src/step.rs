@@ -27,6 +27,18 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Step for Sharded
         Error::of_step(self.optimizer.wrap_error(error))
     }
 
+    /// Takes the parameters to where the model is evaluated, and writes them into the variables.
+    fn begin_evaluation(&mut self) -> Result<(), Error> {
+        self.optimizer.begin_evaluation().map_err(Error::of_step)?;
+        self.refresh()
+    }
+
+    /// Takes the parameters back to where they are trained, and writes them into the variables.
+    fn end_evaluation(&mut self) -> Result<(), Error> {
+        self.optimizer.end_evaluation().map_err(Error::of_step)?;
+        self.refresh()
+    }
+
     /// Repairs the parameters, and writes them into the variables.
     fn repair(&mut self) -> Result<Vec<Repaired>, Error> {
         let repaired = self.optimizer.repair().map_err(Error::of_step)?;

@@ -168,6 +168,18 @@ pub trait Step {
         called.map_err(|error| self.wrap_error(error))
     }
 
+    /// Takes the parameters to where the model is evaluated ([`Optimizer::begin_evaluation`]).
+    fn begin_evaluation(&mut self) -> Result<(), Self::Error> {
+        let begun = self.guarded().0.begin_evaluation();
+        begun.map_err(|error| self.wrap_error(error))
+    }
+
+    /// Takes the parameters back to where they are trained ([`Optimizer::end_evaluation`]).
+    fn end_evaluation(&mut self) -> Result<(), Self::Error> {
+        let ended = self.guarded().0.end_evaluation();
+        ended.map_err(|error| self.wrap_error(error))
+    }
+
     /// Writes the values of a parameter into `out` ([`Optimizer::read`]).
     fn read<'o>(&mut self, name: &str, out: impl Into<SliceMut<'o>>) -> Result<(), Self::Error>
     where

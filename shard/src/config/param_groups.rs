@@ -210,6 +210,11 @@ impl RuleGroup {
         RuleGroup { rule: Arc::new(rule), lr_scale, params }
     }
 
+    /// Returns the group with another rule.
+    pub(crate) fn with_rule(&self, rule: Arc<dyn Rule>) -> Self {
+        RuleGroup { rule, ..self.clone() }
+    }
+
     /// Returns a digest of the lines that [`describe`](Self::describe) writes, recomputed each time because a rule's
     /// hyperparameters may change. Allocates nothing.
     pub(crate) fn digest(&self) -> u64 {

@@ -174,6 +174,9 @@ pub enum Error {
     /// A parameter cannot be read into the memory given.
     #[error(transparent)]
     Read(#[from] ReadError),
+    /// Parameters hold the values to evaluate.
+    #[error("the model is being evaluated; call end_evaluation first")]
+    Evaluating,
     /// Groups of one layout have different rules.
     #[error("rules {first} and {other} for one layout; groups may differ in hyperparameters only")]
     MixedRules {
@@ -203,9 +206,7 @@ pub enum Error {
         works: &'static str,
     },
     /// The parts of a parameter do not add up to it.
-    #[error(
-        "the parts of parameter {name:?} are not its {len} elements, one after another, in runs of 1 or more"
-    )]
+    #[error("the parts of {name:?} are not its {len} elements, one after another, in runs of 1 or more")]
     Parts {
         /// The parameter.
         name: String,

@@ -25,6 +25,7 @@ use crate::reduce::reducer::GradReducer;
 use crate::reduce::reducer_config::{BucketInfo, ReducerConfig};
 use crate::reduce::together::objection;
 use crate::step::decider::Decider;
+use crate::update::evaluation::TrainedValues;
 use crate::update::params::Params;
 use crate::update::updater::Updater;
 use crate::verify::Verifier;
@@ -50,6 +51,8 @@ pub struct Optimizer {
     pub(crate) gatherer: Gatherer,
     /// Comparison of ranks that hold the same.
     pub(crate) verifier: Verifier,
+    /// Trained parameters, while the model is evaluated elsewhere.
+    trained: Option<TrainedValues>,
 }
 
 impl Optimizer {
@@ -97,6 +100,7 @@ impl Optimizer {
             updater: Updater::default(),
             gatherer: Gatherer::new(&options),
             verifier: Verifier::default(),
+            trained: None,
             reducer: GradReducer::new(ReducerConfig::new(comm, place, options.clone()))?,
             params: Params::new(options),
         })

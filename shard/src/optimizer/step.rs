@@ -66,6 +66,7 @@ impl Optimizer {
         let _span = tracing::debug_span!("step", step = self.decider.progress.steps).entered();
         self.params.check_some()?;
         self.reducer.healthy()?;
+        self.reducer.check_training()?;
         #[cfg(feature = "cuda")]
         if self.params.options.queue.stream().is_some() {
             return gpu_step::take(self, &at, hooks).map(Pending::from);

@@ -1,9 +1,10 @@
-//! Values of parameters: read, gathered by unit, frozen.
+//! Values of parameters: read, gathered by unit, evaluated, frozen.
 
 use crate::config::selection::{Select, SelectParams};
 use crate::error::Error;
 use crate::gather::unit_gather::{Gathered, PendingGather};
 use crate::optimizer::Optimizer;
+use crate::update::evaluation::TrainedValues;
 use crate::update::params::ParamPlace;
 use crate::update::values::ParamState;
 use meshstep_comm::name_calls;
@@ -57,7 +58,8 @@ impl Optimizer {
             return self.params.copy_out(self.params.values(param?)?, out);
         }
         self.reducer.healthy()?;
-        let param = self.check_between_steps().and(param);
+        let ready = self.reducer.finish_dropped().and_then(|()| self.check_outcomes());
+        let param = ready.and_then(|()| self.reducer.check_no_step()).and(param);
         let call = param.as_ref().map_or(String::new(), |&p| format!("read {:?}", self.params.name(p)));
         self.reducer.call_together(&call, param.as_ref().map(drop).map_err(Error::clone))?;
         let param = param?;
@@ -133,6 +135,92 @@ impl Optimizer {
     pub fn start_gather(&self, unit: &str) -> Result<PendingGather<'_>, Error> {
         let _name = name_calls("Optimizer::gather");
         self.units_from().start(unit)
+    }
+
+    /// Takes the parameters to where the model is evaluated, until [`end_evaluation`](Self::end_evaluation). Collective, between two
+    /// steps; does nothing if they are there.
+    ///
+    /// A rule such as [`ScheduleFreeAdamW`](meshstep_optim::ScheduleFreeAdamW) trains parameters at another point than it evaluates
+    /// ([`Rule::evaluation`](meshstep_optim::Rule::evaluation)). Each rank converts what it owns, and the parameters are gathered; at stage 3 units are gathered as
+    /// before, with the values to evaluate. With other rules the values stay.
+    ///
+    /// Meanwhile [`param`](Self::param), [`read`](Self::read) and [`gather`](Self::gather) return the values to evaluate, and every
+    /// call that would change, save or compare values is [`Error::Evaluating`]: a checkpoint holds the trained parameters. Each rank
+    /// keeps a copy of its own trained parameters and masters, which returns with its bits: at stage 0 the bytes of
+    /// all parameters and masters, else this rank's share of them.
+    ///
+    /// ```
+    /// use meshstep_shard::prelude::*;
+    ///
+    /// let ranks = loopback::spawn(2, |comm| -> Result<[f32; 3], meshstep_shard::Error> {
+    ///     let layout = Layout::builder().param("w", &[64], DType::F32).build()?;
+    ///     let options = Options { stage: Stage::Zero2, ..Options::default() };
+    ///     let mut opt = Optimizer::new(comm, layout, ScheduleFreeAdamW::default(), |_, _| Ok(()), options)?;
+    ///     for _ in 0..3 {
+    ///         let mb = opt.micro_batch(1)?;
+    ///         mb.grad("w", &[1f32; 64])?;
+    ///         mb.finish()?;
+    ///         opt.step(StepArgs { lr: 0.1, ..StepArgs::default() })?.outcome()?;
+    ///     }
+    ///     let first = |opt: &Optimizer| Ok::<_, meshstep_shard::Error>(opt.param("w")?.typed::<f32>()?[0]);
+    ///     let trained = first(&opt)?;
+    ///     opt.begin_evaluation()?;
+    ///     let average = first(&opt)?; // run the model on held-out data here
+    ///     assert!(matches!(opt.micro_batch(1), Err(meshstep_shard::Error::Evaluating)));
+    ///     opt.end_evaluation()?;
+    ///     Ok([trained, average, first(&opt)?])
+    /// })?;
+    /// for rank in ranks {
+    ///     let [trained, average, back] = rank?;
+    ///     assert!((average + 0.2).abs() < 1e-6 && trained < average && trained == back);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn begin_evaluation(&mut self) -> Result<(), Error> {
+        let _name = name_calls("Optimizer::begin_evaluation");
+        self.reducer.healthy()?;
+        if self.is_evaluating() {
+            return Ok(());
+        }
+        // Memory is allocated before the ranks agree, so that a rank without memory is an error on all of them.
+        let ready = self.check_between_steps().and_then(|()| TrainedValues::copied(&self.params));
+        let told = ready.as_ref().map(drop).map_err(Error::clone);
+        self.reducer.call_together("begin an evaluation", told)?;
+        let mut trained = ready?;
+        self.apart_from_steps(|all| {
+            // On a GPU the rows are another rule's, before and after.
+            all.decider.recount(&mut all.params);
+            let left = trained.leave(&mut all.params);
+            all.decider.recount(&mut all.params);
+            left?;
+            all.gatherer.gather_all(&mut all.params, &all.reducer)
+        })?;
+        self.trained = Some(trained);
+        self.reducer.progress.evaluating = true;
+        Ok(())
+    }
+
+    /// Takes the parameters back to where they are trained, with the bits that they had there. Collective; does nothing if they are
+    /// there.
+    pub fn end_evaluation(&mut self) -> Result<(), Error> {
+        let _name = name_calls("Optimizer::end_evaluation");
+        self.reducer.healthy()?;
+        if !self.is_evaluating() {
+            return Ok(());
+        }
+        self.reducer.call_together("end an evaluation", Ok(()))?;
+        let trained = self.trained.take();
+        self.apart_from_steps(|all| {
+            trained.as_ref().map_or(Ok(()), |trained| trained.come_back(&mut all.params))?;
+            all.gatherer.gather_all(&mut all.params, &all.reducer)
+        })?;
+        self.reducer.progress.evaluating = false;
+        Ok(())
+    }
+
+    /// Returns true between [`begin_evaluation`](Self::begin_evaluation) and [`end_evaluation`](Self::end_evaluation).
+    pub fn is_evaluating(&self) -> bool {
+        self.reducer.progress.evaluating
     }
 
     /// Freezes parameters, or lets them train again: those of a list of names, or those for which a predicate `|p: &Param| ...` is

@@ -82,7 +82,7 @@ impl Optimizer {
         self.reducer.finish_dropped()?;
         self.check_outcomes()?;
         match self.reducer.progress.batches {
-            0 => Ok(()),
+            0 => self.reducer.check_training(),
             batches => Err(VerifyError::Midway { batches }.into()),
         }
     }

@@ -13,6 +13,7 @@ impl GradReducer {
     /// Begins a micro-batch, and returns the factor on its gradients. `last`: no other follows in this step.
     pub(crate) fn begin_micro_batch(&mut self, weight: u64, last: bool) -> Result<f64, Error> {
         self.healthy()?;
+        self.check_training()?;
         self.check_weight(weight)?;
         self.finish_dropped()?;
         if self.progress.is_due() {
@@ -43,9 +44,20 @@ impl GradReducer {
         Ok(())
     }
 
-    /// Checks that no micro-batch is under way and no step is due.
+    /// Checks that no micro-batch is under way, no step is due, and the model is not being evaluated.
     pub(crate) fn check_idle(&self) -> Result<(), Error> {
+        self.check_no_step()?;
+        self.check_training()
+    }
+
+    /// Checks that no micro-batch is under way and no step is due.
+    pub(crate) fn check_no_step(&self) -> Result<(), Error> {
         if self.progress.batches == 0 { Ok(()) } else { Err(Error::StepDue) }
+    }
+
+    /// Checks that parameters are where they are trained.
+    pub(crate) fn check_training(&self) -> Result<(), Error> {
+        if self.progress.evaluating { Err(Error::Evaluating) } else { Ok(()) }
     }
 
     /// Completes a dropped micro-batch with zeros, so that this rank sends as many buckets as the others; the step will be an

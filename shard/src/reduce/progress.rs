@@ -32,6 +32,8 @@ pub(crate) struct GradProgress {
     present: Vec<AtomicBool>,
     /// Gradient bytes copied into buckets.
     copied: AtomicU64,
+    /// True while parameters hold the values to evaluate: no step may begin.
+    pub(crate) evaluating: bool,
     /// Bytes the communicators had sent when the last step ended.
     pub(crate) sent_before: u64,
 }
@@ -50,6 +52,7 @@ impl GradProgress {
             missing: AtomicUsize::new(NONE),
             present: Vec::new(),
             copied: AtomicU64::new(0),
+            evaluating: false,
             sent_before: 0,
         }
     }

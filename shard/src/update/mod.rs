@@ -1,5 +1,6 @@
 //! Update of the shard that this rank owns, bucket by bucket.
 
+pub(crate) mod evaluation;
 pub(crate) mod exact_reduce;
 #[cfg(feature = "cuda")]
 pub(crate) mod gpu;

@@ -8,18 +8,21 @@ pub mod gpu_pair;
 pub mod gpus;
 mod naive;
 pub mod processes;
+mod rules;
 mod values;
 
 pub use meshstep_cases::{cases, hash, long, tried};
 pub use meshstep_optim::{
-    Adagrad, Adam, AdamW, Adopt, Flat, Isa, Lamb, Lars, Lion, Moments as SlowMoments, Momentum, QhAdamW,
-    QhAdopt, RmsProp, Rounding, Rule, Scalars, Segment, Sgd, TensorSums,
+    Adagrad, Adam, AdamW, Adopt, Flat, Isa, Lamb, Lars, Lion, Momentum, QhAdamW, QhAdopt, RmsProp, Rounding,
+    Rule, Scalars, Segment, Sgd, TensorSums,
 };
 use meshstep_shard::{
     Error, Gathered, Groups, Master, MicroBatch, Moments, Optimizer, Options, Outcome, Owners, Precision,
     Stage, StepArgs,
 };
 use meshstep_tensor::{DType, Layout, Slice, SliceMut};
+use rules::two_moments;
+pub use rules::{adamw, schedule_free};
 pub use values::{fetch, floats, param, params, put, state, with_dtype};
 
 pub const STAGES: [Stage; 6] = [
@@ -91,12 +94,13 @@ pub enum WhichRule {
     QhAdopt,
     QhAdamW,
     TwoMoments,
+    ScheduleFree,
     Lamb,
     Lars,
 }
 
 /// Rules with state that run at every cut.
-pub const WITH_STATE: [WhichRule; 15] = [
+pub const WITH_STATE: [WhichRule; 16] = [
     WhichRule::AdamW,
     WhichRule::SgdMomentum,
     WhichRule::SgdAverage,
@@ -110,6 +114,7 @@ pub const WITH_STATE: [WhichRule; 15] = [
     WhichRule::QhAdopt,
     WhichRule::QhAdamW,
     WhichRule::TwoMoments,
+    WhichRule::ScheduleFree,
     WhichRule::Lamb,
     WhichRule::Lars,
 ];
@@ -138,12 +143,8 @@ macro_rules! with_rule {
             WhichRule::Adopt => of!(Adopt::default()),
             WhichRule::QhAdopt => of!(QhAdopt::default()),
             WhichRule::QhAdamW => of!(QhAdamW::default()),
-            WhichRule::TwoMoments => {
-                of!(QhAdamW {
-                    moments: SlowMoments::new(&[(0.9, 0.3), (0.99, 0.5)]).unwrap(),
-                    ..QhAdamW::default()
-                })
-            }
+            WhichRule::TwoMoments => of!(two_moments()),
+            WhichRule::ScheduleFree => of!(schedule_free()),
             WhichRule::Lamb => of!(Lamb::default()),
             WhichRule::Lars => of!(Lars { trust_coefficient: 0.1, ..Lars::default() }),
         }
@@ -349,10 +350,6 @@ fn drawn(len: usize, value: impl Fn(usize) -> f64) -> Vec<f64> {
     let mut all = first.repeat(len.div_ceil(PERIOD));
     all.truncate(len);
     all
-}
-
-pub fn adamw() -> AdamW {
-    AdamW { weight_decay: 0.1, ..AdamW::default() }
 }
 
 /// Reads the units in this order, each while the next is in flight.

@@ -4,7 +4,8 @@
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adjust, Adopt, Decay, Flat, Isa, Lamb, Lars, Lion, Moments, Momentum, Muon,
-    QhAdamW, QhAdopt, RmsProp, Rule, Scalars, Sees, Segment, Sgd, StateSlot, TensorSums, UncorrectedAdam,
+    QhAdamW, QhAdopt, RmsProp, Rule, Scalars, ScheduleFreeAdamW, Sees, Segment, Sgd, StateSlot, TensorSums,
+    UncorrectedAdam,
 };
 use meshstep_shard::{Error, Optimizer, Options, Owners, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Queue};
@@ -127,6 +128,7 @@ fn elementwise() -> Vec<Case> {
         elementwise!(QhAdopt, qh_adopt.clone(); moments: Moments::one(0.9, 0.3) => "beta1 of m1", moments: two(0.5, 0.5) => "beta1 of m1", moments: two(0.99, 0.25) => "weight of m1", beta2: 0.5 => "beta2", eps: 0.5 => "eps").into(),
         elementwise!(QhAdamW, qh_adamw.clone(); moments: Moments::one(0.9, 0.3) => "beta1 of m1", moments: two(0.5, 0.5) => "beta1 of m1", moments: two(0.99, 0.25) => "weight of m1", beta2: 0.5 => "beta2", eps: 0.5 => "eps").into(),
         elementwise!(UncorrectedAdam, UncorrectedAdam::default(); beta1: 0.5 => "beta1", beta2: 0.5 => "beta2", lambda: 0.5 => "lambda", clip: 0.5 => "clip").into(),
+        changed!(ScheduleFreeAdamW, ScheduleFreeAdamW::default(); beta1: 0.5 => "beta1", beta2: 0.5 => "beta2", eps: 0.5 => "eps", warmup_steps: 5 => "warmup_steps", r: 0.5 => "r", weight_lr_power: 1.0 => "weight_lr_power", weight_decay: 0.5 => "weight_decay", maximize: true => "maximize").into(),
     ];
     all.concat()
 }

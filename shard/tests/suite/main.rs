@@ -18,6 +18,7 @@ mod cross_shard;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod equality;
+mod evaluation;
 mod faults;
 mod freezing;
 mod gathers;

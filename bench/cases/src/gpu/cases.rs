@@ -2,7 +2,8 @@
 //! bench/python/gpu_torch.py.
 
 use meshstep_optim::{
-    Adagrad, AdamW, Adopt, Lion, QhAdamW, QhAdopt, RmsProp, Rounding, Rule, Sgd, UncorrectedAdam,
+    Adagrad, AdamW, Adopt, Lion, QhAdamW, QhAdopt, RmsProp, Rounding, Rule, ScheduleFreeAdamW, Sgd,
+    UncorrectedAdam,
 };
 use meshstep_tensor::DType::{self, BF16, F16, F32};
 
@@ -87,6 +88,7 @@ pub fn cases() -> Vec<Case> {
         update("rmsprop centered momentum f32", rule(rms), ALL_F32),
         update("adagrad f32", rule(Adagrad::default()), ALL_F32),
         update("uncorrected adam f32", rule(UncorrectedAdam::default()), ALL_F32),
+        update("schedule-free adamw f32", rule(ScheduleFreeAdamW::default()), ALL_F32),
         update("sgd f32", rule(Sgd::default()), ALL_F32),
     ]
 }

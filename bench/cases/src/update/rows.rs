@@ -2,7 +2,7 @@
 
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adopt, Lamb, Lars, Lion, Moments, Momentum, QhAdamW, QhAdopt, RmsProp, Rounding,
-    Rule, Sgd, UncorrectedAdam,
+    Rule, ScheduleFreeAdamW, Sgd, UncorrectedAdam,
 };
 use meshstep_tensor::DType;
 
@@ -72,6 +72,7 @@ pub fn rows() -> Vec<Row> {
         row("qhadopt", QhAdopt::default(), F32, 90.0),
         row("qhadamw", QhAdamW::default(), F32, 90.0),
         row("qhadamw, 4 moments", QhAdamW { moments: four, ..QhAdamW::default() }, F32, 90.0),
+        row("adamw, schedule-free", ScheduleFreeAdamW::default(), F32, 90.0),
         Row { measures_state: true, ..row("lamb", Lamb::default(), F32, 90.0) },
         row("lars", Lars::default(), F32, 90.0),
         row("adamw, f32 master, bf16 grads and copy", AdamW::default(), MASTER, 85.0),

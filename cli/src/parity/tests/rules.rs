@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adjust, Adopt, Decay, Lamb, Lars, Lbfgs, LineSearch, Lion, Moments, Momentum, Muon,
-    QhAdamW, QhAdopt, RmsProp, Sgd,
+    QhAdamW, QhAdopt, RmsProp, ScheduleFreeAdamW, Sgd,
 };
 use serde_json::{Value, json};
 
@@ -35,6 +35,7 @@ fn defaults_are_the_rules_own_and_pytorchs_rates() {
     is(json!({"name": "adopt"}), &Adopt::default(), 1e-3);
     is(json!({"name": "qhadamw"}), &QhAdamW::default(), 1e-3);
     is(json!({"name": "qhadopt"}), &QhAdopt::default(), 1e-3);
+    is(json!({"name": "schedulefree_adamw"}), &ScheduleFreeAdamW::default(), 2.5e-3);
     is(json!({"name": "lamb"}), &Lamb::default(), 1e-3);
     is(json!({"name": "lars"}), &Lars::default(), 1e-3);
     is(json!({"name": "muon"}), &Muon::default(), 1e-3);
@@ -112,6 +113,20 @@ fn every_field_arrives_in_the_other_rules() {
     let lars = json!({"name": "lars", "momentum": 0.8, "weight_decay": 0.1, "trust_coefficient": 0.2});
     let rule = Lars { momentum: 0.8, weight_decay: 0.1, trust_coefficient: 0.2, ..Lars::default() };
     is(lars, &rule, 1e-3);
+    let free = json!({"name": "schedulefree_adamw", "lr": 0.1, "beta1": 0.8, "beta2": 0.9, "eps": 0.1, "warmup_steps": 7,
+        "r": 0.5, "weight_lr_power": 1.5, "weight_decay": 0.2, "maximize": true});
+    let rule = ScheduleFreeAdamW {
+        beta1: 0.8,
+        beta2: 0.9,
+        eps: 0.1,
+        warmup_steps: 7,
+        ..ScheduleFreeAdamW::default()
+    };
+    is(
+        free,
+        &ScheduleFreeAdamW { r: 0.5, weight_lr_power: 1.5, weight_decay: 0.2, maximize: true, ..rule },
+        0.1,
+    );
     let muon = json!({"name": "muon", "momentum": 0.8, "nesterov": false, "weight_decay": 0.2, "ns_steps": 3,
         "ns_coefficients": [3.0, -4.0, 2.0], "eps": 0.1, "adjust_lr_fn": "match_rms_adamw"});
     let rule = Muon { momentum: 0.8, nesterov: false, weight_decay: 0.2, ns_steps: 3, ..Muon::default() };
@@ -122,4 +137,21 @@ fn every_field_arrives_in_the_other_rules() {
     let rule = Lbfgs { lr: 0.5, max_iter: 3, max_eval: Some(9), tolerance_grad: 0.1, ..Lbfgs::default() };
     let rule = Lbfgs { tolerance_change: 0.2, history_len: 7, line_search: LineSearch::StrongWolfe, ..rule };
     assert!(matches!(read(lbfgs), Recipe::Lbfgs(read) if read == rule));
+}
+
+#[test]
+fn rates_that_the_average_would_not_follow_are_refused() {
+    let read = |lrs: &[f64], warmup_steps: u64| {
+        let optimizer = json!({"name": "schedulefree_adamw", "warmup_steps": warmup_steps});
+        let tolerance = json!({"rtol": 0.0, "atol": 0.0});
+        let spec = json!({"optimizer": optimizer, "steps": lrs.len(), "lrs": lrs, "tolerance": tolerance});
+        recipe(&Spec::parse(&spec.to_string()).unwrap())
+    };
+    for (lrs, warmup_steps) in [(&[0.1, 0.1, 0.05][..], 0), (&[0.1, 0.1, 0.05], 2), (&[0.1, 0.02, 0.05], 0)] {
+        assert!(read(lrs, warmup_steps).is_ok(), "{lrs:?}, {warmup_steps}");
+    }
+    for (lrs, warmup_steps) in [(&[0.1, 0.2][..], 0), (&[0.1, 0.05, 0.11], 0), (&[0.1, 0.1, 0.05], 3)] {
+        let why = read(lrs, warmup_steps).unwrap_err().to_string();
+        assert!(why.contains("weighs updates by warmup_steps"), "{why}");
+    }
 }

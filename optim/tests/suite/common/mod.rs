@@ -4,7 +4,8 @@ pub(crate) mod naive;
 
 use meshstep_optim::{
     Adagrad, Adam, AdamW, Adopt, Decay, Error, Flat, Isa, Lamb, Lars, Lion, Moments, Momentum,
-    NEAREST_RETENTION, QhAdamW, QhAdopt, RmsProp, Rounding, Rule, Scalars, Segment, Sgd, UncorrectedAdam,
+    NEAREST_RETENTION, QhAdamW, QhAdopt, RmsProp, Rounding, Rule, Scalars, ScheduleFreeAdamW, Segment, Sgd,
+    UncorrectedAdam,
 };
 use meshstep_tensor::{DType, Queue, Slice, SliceMut, bf16, f16};
 use std::ops::Range;
@@ -18,6 +19,7 @@ pub(crate) fn rules() -> Vec<Box<dyn Rule>> {
     let (coupled, fully) = (Decay::Coupled, Decay::FullyDecoupled { lr_max: 0.02 });
     let moments =
         |n: usize| Moments::new(&[(0.9, 0.3), (0.99, 0.2), (0.999, 0.25), (0.5, 0.1)][..n]).unwrap();
+    let schedule_free = ScheduleFreeAdamW { beta1: 0.95, ..ScheduleFreeAdamW::default() };
     vec![
         Box::new(AdamW::default()),
         Box::new(AdamW { weight_decay: 0.0, eps: 0.0, ..AdamW::default() }),
@@ -70,6 +72,15 @@ pub(crate) fn rules() -> Vec<Box<dyn Rule>> {
             decay: coupled,
             ..UncorrectedAdam::default()
         }),
+        Box::new(ScheduleFreeAdamW::default()),
+        Box::new(ScheduleFreeAdamW {
+            warmup_steps: 2,
+            weight_decay: 0.1,
+            maximize: true,
+            ..schedule_free.clone()
+        }),
+        Box::new(ScheduleFreeAdamW { beta1: 0.5, beta2: 0.9, eps: 0.0, r: 0.75, ..schedule_free.clone() }),
+        schedule_free.evaluation().unwrap(),
         Box::new(Lamb::default()),
         Box::new(Lars::default()),
     ]

@@ -134,7 +134,7 @@ macro_rules! folders {
         }
     };
 }
-folders!(adam sgd rmsprop adagrad lion adopt qhadamw uncorrected);
+folders!(adam sgd rmsprop adagrad lion adopt qhadamw schedulefree uncorrected);
 
 /// A rule that sees single elements has kernels, in a folder that is tested here; other rules have none.
 #[test]

@@ -2,7 +2,8 @@
 
 use crate::common::{Mlp, STAGES, applied, at, bits, numbers, on_ranks, options, rule, sharded, tensor};
 use candle_core::Var;
-use meshstep_candle::{NamedVars, Sharded};
+use meshstep_candle::{Error, NamedVars, Sharded};
+use meshstep_optim::ScheduleFreeAdamW;
 use meshstep_shard::{Options, Outcome, Stage, Step as _};
 use meshstep_tensor::{Category, Meter};
 
@@ -101,4 +102,26 @@ fn long_variables_are_copied_whole() {
         numbers(&long) == held && held == numbers(&tensor(&[3, 170_001], 1))
     });
     assert_eq!(finals, [true, true]);
+}
+
+#[test]
+fn variables_follow_an_evaluation_and_come_back() {
+    for stage in STAGES {
+        on_ranks(2, |comm| {
+            let mlp = Mlp::new(1);
+            let rule = ScheduleFreeAdamW { warmup_steps: 2, ..ScheduleFreeAdamW::default() };
+            let mut opt = Sharded::new(comm, mlp.vars(), rule, options(stage)).unwrap();
+            (0..3).for_each(|step| applied(opt.backward_step(&mlp.loss(step).unwrap(), at())));
+            let trained = bits(&opt);
+            opt.begin_evaluation().unwrap();
+            let evaluated = bits(&opt);
+            assert_ne!(evaluated, trained);
+            let refused = opt.backward_step(&mlp.loss(3).unwrap(), at()).unwrap_err();
+            assert!(matches!(refused, Error::Shard(meshstep_shard::Error::Evaluating)), "{refused}");
+            assert_eq!(bits(&opt), evaluated);
+            opt.end_evaluation().unwrap();
+            assert_eq!(bits(&opt), trained);
+            applied(opt.backward_step(&mlp.loss(3).unwrap(), at()));
+        });
+    }
 }

@@ -23,6 +23,7 @@ mod cuda;
 mod damage;
 mod disks;
 mod edits;
+mod evaluation;
 mod failures;
 mod faulty;
 mod gate;

@@ -4,6 +4,7 @@ mod among;
 mod apart;
 mod disagreement;
 mod equality;
+mod evaluation;
 mod events;
 mod failing;
 mod graph;
