@@ -1,5 +1,6 @@
 //! `ci`: runs the steps in order, prints each step's name and time, and stops at the first failure.
 
+mod book;
 mod candle;
 mod junit;
 mod mpi;
@@ -95,6 +96,8 @@ fn run_task(task: &Task, workspace: &Workspace, report: &mut Report) -> anyhow::
             outside::write(dir, library, workspace).with_context(|| format!("cannot {task}"))
         }
         Task::Nextest => nextest(),
+        Task::MdBook { tools } => book::install(tools).with_context(|| format!("cannot {task}")),
+        Task::Book(cmd) => book::build(cmd),
         Task::NcclAbi(check) => check.run(),
         Task::MpiPackages(library) => library.install(),
         Task::Run(cmd) => succeed(cmd),

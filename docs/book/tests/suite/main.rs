@@ -1,0 +1,3 @@
+//! Tests of the book: its programs and its links.
+
+mod quick_start;
