@@ -1,4 +1,10 @@
-//! The chapters of the book as documentation, so that `cargo test --doc` compiles and runs their code.
+//! The chapters of the book as documentation, so that `cargo test --doc` compiles and runs their code, and
+//! the tests of its programs and tables.
+
+#[cfg(test)]
+mod plan_table;
+#[cfg(test)]
+mod quick_start;
 
 /// Includes each chapter as a module's documentation while doctests are built.
 macro_rules! chapters {

@@ -1,63 +1,85 @@
-//! Step `book`: builds `docs/book` with mdBook, which is installed into the target folder on first use.
+//! Step `book`: builds `docs/book` with mdBook, which is installed into the target folder on first use. `tidy` checks the links of its
+//! sources.
 
-use super::steps::{Setting, Task};
 use crate::cmd::Cmd;
 use anyhow::ensure;
-use std::path::{Path, PathBuf};
+use std::fmt;
+use std::path::Path;
 
 /// Version of mdBook to install: the newest that was tried.
 const VERSION: &str = "0.5.4";
 
-/// Returns the tasks: mdBook, then the book. `tidy` checks the links of its sources.
-pub(super) fn tasks(setting: &Setting) -> Vec<Task> {
-    let tools = setting.target.join("tools");
-    let built = setting.target.join("book");
-    let build = Cmd::built(program(&tools), "build docs/book --dest-dir").arg(&built.to_string_lossy());
-    vec![Task::MdBook { tools }, Task::Book(build.dir(&setting.root))]
+/// One task of the step.
+#[derive(Clone, Debug)]
+pub(crate) enum Task {
+    /// Install mdBook unless `program` is the wanted version. Without its server and search: 80 s on two cores.
+    Install { program: Cmd, install: Cmd },
+    /// Build the book.
+    Build(Cmd),
 }
 
-/// Returns the path of mdBook in the folder of tools.
-fn program(tools: &Path) -> PathBuf {
-    tools.join("bin").join("mdbook").with_extension(std::env::consts::EXE_EXTENSION)
+/// Returns the tasks.
+pub(super) fn tasks(root: &Path, target: &Path) -> [Task; 2] {
+    let (tools, built) = (target.join("tools"), target.join("book"));
+    let program = tools.join("bin").join("mdbook").with_extension(std::env::consts::EXE_EXTENSION);
+    let install = Cmd::cargo(&format!(
+        "install mdbook --version ={VERSION} --locked --no-default-features --force --root"
+    ));
+    let install = install.arg(&tools.to_string_lossy());
+    let build = Cmd::built(&program, "build docs/book --dest-dir").arg(&built.to_string_lossy());
+    [Task::Install { program: Cmd::built(&program, "--version"), install }, Task::Build(build.dir(root))]
 }
 
-/// Installs mdBook into `tools` unless this version is there. Without its server and search: about 80 s of two cores.
-pub(super) fn install(tools: &Path) -> anyhow::Result<()> {
-    let program = program(tools);
-    if program.is_file() && is_wanted(Cmd::built(&program, "--version").output()?.as_deref()) {
-        return Ok(());
+impl Task {
+    pub(super) fn run(&self) -> anyhow::Result<()> {
+        match self {
+            Task::Install { program, install } => {
+                // The program does not start where it is missing.
+                if is_wanted(program.output().ok().flatten().as_deref()) {
+                    return Ok(());
+                }
+                let status = install.run_unattended()?;
+                ensure!(status.success(), "{status}\ncommand:      {install}");
+            }
+            Task::Build(build) => {
+                let (status, said) = build.status_and_stderr()?;
+                ensure!(status.success(), "{status}\ncommand:      {build}");
+                // mdBook reports a file that it cannot include, and goes on.
+                ensure!(!complains(&said), "mdBook has complaints, printed above\ncommand:      {build}");
+            }
+        }
+        Ok(())
     }
-    let install = Cmd::cargo("install mdbook --locked --no-default-features --force --root")
-        .arg(&tools.to_string_lossy())
-        .arg("--version")
-        .arg(&format!("={VERSION}"));
-    let status = install.run_unattended()?;
-    ensure!(status.success(), "{status}\ncommand:      {install}");
-    Ok(())
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Task::Install { install, .. } => write!(f, "{install} (unless it is there)"),
+            Task::Build(build) => build.fmt(f),
+        }
+    }
 }
 
 fn is_wanted(printed: Option<&str>) -> bool {
     printed.is_some_and(|line| line.trim().trim_start_matches("mdbook v") == VERSION)
 }
 
-/// Builds the book. mdBook reports what it cannot include, and goes on; here that is an error.
-pub(super) fn build(cmd: &Cmd) -> anyhow::Result<()> {
-    let (status, said) = cmd.status_and_stderr()?;
-    ensure!(status.success(), "{status}\ncommand:      {cmd}");
-    ensure!(!complains(&said), "mdBook has complaints, printed above\ncommand:      {cmd}");
-    Ok(())
-}
-
 fn complains(said: &str) -> bool {
-    said.lines().any(|line| {
-        let mut words = line.split_whitespace();
-        words.any(|word| matches!(word.trim_matches(['[', ']']), "WARN" | "ERROR"))
-    })
+    said.lines().any(|line| matches!(line.split_whitespace().next(), Some("WARN" | "ERROR")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_book_is_built_with_the_installed_program() {
+        let [install, build] = tasks(Path::new("/w"), Path::new("/w/target")).map(|task| task.to_string());
+        assert!(install.contains("--root /w/target/tools"), "{install}");
+        assert!(install.contains(&format!("mdbook --version ={VERSION} --locked")), "{install}");
+        assert_eq!(build, "cd /w && /w/target/tools/bin/mdbook build docs/book --dest-dir /w/target/book");
+    }
 
     #[test]
     fn another_version_is_replaced() {
@@ -66,9 +88,9 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_of_mdbook_is_a_failure() {
-        assert!(complains(" INFO Book building has started\n ERROR Error updating \"{{#include x}}\"\n"));
-        assert!(complains("2026-01-01 [WARN] (mdbook): a chapter is missing"));
-        assert!(!complains(" INFO Running the html backend\n INFO WARNING is no level\n"));
+    fn a_complaint_of_mdbook_is_a_failure() {
+        assert!(complains(" INFO Book building has started\nERROR Error updating \"{{#include x}}\"\n"));
+        assert!(complains(" INFO Running the html backend\n WARN a table is ignored\n"));
+        assert!(!complains(" INFO Book building has started\n INFO no WARN or ERROR\n"));
     }
 }

@@ -96,8 +96,7 @@ fn run_task(task: &Task, workspace: &Workspace, report: &mut Report) -> anyhow::
             outside::write(dir, library, workspace).with_context(|| format!("cannot {task}"))
         }
         Task::Nextest => nextest(),
-        Task::MdBook { tools } => book::install(tools).with_context(|| format!("cannot {task}")),
-        Task::Book(cmd) => book::build(cmd),
+        Task::Book(task) => task.run(),
         Task::NcclAbi(check) => check.run(),
         Task::MpiPackages(library) => library.install(),
         Task::Run(cmd) => succeed(cmd),

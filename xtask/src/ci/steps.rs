@@ -36,12 +36,8 @@ pub(crate) enum Task {
     Test(Cmd),
     /// Install nextest if it is missing.
     Nextest,
-    /// Install mdBook into this folder unless it is there.
-    MdBook {
-        tools: PathBuf,
-    },
-    /// Build the book, without a complaint of mdBook.
-    Book(Cmd),
+    /// Install mdBook, or build the book with it.
+    Book(book::Task),
     /// Compare comm's table of NCCL functions with NCCL releases.
     NcclAbi(nccl_abi::Check),
     /// Install packages of an MPI library unless its programs are there.
@@ -75,8 +71,8 @@ pub(crate) enum Task {
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Run(cmd) | Self::Test(cmd) | Self::Book(cmd) => write!(f, "{cmd}"),
-            Self::MdBook { tools } => write!(f, "install mdBook into {} unless it is there", tools.display()),
+            Self::Run(cmd) | Self::Test(cmd) => write!(f, "{cmd}"),
+            Self::Book(task) => task.fmt(f),
             Self::Nextest => f.write_str("install cargo-nextest unless it is installed"),
             Self::NcclAbi(check) => check.fmt(f),
             Self::MpiPackages(library) => library.fmt(f),
@@ -161,7 +157,7 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Mpi => mpi::tasks(setting),
         StepName::Shuttle => vec![Task::Nextest, test(&shuttle(), "all()", setting)],
         StepName::Doctests => standin::doctests(setting),
-        StepName::Book => book::tasks(setting),
+        StepName::Book => book::tasks(&setting.root, &setting.target).map(Task::Book).into(),
         StepName::TrainSmoke => train::tasks(setting),
         StepName::Package => package(setting),
         StepName::Candle => candle::tasks(setting),
@@ -380,14 +376,6 @@ mod tests {
         assert!(lines[3].contains("--mesh tp=1 --mesh tp=2,cp=2,dp=2"), "{shown}");
         let long = self::shown(StepName::TrainSmoke, &Setting { long: true, ..setting() });
         assert!(long.contains("train --steps 12\n") && long.ends_with("train --compare"), "{long}");
-    }
-
-    #[test]
-    fn the_book_is_built_with_the_installed_program() {
-        let shown = shown(StepName::Book, &setting());
-        let build = "cd /w && /w/target/tools/bin/mdbook build docs/book --dest-dir /w/target/book";
-        assert_eq!(shown, format!("install mdBook into /w/target/tools unless it is there\n{build}"));
-        assert!(self::shown(StepName::Doctests, &setting()).contains(&format!("--doc {ALL},meshstep-book/cuda")));
     }
 
     #[test]

@@ -18,7 +18,8 @@ pub(super) fn links(files: &[File]) -> Vec<Complaint> {
         .collect();
     let dead = documents.values().flat_map(|file| {
         let links = targets(&file.text).into_iter();
-        let dead = links.filter_map(|(line, target)| Some((line, refusal(file, target, &paths, &documents)?)));
+        let dead =
+            links.filter_map(|(line, target)| Some((line, refusal(file, target, &paths, &documents)?)));
         dead.map(|(line, why)| Complaint::line(&file.path, line, why))
     });
     dead.chain(unlisted(&documents)).collect()
@@ -38,7 +39,9 @@ fn refusal(
     let Some(path) = resolve(&from.path, path) else {
         return Some(format!("the link {target} leaves the repository"));
     };
-    let is_folder = || paths.range(&*format!("{path}/")..).next().is_some_and(|next| next.starts_with(&format!("{path}/")));
+    let is_folder = || {
+        paths.range(&*format!("{path}/")..).next().is_some_and(|next| next.starts_with(&format!("{path}/")))
+    };
     if !paths.contains(&*path) && (path.is_empty() || !is_folder()) {
         return Some(format!("the link {target} leads to no file"));
     }
@@ -100,7 +103,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
     headings
         .map(|title| {
             let kept = title.trim().chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
-            let slug: String = kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect();
+            let slug: String =
+                kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect();
             let count = counts.entry(slug.clone()).or_default();
             *count += 1;
             if *count == 1 { slug } else { format!("{slug}-{}", *count - 1) }
@@ -158,7 +162,8 @@ mod tests {
             ("[x](docs/y.md#gone)", "names no heading of docs/y.md"),
             ("[x](code.rs#l1)", "names no heading of code.rs"),
         ] {
-            let found = complaints(&[("README.md", text), ("docs/y.md", "```\n# gone\n```\n"), ("code.rs", "")]);
+            let found =
+                complaints(&[("README.md", text), ("docs/y.md", "```\n# gone\n```\n"), ("code.rs", "")]);
             assert!(found.len() == 1 && found[0].contains(said), "{text}: {found:?}");
         }
     }

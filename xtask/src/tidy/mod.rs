@@ -50,8 +50,11 @@ fn verdict(complaints: &[Complaint]) -> anyhow::Result<()> {
     }
 }
 
+/// A rule about files.
+type FileRule = fn(&[File]) -> Vec<Complaint>;
+
 fn complaints(workspace: &Workspace, files: &[File]) -> Vec<Complaint> {
-    let rules: [fn(&[File]) -> Vec<Complaint>; 6] = [
+    let rules: [FileRule; 6] = [
         sources::headers,
         sources::lengths,
         sources::forbidden,

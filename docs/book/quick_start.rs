@@ -5,9 +5,9 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-const BEFORE: &str = include_str!("../../code/candle_before.rs");
-const AFTER: &str = include_str!("../../code/candle_after.rs");
-const CHAPTER: &str = include_str!("../../src/quick-start.md");
+const BEFORE: &str = include_str!("code/candle_before.rs");
+const AFTER: &str = include_str!("code/candle_after.rs");
+const CHAPTER: &str = include_str!("src/quick-start.md");
 
 /// Lines of a program that may change: a removed line and the added line in its place count once.
 const CHANGED: usize = 15;
