@@ -160,4 +160,14 @@ fn processes_of_a_launcher_print_them_too() {
     let ranks: Vec<Child> = (0..RANKS).map(rank).collect();
     let printed: String = ranks.into_iter().map(end).collect();
     assert_equal(&end(start("candle_before", &[])), &printed);
+    let sorted = |printed: &str| {
+        let mut losses = losses(printed);
+        losses.values_mut().for_each(|of_ranks| of_ranks.sort_by(f64::total_cmp));
+        losses
+    };
+    assert_eq!(
+        sorted(&printed),
+        sorted(&end(start("candle_after", &[]))),
+        "threads and processes have the same bits"
+    );
 }
