@@ -5,6 +5,7 @@
 pub use crate::Muon;
 pub use crate::schedule::{self, Schedule};
 pub use crate::{
-    Adagrad, Adam, AdamW, Adopt, Lamb, Lars, Lion, QhAdamW, QhAdopt, RmsProp, ScheduleFreeAdamW, Sgd, UncorrectedAdam,
+    Adagrad, Adam, AdamW, Adopt, Lamb, Lars, Lion, QhAdamW, QhAdopt, RmsProp, ScheduleFreeAdamW, Sgd,
+    UncorrectedAdam,
 };
 pub use crate::{Decay, DynamicLossScale, LossScale, Momentum, Norm, Rounding, Rule};

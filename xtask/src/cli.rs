@@ -161,8 +161,10 @@ pub(crate) enum StepName {
     Mpi,
     /// Runs comm's fault tests under a deterministic scheduler.
     Shuttle,
-    /// Runs the examples in the documentation.
+    /// Runs the examples in the documentation and in the book.
     Doctests,
+    /// Builds the book with mdBook, which it installs into the target folder.
+    Book,
     /// Runs a few steps of the training job.
     TrainSmoke,
     /// Packages every library, and builds a crate outside the workspace on each.

@@ -1,7 +1,5 @@
 //! `launch` with ranks that fail, hang, ignore signals and print parts of lines: exit codes, messages, whole lines, no orphans.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
 use crate::launched::{marked, no_orphan, run, start};
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};

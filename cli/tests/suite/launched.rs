@@ -1,7 +1,5 @@
 //! A launch of shell scripts; a mark in the environment of the processes counts them.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
 use std::io::{BufRead, BufReader, Lines, Read};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

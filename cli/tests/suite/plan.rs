@@ -1,7 +1,5 @@
 //! `plan` as a program: tables, JSON, files, refusals.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
 use std::process::{Command, Output};
 
 use serde_json::Value;

@@ -1,7 +1,5 @@
 //! Completions as shells read them.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
 use std::process::Command;
 
 #[test]

@@ -1,5 +1,6 @@
 //! `ci`: runs the steps in order, prints each step's name and time, and stops at the first failure.
 
+mod book;
 mod candle;
 mod junit;
 mod mpi;
@@ -97,6 +98,7 @@ fn run_task(task: &Task, workspace: &Workspace, report: &mut Report) -> anyhow::
         }
         Task::PackageSizes => packages::print_sizes(&workspace.target),
         Task::Nextest => nextest(),
+        Task::Book(task) => task.run(),
         Task::NcclAbi(check) => check.run(),
         Task::MpiPackages(library) => library.install(),
         Task::Run(cmd) => cmd.succeed(),

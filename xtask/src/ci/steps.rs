@@ -1,7 +1,7 @@
 //! Steps of `ci` as data: their commands, their order, and the settings they depend on. Nothing runs here.
 
 use super::task::{ALL, ON_GPU, Setting, Step, Task, test, with};
-use super::{candle, mpi, nccl_abi, packages, standin, train};
+use super::{book, candle, mpi, nccl_abi, packages, standin, train};
 use crate::cli::StepName;
 use crate::cmd::Cmd;
 use crate::workspace::{Workspace, published};
@@ -70,6 +70,7 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Mpi => mpi::tasks(setting),
         StepName::Shuttle => vec![Task::Nextest, test(&shuttle(), "all()", setting)],
         StepName::Doctests => standin::doctests(setting),
+        StepName::Book => book::tasks(&setting.root, &setting.target).map(Task::Book).into(),
         StepName::TrainSmoke => train::tasks(setting),
         StepName::Package => packages::tasks(setting),
         StepName::Deny => deny(setting),

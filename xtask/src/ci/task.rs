@@ -1,6 +1,6 @@
 //! Steps and tasks as values, the settings they depend on, and runs of tests as tasks.
 
-use super::{mpi, nccl_abi};
+use super::{book, mpi, nccl_abi};
 use crate::cli::StepName;
 use crate::cmd::Cmd;
 use std::fmt;
@@ -34,6 +34,8 @@ pub(crate) enum Task {
     Test(Cmd),
     /// Install nextest if it is missing.
     Nextest,
+    /// Install mdBook, or build the book with it.
+    Book(book::Task),
     /// Compare comm's table of NCCL functions with NCCL releases.
     NcclAbi(nccl_abi::Check),
     /// Install packages of an MPI library unless its programs are there.
@@ -67,6 +69,7 @@ impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Run(cmd) | Self::Test(cmd) => write!(f, "{cmd}"),
+            Self::Book(task) => task.fmt(f),
             Self::Nextest => f.write_str("install cargo-nextest unless it is installed"),
             Self::NcclAbi(check) => check.fmt(f),
             Self::MpiPackages(library) => library.fmt(f),

@@ -89,6 +89,20 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "meshstep-book",
+        &[
+            "meshstep-candle",
+            "meshstep-parallel3d",
+            "meshstep-local",
+            "meshstep-checkpoint",
+            "meshstep-shard",
+            "meshstep-membership",
+            "meshstep-comm",
+            "meshstep-optim",
+            "meshstep-tensor",
+        ],
+    ),
+    (
         "meshstep-bench",
         &[
             "meshstep-candle",

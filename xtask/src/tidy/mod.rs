@@ -8,6 +8,7 @@ mod files;
 mod functions;
 mod graph;
 mod knots;
+mod links;
 mod measures;
 mod prose;
 mod rooms;
@@ -49,8 +50,18 @@ fn verdict(complaints: &[Complaint]) -> anyhow::Result<()> {
     }
 }
 
+/// A rule about files.
+type FileRule = fn(&[File]) -> Vec<Complaint>;
+
 fn complaints(workspace: &Workspace, files: &[File]) -> Vec<Complaint> {
-    let rules = [sources::headers, sources::lengths, sources::forbidden, docs::required, docs::commands];
+    let rules: [FileRule; 6] = [
+        sources::headers,
+        sources::lengths,
+        sources::forbidden,
+        docs::required,
+        docs::commands,
+        links::links,
+    ];
     let about_files = rules.iter().flat_map(|rule| rule(files));
     edges::check(&workspace.members).into_iter().chain(about_files).collect()
 }
@@ -92,7 +103,7 @@ mod tests {
             file("comm/src/lib.rs", "//! L.\nmod nccl;\nmod sync;\n"),
             file("comm/src/nccl/mod.rs", "//! N.\npub struct N;\n"),
             file("comm/src/sync/mod.rs", "//! S.\nuse crate::nccl::N;\n"),
-            file("README.md", "```sh\ncargo xtask fly\n```\n"),
+            file("README.md", "```sh\ncargo xtask fly\n```\n[gone](gone.md)\n"),
         ];
         files.extend((0..20).map(|idx| file(&format!("c/src/x{idx}.rs"), &circle(idx))));
         let measured = measures::complaints(measures(&workspace, &files), false);
@@ -104,6 +115,7 @@ mod tests {
             "a/src/lib.rs: 500 lines",
             "a/src/b.rs:2: ",
             "README.md:2: ",
+            "README.md:4: the link",
             "LICENSE-MIT: ",
             "c: sentences that open with a pronoun 100.0 % = 1 of 1",
             "c/src/lib.rs:1: ",
