@@ -5,7 +5,7 @@
 /// An error of construction is an error on every rank: the rank with the cause gets it, the others get
 /// [`meshstep_shard::Error::Disagree`] with its text. An error of a backward pass on one rank makes the step an error on every
 /// rank, [`meshstep_shard::Error::Fault`], which changes nothing.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The sharded optimizer refused a call, or a rank has failed.
@@ -103,6 +103,8 @@ pub enum Error {
         name: String,
     },
 }
+
+meshstep_tensor::debug_is_display!(Error);
 
 impl Error {
     /// Returns an error of an optimizer, or of a wrapper, as one of this type.

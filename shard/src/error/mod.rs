@@ -17,9 +17,8 @@ use meshstep_tensor::DType;
 /// Error of a sharded optimizer.
 ///
 /// After [`Comm`](Error::Comm) the optimizer is poisoned: ranks may be at different points, parameters may be of two steps, and
-/// every later call repeats the error. A failure of a single rank in the middle of a collective call ends the run in this way:
-/// that rank gets its own error, the others get [`Comm`](Error::Comm) with the rank that aborted. All other errors leave
-/// parameters and state unchanged; those that end a step drop its gradients.
+/// every later call repeats the error. A failure of one rank in the middle of a collective call ends the run in this way: that
+/// rank gets its own error, the others [`Comm`](Error::Comm). Other errors change nothing; those that end a step drop its gradients.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
