@@ -27,5 +27,6 @@ chapters! {
     errors: "errors.md",
     migrating: "migrating.md",
     testing: "testing.md",
+    stability: "stability.md",
     readme: "../../../README.md",
 }

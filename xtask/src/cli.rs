@@ -71,6 +71,8 @@ pub(crate) enum Task {
     Ci(CiArgs),
     /// Put thirty faults, one at a time, into a copy of the tree, and check that the tests detect them.
     Mutants(MutantsArgs),
+    /// Do everything before the upload of a release, and print the commands that publish it.
+    Release,
     /// Run the tests that answer public reports about other systems, and print a line for each.
     Complaints,
     /// Check rules that the compiler does not check: crate edges, file headers, README commands, import knots, prose.

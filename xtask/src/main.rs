@@ -16,6 +16,7 @@ mod kernels;
 mod mutants;
 mod parallel;
 mod programs;
+mod release;
 mod tidy;
 mod wheels;
 mod workspace;
@@ -48,6 +49,7 @@ fn run(task: cli::Task) -> anyhow::Result<ExitCode> {
             kernels::run(&args, &workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS)
         }
         cli::Task::GpuBundle => gpu_bundle::run(&workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),
+        cli::Task::Release => release::run(&workspace::Workspace::find()?),
         cli::Task::Complaints => complaints::run(&workspace::Workspace::find()?),
         cli::Task::Tidy(args) => tidy::run(&args, &workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),
     }

@@ -208,7 +208,7 @@ fn a_panic_of_a_writer_reaches_its_caller_and_the_others() {
 #[test]
 fn a_writer_past_the_deadline_is_named_by_the_others() {
     for &backend in BACKENDS {
-        let timeout = Duration::from_millis(300);
+        let timeout = Duration::from_millis(800);
         let config = loopback::Config { timeout, ..loopback::Config::new(3) };
         let errors = backend
             .spawn_with(config, |comm| {

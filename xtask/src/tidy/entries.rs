@@ -15,7 +15,7 @@ const ENTRIES_NOW: &[(&str, usize)] = &[];
 const IMPLS: Limit = Limit { now: 5, goal: 5 };
 /// Names that three types or more of the libraries have, tests aside.
 const NAMES: Limit = Limit { now: 15, goal: 15 };
-const TEST_PROGRAMS: Limit = Limit { now: 17, goal: 17 };
+const TEST_PROGRAMS: Limit = Limit { now: 16, goal: 16 };
 /// Public functions that take the placement as an argument, by their names.
 const PLACED: Limit = Limit { now: 0, goal: 0 };
 /// Public functions of `shard/checkpoint`, and of the files that save other types with it, that begin with one of `VERBS`.
