@@ -70,7 +70,8 @@ fn every_stage_and_number_of_ranks_evaluates_at_the_same_point() {
 }
 
 proptest! {
-    #![proptest_config(proptest::test_runner::Config::with_cases(cases(6, 60)))]
+    #![proptest_config(ProptestConfig { cases: cases(6, 60), failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn evaluations_at_any_time_change_nothing(
         lens in prop::collection::vec(prop_oneof![Just(0usize), Just(1), 2..200usize], 1..6),
