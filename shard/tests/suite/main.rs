@@ -17,6 +17,7 @@ mod cross_shard;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod equality;
+mod examples;
 mod faults;
 mod freezing;
 mod gathers;

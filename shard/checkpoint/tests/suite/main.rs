@@ -23,6 +23,7 @@ mod cuda;
 mod damage;
 mod disks;
 mod edits;
+mod examples;
 mod failures;
 mod faulty;
 mod gate;
