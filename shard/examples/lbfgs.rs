@@ -5,6 +5,7 @@
 
 #![allow(clippy::print_stdout)] // a program
 
+use meshstep_optim::{Lbfgs, LineSearch};
 use meshstep_shard::Minimized;
 use meshstep_shard::prelude::*;
 use std::error::Error;

@@ -47,7 +47,7 @@ enum BackendFault {
     Barrier,
     /// Rank 1 panics in an all-to-all.
     Panic,
-    /// Every rank says that it is rank 0.
+    /// Every rank returns rank 0.
     Rank,
 }
 

@@ -82,7 +82,10 @@ fn work(
         let mb = local.micro_batch(1)?;
         mb.grad("w", &grad[..])?;
         mb.finish()?;
-        local.step(StepArgs { lr: 0.03, ..StepArgs::default() })?;
+        let exchanged = local.step(StepArgs { lr: 0.03, ..StepArgs::default() })?.exchanged;
+        if let Some((fragment, veto)) = exchanged.failed.first() {
+            return Err(format!("fragment {fragment} was not exchanged: {veto:?}").into());
+        }
     }
     member.leave()?;
     let mean = |losses: &[f32]| losses.iter().sum::<f32>() / losses.len() as f32;

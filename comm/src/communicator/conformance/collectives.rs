@@ -1,13 +1,10 @@
 //! Every operation with every type, rounding, and the order of started operations.
 
-use super::Nonconformance;
-use super::seat::RankChecks;
+use super::seat::{CheckedCalls, RankChecks};
 use super::values::{Sample, factor, random, reduced, value, values};
 use crate::{Op, Reduction};
 use meshstep_tensor::{Buffer, Queue, bf16, f16};
 use std::ops::Range;
-
-type Checked = Result<u64, Nonconformance>;
 
 /// Elements of operations with buffers of any length.
 const LENS: [usize; 8] = [0, 1, 2, 31, 32, 33, 1023, 5001];
@@ -23,7 +20,7 @@ const REDUCTIONS: [Reduction; 5] = [
 ];
 
 /// Checks every operation with every type.
-pub(super) fn exact(rank: &RankChecks) -> Checked {
+pub(super) fn exact(rank: &RankChecks) -> CheckedCalls {
     let calls = typed::<f32>(rank, 1)? + typed::<f64>(rank, 2)? + typed::<bf16>(rank, 3)?;
     let calls = calls + typed::<f16>(rank, 4)? + typed::<u64>(rank, 5)?;
     // Words that are summed, and maxima behind them.
@@ -36,7 +33,7 @@ pub(super) fn exact(rank: &RankChecks) -> Checked {
     Ok(calls + words + 1)
 }
 
-fn typed<T: Sample>(rank: &RankChecks, salt: u64) -> Checked {
+fn typed<T: Sample>(rank: &RankChecks, salt: u64) -> CheckedCalls {
     let mut calls = 0;
     for how in REDUCTIONS.into_iter().filter(|how| T::FLOAT || is_for_integers(*how)) {
         for len in LENS {
@@ -80,7 +77,7 @@ fn compare<T: Sample>(
     (len, salt): (usize, u64),
     range: Range<usize>,
     expected: impl Fn(usize) -> T,
-) -> Checked {
+) -> CheckedCalls {
     rank.begin(format!("{} of {len} {}", op.action(), T::NAME));
     let mut buffer = rank.buffer::<T>(&values(salt, rank.rank, len))?;
     rank.ok(rank.comm.run(op, &mut buffer))?;
@@ -90,34 +87,34 @@ fn compare<T: Sample>(
     Ok(1)
 }
 
-fn all_reduce<T: Sample>(rank: &RankChecks, how: Reduction, len: usize, salt: u64) -> Checked {
+fn all_reduce<T: Sample>(rank: &RankChecks, how: Reduction, len: usize, salt: u64) -> CheckedCalls {
     let op = Op::all_reduce(own(how, rank.rank));
     compare::<T>(rank, op, (len, salt), 0..len, |i| reduced(how, salt, rank.ranks, i))
 }
 
-fn reduce_scatter<T: Sample>(rank: &RankChecks, how: Reduction, chunk: usize, salt: u64) -> Checked {
+fn reduce_scatter<T: Sample>(rank: &RankChecks, how: Reduction, chunk: usize, salt: u64) -> CheckedCalls {
     let op = Op::reduce_scatter(own(how, rank.rank));
     let mine = rank.rank * chunk..(rank.rank + 1) * chunk;
     compare::<T>(rank, op, (chunk * rank.ranks, salt), mine, |i| reduced(how, salt, rank.ranks, i))
 }
 
-fn all_gather<T: Sample>(rank: &RankChecks, chunk: usize, salt: u64) -> Checked {
+fn all_gather<T: Sample>(rank: &RankChecks, chunk: usize, salt: u64) -> CheckedCalls {
     let len = chunk * rank.ranks;
     compare::<T>(rank, Op::all_gather(), (len, salt), 0..len, |i| value(salt, i / chunk, i))
 }
 
-fn all_to_all<T: Sample>(rank: &RankChecks, chunk: usize, salt: u64) -> Checked {
+fn all_to_all<T: Sample>(rank: &RankChecks, chunk: usize, salt: u64) -> CheckedCalls {
     let len = chunk * rank.ranks;
     let from = |i: usize| value(salt, i / chunk, rank.rank * chunk + i % chunk);
     compare::<T>(rank, Op::all_to_all(), (len, salt), 0..len, from)
 }
 
-fn broadcast<T: Sample>(rank: &RankChecks, root: usize, len: usize, salt: u64) -> Checked {
+fn broadcast<T: Sample>(rank: &RankChecks, root: usize, len: usize, salt: u64) -> CheckedCalls {
     compare::<T>(rank, Op::broadcast(root), (len, salt), 0..len, |i| value(salt, root, i))
 }
 
 /// Checks a send of one rank to another; the other ranks go on.
-fn pair<T: Sample>(rank: &RankChecks, from: usize, to: usize, len: usize, salt: u64) -> Checked {
+fn pair<T: Sample>(rank: &RankChecks, from: usize, to: usize, len: usize, salt: u64) -> CheckedCalls {
     match rank.rank {
         me if me == from => compare::<T>(rank, Op::send(to), (len, salt), 0..len, |i| value(salt, from, i)),
         me if me == to => compare::<T>(rank, Op::recv(from), (len, salt), 0..len, |i| value(salt, from, i)),
@@ -126,7 +123,7 @@ fn pair<T: Sample>(rank: &RankChecks, from: usize, to: usize, len: usize, salt: 
 }
 
 /// Checks reductions of random f32: close to the sum in f64, with the same bits on all ranks.
-pub(super) fn rounding(rank: &RankChecks) -> Checked {
+pub(super) fn rounding(rank: &RankChecks) -> CheckedCalls {
     let (len, n) = (1000, rank.ranks);
     let number = |rank: usize, i: usize| {
         let bits = random((rank * len + i) as u64);
@@ -143,7 +140,7 @@ pub(super) fn rounding(rank: &RankChecks) -> Checked {
         let close = (f64::from(*sum) - column.sum::<f64>()).abs() <= 1e-6 * size;
         rank.hold(close, || format!("element {i} is {sum}, further than 1e-6 from the sum"))?;
     }
-    // Every rank sees the bits of every other.
+    // The ranks exchange the bits of their results.
     let mut words: Vec<u64> = vec![0; len * n];
     let place = rank.rank * len..(rank.rank + 1) * len;
     words[place].iter_mut().zip(&found).for_each(|(word, sum)| *word = u64::from(sum.to_bits()));
@@ -161,7 +158,7 @@ pub(super) fn rounding(rank: &RankChecks) -> Checked {
 }
 
 /// Checks operations that are started together.
-pub(super) fn order(rank: &RankChecks) -> Checked {
+pub(super) fn order(rank: &RankChecks) -> CheckedCalls {
     let (queue, n, mut calls) = (Queue::cpu(), rank.ranks, 0);
     for round in 0..20u64 {
         let len = n * (1 + (round as usize * 37) % 300);

@@ -1,12 +1,9 @@
 //! Calls that must fail: a caller's mistakes, ranks that differ, aborts, departures and deadlines.
 
-use super::Nonconformance;
-use super::seat::RankChecks;
+use super::seat::{CheckedCalls, RankChecks};
 use crate::{Error, Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 use std::time::{Duration, Instant};
-
-type Checked = Result<u64, Nonconformance>;
 
 /// Deadline of operations that cannot end otherwise.
 const DEADLINE: Duration = Duration::from_millis(500);
@@ -14,7 +11,7 @@ const DEADLINE: Duration = Duration::from_millis(500);
 const LATE: Duration = Duration::from_secs(60);
 
 /// Checks that mistakes of the caller are refused before another rank is involved.
-pub(super) fn refusals(rank: &RankChecks) -> Checked {
+pub(super) fn refusals(rank: &RankChecks) -> CheckedCalls {
     let (me, n) = (rank.rank, rank.ranks);
     let floats = |len: usize| rank.buffer(&vec![1f32; len]);
     let words = || rank.buffer(&[1u64; 12]);
@@ -61,7 +58,7 @@ pub(super) fn refusals(rank: &RankChecks) -> Checked {
 pub(super) const MISMATCHES: usize = 6;
 
 /// Checks calls that differ between rank 0 and the others.
-pub(super) fn mismatches(rank: &RankChecks) -> Checked {
+pub(super) fn mismatches(rank: &RankChecks) -> CheckedCalls {
     let (odd, n) = (rank.rank == 0, rank.ranks);
     let sum = Op::all_reduce(Reduction::Sum);
     let (name, op, len) = match rank.round {
@@ -93,7 +90,7 @@ fn fails_for_all(
     outcome: Result<(), Error>,
     expected: &str,
     fits: impl Fn(&Error) -> bool,
-) -> Checked {
+) -> CheckedCalls {
     rank.refused(outcome, expected, &fits)?;
     for _ in 0..2 {
         let later = rank.call(&rank.comm, Op::barrier(), 0);
@@ -104,7 +101,7 @@ fn fails_for_all(
 }
 
 /// Checks that an abort on the last rank ends operations of the world and of a group below it.
-pub(super) fn abort(rank: &RankChecks) -> Checked {
+pub(super) fn abort(rank: &RankChecks) -> CheckedCalls {
     let last = rank.ranks - 1;
     rank.begin("split before an abort");
     let group = rank.ok(rank.comm.split(Some(0), 0))?;
@@ -127,7 +124,7 @@ pub(super) fn abort(rank: &RankChecks) -> Checked {
 }
 
 /// Checks that an operation without a rank that has left is an error.
-pub(super) fn departure(rank: &RankChecks) -> Checked {
+pub(super) fn departure(rank: &RankChecks) -> CheckedCalls {
     if rank.rank + 1 == rank.ranks {
         return Ok(0); // its communicator is dropped
     }
@@ -140,7 +137,7 @@ pub(super) fn departure(rank: &RankChecks) -> Checked {
 }
 
 /// Checks that an operation ends at its deadline if other ranks do not call it, which then get an error too.
-pub(super) fn deadline(rank: &RankChecks) -> Checked {
+pub(super) fn deadline(rank: &RankChecks) -> CheckedCalls {
     rank.begin(format!("all_reduce(sum) within {DEADLINE:?}, without the other ranks"));
     let began = Instant::now();
     let mut outcome = Ok(());

@@ -1,12 +1,12 @@
 //! Groups split by color and key.
 
 use super::Nonconformance;
-use super::seat::RankChecks;
+use super::seat::{CheckedCalls, RankChecks};
 use crate::{Communicator, Reduction};
 use std::sync::Arc;
 
 /// Checks groups, groups of groups, and the parent beside them.
-pub(super) fn check(rank: &RankChecks) -> Result<u64, Nonconformance> {
+pub(super) fn check(rank: &RankChecks) -> CheckedCalls {
     let (me, n) = (rank.rank, rank.ranks);
     // Even ranks in reverse order, odd ones in theirs; the last rank is in no group, unless it is alone.
     let is_out = n > 1 && me + 1 == n;

@@ -80,7 +80,7 @@ pub fn check_within<E: Display>(
     for (part, least, body) in PARTS {
         let mut calls = 0;
         for ranks in RANKS.into_iter().filter(|ranks| *ranks >= least) {
-            // A mismatch ends its world, so that each kind has one of its own.
+            // A mismatch ends the world, so each kind of mismatch gets a new world.
             let rounds = if part == "mismatches" { failures::MISMATCHES } else { 1 };
             for round in 0..rounds {
                 let world = connect(ranks)

@@ -105,7 +105,7 @@ pub enum Nonconformance {
         operation: String,
         /// Ranks of the world.
         ranks: usize,
-        /// Rank that found it.
+        /// Rank that found the deviation.
         rank: usize,
         /// The fact.
         found: String,
@@ -131,7 +131,7 @@ pub enum Nonconformance {
         ranks: usize,
         /// Ranks that did not end, each with its operation.
         waiting: Vec<(usize, String)>,
-        /// Time that they had.
+        /// Time limit of the part.
         after: Duration,
     },
 }

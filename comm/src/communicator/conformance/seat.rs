@@ -10,8 +10,11 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Body of a part: the checks of one rank, the same on all; returns the number of checked calls.
-pub(super) type PartFn = fn(&RankChecks) -> Result<u64, Nonconformance>;
+/// Number of calls with a checked result.
+pub(super) type CheckedCalls = Result<u64, Nonconformance>;
+
+/// Body of a part: the checks of one rank.
+pub(super) type PartFn = fn(&RankChecks) -> CheckedCalls;
 
 /// One rank of a world under test.
 pub(super) struct RankChecks {
@@ -31,7 +34,7 @@ pub(super) fn run(
     world: Vec<Arc<dyn Communicator>>,
     (ranks, limit): (usize, Duration),
     body: PartFn,
-) -> Result<u64, Nonconformance> {
+) -> CheckedCalls {
     identify(part, &world, ranks)?;
     let (ended, ends) = channel();
     let meeting = Arc::new(Barrier::new(ranks));

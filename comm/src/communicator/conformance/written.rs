@@ -1,15 +1,15 @@
 //! Reductions and gathers that work on more than one buffer, and memory of the backend.
 
 use super::Nonconformance;
-use super::seat::RankChecks;
-use super::values::{Sample, reduced, value, values};
+use super::seat::{CheckedCalls, RankChecks};
+use super::values::{reduced, value, values};
 use crate::{Op, ReduceObserver, Reduction};
 use meshstep_tensor::{Category, DType, Meter, Queue, Slice, SliceMut};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Checks all of them on short and long buffers.
-pub(super) fn check(rank: &RankChecks) -> Result<u64, Nonconformance> {
+pub(super) fn check(rank: &RankChecks) -> CheckedCalls {
     let mut calls = memory(rank)?;
     for (salt, chunk) in [0, 1, 33, 1000, 70_001].into_iter().enumerate() {
         let (salt, len) = (salt as u64, chunk * rank.ranks);
@@ -23,7 +23,7 @@ pub(super) fn check(rank: &RankChecks) -> Result<u64, Nonconformance> {
 }
 
 /// Checks that the backend's memory is zero, and that registered memory works as any other.
-fn memory(rank: &RankChecks) -> Result<u64, Nonconformance> {
+fn memory(rank: &RankChecks) -> CheckedCalls {
     let (len, queue) = (100 * rank.ranks, Queue::cpu());
     rank.begin(format!("zeroed_on and register of {len} f32"));
     let meter = Meter::new();
