@@ -12,7 +12,8 @@ use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(30);
 
-fn main() -> Result<(), Box<dyn Error>> {
+/// Meets the other ranks, and returns a line about it.
+pub(crate) fn run() -> Result<String, Box<dyn Error>> {
     let environment = Environment::from_env()?;
     let store = Store::join(&environment, &Options { deadline: SOON, ..Options::default() })?;
     let generation = store.generation(environment.restart);
@@ -21,20 +22,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let id = generation.wait("unique id", SOON)?;
     let local_ranks = generation.all_gather("local ranks", &[environment.local_rank as u8], SOON)?;
-    println!(
-        "rank {} of {}, start {}: met at port {}, an id of {} bytes, local ranks {:?}",
+    if let Some(failure) = rehearse(&environment, &store)? {
+        return Err(failure.into());
+    }
+    generation.barrier("end", SOON)?;
+    Ok(format!(
+        "rank {} of {}, start {}: met at port {}, an id of {} bytes, local ranks {:?}\n",
         store.rank(),
         store.world_size(),
         environment.restart,
         store.addr().port(),
         id.len(),
         local_ranks.concat()
-    );
-    if let Some(failure) = rehearse(&environment, &store)? {
-        return Err(failure.into());
-    }
-    generation.barrier("end", SOON)?;
-    Ok(())
+    ))
 }
 
 /// The requested failure, as every rank receives it.
@@ -50,8 +50,10 @@ fn rehearse(environment: &Environment, store: &Store) -> Result<Option<Failure>,
     let failure = generation.wait_failure(SOON);
     // Rank 0's store stays until all ranks have the failure: a failed generation has no barriers, so the next one is used.
     store.generation(environment.restart + 1).barrier("heard", SOON)?;
-    if let Some(failure) = &failure {
-        println!("rank {}, start {}: {failure}", store.rank(), environment.restart);
-    }
     Ok(failure)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    print!("{}", run()?);
+    Ok(())
 }

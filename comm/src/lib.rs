@@ -36,6 +36,7 @@
 //! | [`tcp`] | backend with processes as ranks: sockets between machines, shared memory within one |
 //! | [`Error`] | typed error, the same on every rank |
 //! | [`Stats`] | operations and bytes by [`Kind`], as a ring algorithm would send them |
+//! | `conformance` | checks of a backend of your own, behind the feature `conformance` |
 //! | [`Clock`], [`Faults`] | manual time and injected faults for tests |
 //! | [`prelude`] | types for a glob import |
 //!
@@ -128,6 +129,8 @@
 //!
 //! `mpi` builds against the system's MPI library (`apt-get install libopenmpi-dev openmpi-bin libclang-dev`).
 //!
+//! `conformance` is a suite that checks a backend of your own: the module `conformance`, and the example `custom_backend`.
+//!
 //! `shuttle` is for this crate's own tests: inside a shuttle execution the crate's locks and threads are shuttle's.
 
 mod clock;
@@ -158,6 +161,8 @@ mod readme {}
 pub use clock::{Clock, Wake};
 pub use communicator::Communicator;
 pub use communicator::call_name::{CallName, name_calls};
+#[cfg(feature = "conformance")]
+pub use communicator::conformance;
 pub use communicator::in_flight::{InFlight, Tickets};
 pub use communicator::observing::ReduceObserver;
 pub use communicator::stats::{Kind, Stats, Traffic};

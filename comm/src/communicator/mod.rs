@@ -2,6 +2,8 @@
 
 pub(crate) mod call_name;
 pub(crate) mod checks;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub(crate) mod in_flight;
 pub(crate) mod keeping;
 pub(crate) mod observing;

@@ -6,6 +6,9 @@
 mod bytes;
 mod collectives;
 mod drawn;
+#[allow(dead_code, reason = "nothing calls `main`")]
+#[path = "../../examples/mpi.rs"]
+mod example;
 mod failures;
 mod groups;
 mod library;
@@ -74,6 +77,7 @@ const ROWS: &[Row] = &[
     Row("left", &[2, 4], passed, Ranks(ranks::left)),
     Row("panicked", &[2, 4], ranks::one_panicked, Ranks(ranks::panicked)),
     Row("killed_rank", &[2, 4], failures::killed, Ranks(ranks::killed)),
+    Row("example", &[4], example_passed, Process(|_| print!("{}", example::run().unwrap()))),
 ];
 
 fn main() -> ExitCode {
@@ -106,6 +110,15 @@ fn run_job(Row(name, _, check, _): &Row, ranks: usize) {
 fn passed(ended: &Ended) {
     assert!(ended.success, "the job failed:\n{}", ended.output);
     assert!(ended.took < Duration::from_secs(60), "the job took {:?}\n{}", ended.took, ended.output);
+}
+
+/// Checks the text of the example.
+fn example_passed(ended: &Ended) {
+    passed(ended);
+    for rank in 0..ended.ranks {
+        let line = format!("rank {rank} of 4: ranks sum to 6, those of its group to {}\n", [2, 4][rank % 2]);
+        assert!(ended.output.contains(&line), "{}", ended.output);
+    }
 }
 
 /// Runs one rank's part.

@@ -10,7 +10,10 @@
 mod allocations;
 mod backends;
 mod collectives;
+#[cfg(feature = "conformance")]
+mod conformance;
 mod equality;
+mod examples;
 mod failures;
 #[cfg(target_os = "linux")]
 mod joining;

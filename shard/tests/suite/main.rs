@@ -19,6 +19,7 @@ mod cross_shard;
 mod cuda;
 mod equality;
 mod evaluation;
+mod examples;
 mod faults;
 mod freezing;
 mod gathers;

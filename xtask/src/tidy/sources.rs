@@ -43,8 +43,8 @@ const FORBIDDEN: &[(&str, Where, &str)] = &[
     (concat!("```ig", "nore"), Where::Rust, "an example that never compiles goes stale: let it compile"),
     (
         concat!("#[pa", "th"),
-        Where::Rust,
-        "a file belongs to one module: what several programs share is a crate",
+        Where::NotExample,
+        "a file belongs to one module: what several programs share is a crate; tests alone include examples",
     ),
     (concat!("T", "BD"), Where::Anywhere, "say it now or leave it out"),
     (concat!("/wo", "rk/"), Where::Path, "this folder is on one machine only"),
@@ -56,6 +56,8 @@ const FORBIDDEN: &[(&str, Where, &str)] = &[
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Where {
     Rust,
+    /// In Rust files, except where a crate's tests name one of its examples.
+    NotExample,
     Anywhere,
     /// In every file, at the beginning of an absolute path.
     Path,
@@ -77,6 +79,10 @@ fn forbidden_in(file: &File) -> impl Iterator<Item = Complaint> {
 fn occurs(text: &str, place: Where, line: &str, path: &str) -> bool {
     match place {
         Where::Rust => path.ends_with(".rs") && line.contains(text),
+        Where::NotExample => {
+            let example = path.contains("/tests/") && line.contains("\"../../examples/");
+            path.ends_with(".rs") && line.contains(text) && !example
+        }
         Where::Anywhere => line.match_indices(text).any(|(at, _)| is_word(line, at, text.len())),
         Where::Path => line.match_indices(text).any(|(at, _)| begins_a_path(line, at)),
     }
@@ -130,12 +136,21 @@ mod tests {
 
     #[test]
     fn macros_count_in_rust_only_and_words_as_words() {
-        let prose = FORBIDDEN.iter().filter(|(_, place, _)| *place == Where::Rust);
-        for (text, _, _) in prose {
+        let rust = [Where::Rust, Where::NotExample];
+        for (text, _, _) in FORBIDDEN.iter().filter(|(_, place, _)| rust.contains(place)) {
             assert_eq!(forbidden(&[file("a.md", text)]), [], "{text}");
         }
         let inside = concat!("ST", "BD", "X");
         assert_eq!(forbidden(&[file("a.md", inside)]), []);
+    }
+
+    #[test]
+    fn tests_alone_include_examples() {
+        let line = |of: &str| format!("{} = \"{of}\"]", concat!("#[pa", "th"));
+        let (example, other) = (line("../../examples/mlp.rs"), line("../other.rs"));
+        assert_eq!(forbidden(&[file("a/tests/suite/examples.rs", &example)]), []);
+        assert_eq!(forbidden(&[file("a/tests/suite/examples.rs", &other)]).len(), 1);
+        assert_eq!(forbidden(&[file("a/src/lib.rs", &example)]).len(), 1);
     }
 
     #[test]

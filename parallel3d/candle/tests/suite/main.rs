@@ -5,6 +5,8 @@
 mod checkpoint;
 mod common;
 mod equal;
+#[cfg(feature = "nn")]
+mod examples;
 #[cfg(feature = "parallel")]
 mod parallel;
 mod refusals;

@@ -1,7 +1,7 @@
 //! Runs begun by PyTorch are continued as PyTorch continued them, from files that `bench/python/continue_in_torch.py --fixtures`
 //! writes.
 
-use crate::problem::{AFTER, APART, BEFORE, CASES, apart, build, everything, small, train};
+use super::problem::{AFTER, APART, BEFORE, CASES, apart, build, everything, small, train};
 use meshstep_checkpoint as checkpoint;
 use meshstep_checkpoint::pytorch::{Import, PyTorchFile};
 use meshstep_comm::loopback::spawn;

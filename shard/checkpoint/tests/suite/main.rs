@@ -24,6 +24,7 @@ mod damage;
 mod disks;
 mod edits;
 mod evaluation;
+mod examples;
 mod failures;
 mod faulty;
 mod gate;

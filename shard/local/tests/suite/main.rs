@@ -17,6 +17,7 @@ mod disk;
 #[cfg(unix)]
 mod elastic;
 mod equal;
+mod examples;
 mod failures;
 mod follow;
 mod in_place;

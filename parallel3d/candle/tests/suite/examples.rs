@@ -1,0 +1,53 @@
+//! The crate's examples and the texts that they print.
+
+#![allow(dead_code, reason = "tests call `run`, and nothing calls `main`")]
+
+#[path = "../../examples/gpt.rs"]
+mod gpt;
+#[path = "../../examples/mlp.rs"]
+mod mlp;
+
+use meshstep_cases::process::{launched, role};
+
+/// Returns the numbers after `before` in each line.
+fn numbers(text: &str, before: &str) -> Vec<f32> {
+    let after = |line: &str| line.split_once(before).map(|(_, rest)| rest.to_owned());
+    let number = |rest: String| rest.split([' ', ';']).next().unwrap().parse().unwrap();
+    text.lines().filter_map(after).map(number).collect()
+}
+
+#[test]
+fn gpt() {
+    let text = gpt::run().unwrap();
+    print!("{text}");
+    let (first, last) = (numbers(&text, "loss "), numbers(&text, " to "));
+    assert!(first.len() == 4 && last.len() == 4, "{text}");
+    assert!(first.iter().all(|loss| *loss > 4.0) && last.iter().all(|loss| *loss < 0.5), "{text}");
+}
+
+/// Checks the line of each rank.
+fn check_mlp(text: &str, ranks: usize) {
+    let (first, last) = (numbers(text, "loss "), numbers(text, " to "));
+    assert_eq!((first.len(), text.matches("one rank's parameters: true").count()), (ranks, ranks), "{text}");
+    assert!(first.iter().zip(last).all(|(first, last)| last < 0.2 * first), "{text}");
+}
+
+#[test]
+fn mlp() {
+    check_mlp(&mlp::run().unwrap(), 4);
+}
+
+/// A rank of the test below. The test does nothing in the parent process.
+#[test]
+fn mlp_rank() {
+    if role().is_some() {
+        print!("\nresult {}\nend\n", mlp::run().unwrap().trim_end());
+    }
+}
+
+#[test]
+fn mlp_as_processes() {
+    let ranks = launched("examples::mlp_rank", 2, "rank");
+    assert_eq!(ranks.len(), 2);
+    ranks.iter().for_each(|lines| check_mlp(&lines.concat(), 1));
+}
