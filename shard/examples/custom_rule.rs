@@ -32,7 +32,7 @@ struct SignumStep<T> {
 impl<T: Real> ElementStep<T, 1> for SignumStep<T> {
     #[inline(always)]
     fn step(&self, p: T, g: T, [m]: [T; 1]) -> (T, [T; 1]) {
-        let (zero, m) = (g - g, self.beta * m + self.one_less_beta * (g * self.scale));
+        let (zero, m) = (T::from_f64(0.0), self.beta * m + self.one_less_beta * (g * self.scale));
         let p = if m > zero { p - self.lr } else { p };
         (if m < zero { p + self.lr } else { p }, [m])
     }

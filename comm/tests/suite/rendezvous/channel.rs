@@ -157,7 +157,8 @@ fn a_call_reaches_the_listener_of_its_name_alone() {
 
 #[test]
 fn garbage_and_silence_are_turned_away_in_time() {
-    let cases: [(&[u8], fn(&Why) -> bool); 5] = [
+    type Case<'a> = (&'a [u8], fn(&Why) -> bool);
+    let cases: [Case<'_>; 5] = [
         (b"GET / HTTP/1.1\r\n\r\n", |why| matches!(why, Why::TooLong { .. })),
         (&[1, 0, 0, 0, 99], |why| matches!(why, Why::NotUnderstood)),
         (&[5, 0, 0, 0, b'm', b's', b't', b'p', 9], |why| matches!(why, Why::OtherVersion { .. })),
