@@ -55,7 +55,7 @@ def memory(stages, left, right):
         out.append(text(x + width * 0.3, base - 6, f"{total(stage) / 1e6:.1f} MB", 12))
         out.append(text(x + width * 0.3, BOTTOM + 16, f"stage {stage['stage']}", 12))
     for i, (_, name, colour) in enumerate(PARTS):
-        x = left + i * 105
+        x = left + [0, 96, 178, 248][i]
         out.append(f'<rect x="{x}" y="{HEIGHT - 28}" width="11" height="11" fill="{colour}"/>')
         out.append(text(x + 15, HEIGHT - 18, name, 12, "start"))
     return out
