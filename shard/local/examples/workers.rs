@@ -63,9 +63,8 @@ fn work(id: u64, run: &InProcess, plan: &LocalPlan, at_28: &AtomicBool) -> Worke
         soon(|| at_28.load(SeqCst))?;
     }
     let member = Arc::new(run.join(id, plan.digest(&inner), LONG)?);
-    // Kept for their counts of bytes.
     let worlds: RefCell<Vec<Arc<dyn Communicator>>> = RefCell::default();
-    // Called once for each set of members.
+    // Called once for each set of members; the worlds are kept for their counts of bytes.
     let connect = |round: &Round| -> Result<Workers, MembershipError> {
         let world = member.communicator(round, LONG)?;
         worlds.borrow_mut().push(Arc::clone(&world));
