@@ -19,7 +19,7 @@ const DECAY: f64 = 0.01;
 
 /// A row of the table, and its class, -1 or 1.
 fn row(i: usize) -> (Vec<f64>, f64) {
-    let number = |j: usize| (((i * 1000 + j) as f64 * 12.9898).sin() * 43_758.5453).fract();
+    let number = |j: usize| (((i * 1000 + j) as f64 * 12.9898).sin() * 43_758.545_3).fract();
     let x: Vec<f64> = (0..FEATURES).map(number).collect();
     let score: f64 = x.iter().enumerate().map(|(j, x)| x * if j % 3 == 0 { 1.0 } else { -0.5 }).sum();
     (x, if score + 3.0 * number(FEATURES) > 0.0 { 1.0 } else { -1.0 })

@@ -29,7 +29,7 @@ fn loss(worker: u64, step: u64, w: &[f32]) -> (f32, Vec<f32>) {
     let (mut loss, mut grad) = (0.0, vec![0.0; FEATURES]);
     for sample in (0..BATCH).map(|i| (worker * 1000 + step) * BATCH + i) {
         let seed = |j: usize| (sample * FEATURES as u64 + j as u64) as f64 * 12.9898;
-        let x: Vec<f32> = (0..FEATURES).map(|j| (seed(j).sin() * 43_758.5453).fract() as f32).collect();
+        let x: Vec<f32> = (0..FEATURES).map(|j| (seed(j).sin() * 43_758.545_3).fract() as f32).collect();
         // The model to find has weights 0.5 and -0.5 in turns.
         let target = |j: usize| if j.is_multiple_of(2) { 0.5 } else { -0.5 };
         let error: f32 = x.iter().zip(w).enumerate().map(|(j, (x, w))| x * (w - target(j))).sum();
