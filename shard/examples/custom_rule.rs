@@ -32,7 +32,7 @@ struct SignumStep<T> {
 impl<T: Real> ElementStep<T, 1> for SignumStep<T> {
     #[inline(always)]
     fn step(&self, p: T, g: T, [m]: [T; 1]) -> (T, [T; 1]) {
-        let (zero, m) = (T::from_f64(0.0), self.beta * m + self.one_less_beta * (g * self.scale));
+        let (zero, m) = (T::from_f32(0.0), self.beta * m + self.one_less_beta * (g * self.scale));
         let p = if m > zero { p - self.lr } else { p };
         (if m < zero { p + self.lr } else { p }, [m])
     }
@@ -85,9 +85,9 @@ impl Rule for Signum {
     }
 }
 
-/// Moves 100 elements from 0 to 1; returns the elements of state on this rank, and the parameters.
+/// Moves 256 elements from 0 to 1; returns the elements of state on this rank, and the parameters.
 fn train(comm: Arc<dyn Communicator>) -> Result<(u64, Vec<f32>), meshstep_shard::Error> {
-    let layout = Layout::builder().param("w", &[100], DType::F32).build()?;
+    let layout = Layout::builder().param("w", &[256], DType::F32).build()?;
     let meter = Meter::new();
     let options = Options { stage: Stage::Zero2, meter: meter.clone(), ..Options::default() };
     let mut opt = Optimizer::new(comm, layout, Signum { beta: 0.5 }, |_, _| Ok(()), options)?;

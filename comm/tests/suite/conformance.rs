@@ -137,7 +137,9 @@ fn found(fault: BackendFault) -> Nonconformance {
         let world = loopback::world(loopback::Config::new(ranks))?;
         Ok(world.into_iter().map(|inner| Arc::new(FaultyRank(inner, fault)) as _).collect())
     };
-    match check_within(Duration::from_secs(20), world) {
+    // A rank that hangs is in the first world, which takes milliseconds.
+    let limit = if fault == BackendFault::Barrier { 5 } else { 120 };
+    match check_within(Duration::from_secs(limit), world) {
         Ok(report) => panic!("{fault:?}: {report}"),
         Err(error) => error,
     }

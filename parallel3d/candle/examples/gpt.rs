@@ -20,8 +20,8 @@ const VOCABULARY: usize = 128;
 const WIDTH: usize = 16;
 const CONTEXT: usize = 24;
 /// Sequences of a step, on all ranks together.
-const BATCH: usize = 16;
-const STEPS: usize = 120;
+const BATCH: usize = 8;
+const STEPS: usize = 80;
 
 /// Block of causal attention and a layer with a nonlinearity: query, key and value together, output, up, down.
 struct Block([Linear; 4]);

@@ -13,21 +13,30 @@ use std::cell::RefCell;
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 type Failed = Box<dyn Error + Send + Sync>;
+type Worked = Result<(String, Vec<f32>), Failed>;
 
 const FEATURES: usize = 64;
 const STEPS: u64 = 64;
+/// Samples of a step.
+const BATCH: u64 = 8;
 const LONG: Duration = Duration::from_secs(60);
 
-/// Mean squared error on one sample of a worker, at most 1 in each feature, and its gradient.
+/// Mean squared error on a worker's samples of a step, and its gradient.
 fn loss(worker: u64, step: u64, w: &[f32]) -> (f32, Vec<f32>) {
-    let number = |j: u64| ((worker * 7919 + step * 64 + j) as f32 * 0.618_034).fract() * 2.0 - 1.0;
-    let x: Vec<f32> = (0..FEATURES as u64).map(number).collect();
-    let target = |j: usize| if j.is_multiple_of(2) { 0.5 } else { -0.5 };
-    let error: f32 = x.iter().zip(w).enumerate().map(|(j, (x, w))| x * (w - target(j))).sum();
-    (error * error, x.iter().map(|x| 2.0 * error * x).collect())
+    let (mut loss, mut grad) = (0.0, vec![0.0; FEATURES]);
+    for sample in (0..BATCH).map(|i| (worker * 1000 + step) * BATCH + i) {
+        let seed = |j: usize| (sample * FEATURES as u64 + j as u64) as f64 * 12.9898;
+        let x: Vec<f32> = (0..FEATURES).map(|j| (seed(j).sin() * 43_758.545_3).fract() as f32).collect();
+        // The model to find has weights 0.5 and -0.5 in turns.
+        let target = |j: usize| if j.is_multiple_of(2) { 0.5 } else { -0.5 };
+        let error: f32 = x.iter().zip(w).enumerate().map(|(j, (x, w))| x * (w - target(j))).sum();
+        loss += error * error / BATCH as f32;
+        grad.iter_mut().zip(&x).for_each(|(g, x)| *g += 2.0 * error * x / BATCH as f32);
+    }
+    (loss, grad)
 }
 
 /// One worker, here of one rank; `loopback::spawn(4, ..)` would divide its state among four.
@@ -39,30 +48,23 @@ fn optimizer() -> Result<Optimizer, Failed> {
 
 /// Returns once `is` is true.
 fn soon(is: impl Fn() -> bool) -> Result<(), Failed> {
-    for _ in 0..60_000 {
-        if is() {
-            return Ok(());
-        }
+    let begin = Instant::now();
+    while !is() {
+        (begin.elapsed() < LONG).then_some(()).ok_or("another worker has not come within a minute")?;
         std::thread::sleep(Duration::from_millis(1));
     }
-    Err("another worker has not come within a minute".into())
+    Ok(())
 }
 
 /// Trains worker `id` until it leaves, or the run ends; returns a line about it, and its parameters.
-fn work(
-    id: u64,
-    run: &InProcess,
-    plan: &LocalPlan,
-    at_28: &AtomicBool,
-) -> Result<(String, Vec<f32>), Failed> {
+fn work(id: u64, run: &InProcess, plan: &LocalPlan, at_28: &AtomicBool) -> Worked {
     let inner = optimizer()?;
     if id == 3 {
         soon(|| at_28.load(SeqCst))?;
     }
     let member = Arc::new(run.join(id, plan.digest(&inner), LONG)?);
-    // Kept for their counts of bytes.
     let worlds: RefCell<Vec<Arc<dyn Communicator>>> = RefCell::default();
-    // Called once for each set of members.
+    // Called once for each set of members; the worlds are kept for their counts of bytes.
     let connect = |round: &Round| -> Result<Workers, MembershipError> {
         let world = member.communicator(round, LONG)?;
         worlds.borrow_mut().push(Arc::clone(&world));
@@ -82,10 +84,9 @@ fn work(
         let mb = local.micro_batch(1)?;
         mb.grad("w", &grad[..])?;
         mb.finish()?;
-        let exchanged = local.step(StepArgs { lr: 0.03, ..StepArgs::default() })?.exchanged;
-        if let Some((fragment, veto)) = exchanged.failed.first() {
-            return Err(format!("fragment {fragment} was not exchanged: {veto:?}").into());
-        }
+        let exchanged = local.step(StepArgs { lr: 0.05, ..StepArgs::default() })?.exchanged;
+        let failed = exchanged.failed.first().map(|(_, veto)| format!("an exchange failed: {veto:?}"));
+        failed.map_or(Ok(()), Err)?;
     }
     member.leave()?;
     let mean = |losses: &[f32]| losses.iter().sum::<f32>() / losses.len() as f32;
