@@ -5,7 +5,7 @@ mod table;
 
 use std::io::Write;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 use meshstep_optim::{Adagrad, AdamW, Adopt, Lamb, Lion, Sgd};
 use meshstep_parallel3d::{Axis, Mesh};
@@ -23,12 +23,12 @@ pub(crate) struct Plan {
     #[arg(value_name = "MODEL|FILE|NUMBER", value_parser = Source::parse)]
     source: Source,
     /// Number of data-parallel ranks
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = within::<1, 65_536>)]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = within::<1, MOST_RANKS>)]
     ranks: usize,
-    /// Ranks as a mesh, for example tp=8,dp=16, with pp for the models named above
+    /// Ranks as a mesh, for example dp=16,tp=8; tp only for the models named above, pp for the llama3 ones
     #[arg(long, value_name = "AXIS=N,...", conflicts_with = "ranks")]
     mesh: Option<Mesh>,
-    /// Type of the parameters [default: that of the file; f32 otherwise]
+    /// Type of the parameters; tensors of a file that are no floats are left out [default: that of the file; f32 otherwise]
     #[arg(long, value_enum)]
     dtype: Option<Type>,
     /// What the owner of a 16-bit parameter keeps besides it [default: f32 if a parameter has 16 bits]
@@ -118,6 +118,9 @@ impl RuleName {
     }
 }
 
+/// Largest number of ranks: each is visited.
+const MOST_RANKS: usize = 65_536;
+
 /// ZeRO stages by their numbers.
 const STAGES: [Stage; 4] = [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3];
 
@@ -127,7 +130,9 @@ pub(crate) fn run(asked: &Plan, out: &mut impl Write) -> Result<()> {
         Some(mesh) => mesh.clone(),
         None => Mesh::new([(Axis::Dp, asked.ranks)])?,
     };
-    let model = asked.source.model(asked.dtype.map(DType::from), mesh.degree(Axis::Pp))?;
+    let ranks = mesh.world_size();
+    ensure!(ranks <= MOST_RANKS, "--mesh {mesh} has {ranks} ranks; plan at most {MOST_RANKS}");
+    let model = asked.source.model(asked.dtype.map(DType::from), &mesh)?;
     let is_narrow = model.parameters().iter().any(|param| matches!(param.dtype, DType::BF16 | DType::F16));
     let kept = asked.master.unwrap_or(if is_narrow { Kept::F32 } else { Kept::None });
     let plan = |stage: usize| {

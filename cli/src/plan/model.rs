@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use meshstep_parallel3d::models::{Gpt2, Llama3};
-use meshstep_parallel3d::{Model, Placement};
+use meshstep_parallel3d::{Axis, Mesh, Model, Placement};
 use meshstep_tensor::DType;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
@@ -50,8 +50,14 @@ impl Source {
         Ok(model)
     }
 
-    /// Returns the model with parameters of `dtype`, in `stages` pipeline stages.
-    pub(super) fn model(&self, dtype: Option<DType>, stages: usize) -> Result<Model> {
+    /// Returns the model with parameters of `dtype`, in the pipeline stages of `mesh`.
+    pub(super) fn model(&self, dtype: Option<DType>, mesh: &Mesh) -> Result<Model> {
+        let stages = mesh.degree(Axis::Pp);
+        if let (Source::Number(_) | Source::File(_), true) = (self, mesh.degree(Axis::Tp) > 1) {
+            bail!(
+                "only the models known by name are divided along tp: how tensors of a file are cut is not known"
+            );
+        }
         let own = dtype.unwrap_or(DType::F32);
         let builder = match self {
             Source::Llama3(llama) => llama.model(own, stages),
@@ -78,7 +84,10 @@ impl Source {
                 tensors.sort_by_key(|(_, info)| info.data_offsets);
                 let mut builder = Model::builder();
                 for (name, info) in tensors {
-                    let dtype = dtype.map_or_else(|| known(info.dtype, &name), Ok)?;
+                    let dtype = match (dtype, known(info.dtype, &name)) {
+                        (Some(_), Err(_)) => continue,
+                        (given, stored) => given.map_or(stored, Ok)?,
+                    };
                     builder = builder.unit(unit(&name)).param(name, &info.shape, dtype, Placement::whole());
                 }
                 builder
@@ -106,7 +115,9 @@ fn known(dtype: Dtype, name: &str) -> Result<DType> {
         Dtype::F64 => DType::F64,
         Dtype::BF16 => DType::BF16,
         Dtype::F16 => DType::F16,
-        other => bail!("{name} has the type {other:?}, which is not trained; give --dtype"),
+        other => {
+            bail!("{name} has the type {other:?}, which is not trained; --dtype leaves such tensors out")
+        }
     })
 }
 
@@ -143,7 +154,8 @@ mod tests {
 
     #[test]
     fn a_number_is_divided_into_units() {
-        let model = |text: &str| Source::parse(text).unwrap().model(None, 1).unwrap();
+        let alone: Mesh = "dp=1".parse().unwrap();
+        let model = |text: &str| Source::parse(text).unwrap().model(None, &alone).unwrap();
         assert_eq!((model("7e9").len(), model("7e9").parameters().len()), (7_000_000_000, 32));
         assert_eq!((model("33").len(), model("33").parameters()[0].shape[0]), (33, 2));
         assert_eq!((model("5").len(), model("5").parameters().len()), (5, 5));

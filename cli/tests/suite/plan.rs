@@ -86,11 +86,15 @@ fn only_the_header_of_a_file_is_read() {
     let plan = json(&format!("{file} --ranks 2"));
     assert_eq!((plan["parameters"].as_u64(), plan["tensors"].as_u64()), (Some(2_000_000), Some(2)));
     assert!(held(&plan, 0, "params") >= 4_000_000 && held(&plan, 0, "params") < 4_100_000);
+    // With a type, tensors that are no floats are left out.
+    let mixed = r#"{"ids":{"dtype":"I64","shape":[10],"data_offsets":[0,80]},"w":{"dtype":"F32","shape":[10],"data_offsets":[80,120]}}"#;
+    write(mixed.len() as u64, mixed);
+    assert_eq!(json(&format!("{file} --ranks 2 --dtype bf16"))["parameters"], 10);
     for (len, header, said) in [
         (u64::MAX, header, "is it a safetensors file?"),
         (header.len() as u64 + 1, header, "ends within its header"),
         (5, "{\"a\":", "EOF"),
-        (68, r#"{"ids":{"dtype":"I64","shape":[1000],"data_offsets":[0,8000]}}      "#, "give --dtype"),
+        (68, r#"{"ids":{"dtype":"I64","shape":[1000],"data_offsets":[0,8000]}}      "#, "--dtype leaves"),
     ] {
         write(len, header);
         let output = plan_of(file);
@@ -113,6 +117,8 @@ fn what_cannot_be_planned_is_refused() {
         ("gpt2 --mesh pp=2,dp=2", "leave out pp"),
         ("gpt2 --dtype bf16 --master none", "stage 0 cannot be planned: parameter"),
         ("gpt2 --mesh dp=2 --ranks 2", "cannot be used with"),
+        ("7e9 --mesh dp=2,tp=4", "divided along tp"),
+        ("gpt2 --mesh dp=1000000000000", "plan at most 65536"),
     ] {
         let output = plan(args);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -16,7 +16,8 @@ pub(super) const MAX_VETOES: usize = 3;
 /// Workers of a run, and how long they wait for each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Digest of plan and rule that every worker must have. `None`: the first worker that joins decides, and the log keeps its digest.
+    /// Digest of plan and rule that every worker must have. `None`: the first worker that joins decides; its
+    /// digest is that of the run once the first epoch has begun, or as long as workers wait for it.
     pub digest: Option<Digest>,
     /// Number of workers that the first epoch waits for.
     pub workers: usize,

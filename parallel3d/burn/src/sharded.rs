@@ -173,6 +173,27 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
         Ok(outcome)
     }
 
+    /// Takes the parameters to where the model is evaluated ([`Optimizer::begin_evaluation`]), and writes them into the module.
+    /// Collective.
+    ///
+    /// # Errors
+    /// [`Error::Shard`], for example if no rule is evaluated elsewhere, and the errors of the module of [`step`](Sharded::step).
+    pub fn begin_evaluation<M: Module>(&mut self, model: &mut M) -> Result<(), Error> {
+        self.check(model)?;
+        self.optimizer.begin_evaluation().map_err(Error::of_step)?;
+        self.refresh(model)
+    }
+
+    /// Takes the parameters back to where they are trained, and writes them into the module. Collective.
+    ///
+    /// # Errors
+    /// As [`begin_evaluation`](Self::begin_evaluation).
+    pub fn end_evaluation<M: Module>(&mut self, model: &mut M) -> Result<(), Error> {
+        self.check(model)?;
+        self.optimizer.end_evaluation().map_err(Error::of_step)?;
+        self.refresh(model)
+    }
+
     /// Runs the backward pass of the step's last micro-batch, usually its only one, and hands over every parameter's gradient. The
     /// loss is multiplied by the [loss scale](Optimizer::loss_scale) before.
     ///

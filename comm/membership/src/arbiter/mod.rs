@@ -72,7 +72,9 @@ impl Arbiter {
     pub fn new(config: Config, last: Option<State>, now: Duration) -> Result<(Self, Output), ConfigError> {
         config.check()?;
         let mut state = last.unwrap_or_else(State::new);
-        state.digest = match (state.digest, config.digest) {
+        // Before the first epoch nothing has been trained, and a worker that brought its digest may be gone.
+        let logged = state.digest.filter(|_| state.epoch > 0);
+        state.digest = match (logged, config.digest) {
             (Some(logged), Some(given)) if logged != given => return Err(ConfigError::OtherRun),
             (logged, given) => logged.or(given),
         };
@@ -279,7 +281,7 @@ impl Arbiter {
         contact: String,
         now: Duration,
     ) -> Result<(), Refusal> {
-        let run = self.state.digest.unwrap_or(digest);
+        let run = self.state.digest.filter(|_| !self.is_open_to_any()).unwrap_or(digest);
         if let Some(peer) = self.peers.iter_mut().find(|peer| peer.worker == worker) {
             (peer.heard, peer.lost_at) = (now, None);
             return Ok(());
@@ -302,6 +304,11 @@ impl Arbiter {
         self.peers.push(Peer { worker, contact, heard: now, lost_at: None, arrived: None });
         self.state.digest = Some(run);
         Ok(())
+    }
+
+    /// Returns true if the next worker that joins decides the digest: none was given, nothing is trained, and no worker is here.
+    fn is_open_to_any(&self) -> bool {
+        self.config.digest.is_none() && self.state.epoch == 0 && self.peers.is_empty()
     }
 
     /// Ends a worker's membership: it cannot become a member again in this life.

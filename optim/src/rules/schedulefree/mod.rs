@@ -48,6 +48,9 @@ use evaluation::EvaluationPoint;
 /// for a constant rate, which may fall after the warm-up, but not for a rate that rises, as in a warm-up by a schedule. It counts the
 /// steps of a parameter group, and this rule the updates of each parameter, which differ if gradients are missing.
 ///
+/// `z` belongs to `y`: workers that exchange seldom must exchange both at once (`LocalPlan::local_adam`), and who replaces parameters
+/// alone in the middle of a run starts a new optimizer with them.
+///
 /// ```
 /// use meshstep_optim::{Flat, Rule, Scalars, ScheduleFreeAdamW, Segment};
 /// use meshstep_tensor::Queue;

@@ -7,6 +7,7 @@ use burn::module::{Module, Param, ParamGroup};
 use burn::tensor::Tensor;
 use burn_nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use meshstep_burn::{Error, Sharded};
+use meshstep_optim::ScheduleFreeAdamW;
 use meshstep_shard::{Error as Shard, Fault, Missing, Options, Outcome, Stage};
 use meshstep_tensor::{Category, Meter};
 
@@ -171,4 +172,32 @@ fn long_parameters_are_copied_whole() {
         let values = named(&model).remove(0).1;
         assert!(values == held && held == named(&Long { long: param([3, 170_001], 1) }).remove(0).1);
     });
+}
+
+/// An evaluation of a schedule-free rule has other values on every rank alike, and its end has those of before to the bit.
+#[test]
+fn an_evaluation_reaches_the_module_and_its_end_too() {
+    for stage in STAGES {
+        let finals = on_ranks(2, |comm| {
+            let mut mlp = Mlp::new(1);
+            let mut opt = Sharded::new(comm, &mut mlp, ScheduleFreeAdamW::default(), options(stage)).unwrap();
+            for step in 0..3 {
+                let loss = mlp.loss(step);
+                applied(opt.backward_step(&mut mlp, loss, at()));
+            }
+            let trained = bits(&mlp);
+            opt.begin_evaluation(&mut mlp).unwrap();
+            let evaluated = bits(&mlp);
+            assert_ne!(evaluated, trained, "{stage:?}");
+            let loss = mlp.loss(3);
+            let error = opt.backward_step(&mut mlp, loss, at()).unwrap_err();
+            assert!(matches!(error, Error::Shard(Shard::Evaluating)), "{error}");
+            opt.end_evaluation(&mut mlp).unwrap();
+            assert_eq!(bits(&mlp), trained, "{stage:?}");
+            let loss = mlp.loss(3);
+            applied(opt.backward_step(&mut mlp, loss, at()));
+            (evaluated, bits(&mlp))
+        });
+        assert_eq!(finals[0], finals[1], "{stage:?}");
+    }
 }

@@ -50,6 +50,15 @@ fn the_first_worker_decides_the_digest_of_an_open_run() {
     assert_eq!(desk.tell(join(0, mine)), [(0, Word::Welcome)]);
     assert_eq!(desk.log.last().unwrap().digest, Some(mine));
     assert_eq!(refusals(&desk.tell(join(1, DIGEST))), [(1, Refusal::OtherPlan { mine: 3, run: 4 })]);
+    // It leaves before the run has begun: the next worker decides.
+    assert_eq!(desk.tell(ToArbiter { ask: Ask::Leave, ..join(0, mine) }), [(0, Word::Farewell)]);
+    assert_eq!(desk.tell(join(2, DIGEST)), [(2, Word::Welcome)]);
+    assert_eq!(desk.log.last().unwrap().digest, Some(DIGEST));
+    assert_eq!(desk.tell(ToArbiter { ask: Ask::Leave, ..join(2, DIGEST) }), [(2, Word::Farewell)]);
+    assert_eq!(desk.tell(join(3, mine)), [(3, Word::Welcome)]);
+    assert_eq!(desk.tell(join(4, mine)), [(4, Word::Welcome)]);
+    (3..5).for_each(|id| drop(desk.arrive(id, 0)));
+    assert!(desk.arbiter.state().epoch > 0);
     // A successor, and one that is given the digest, know it; one that is given another is refused.
     let log = desk.log.last().cloned();
     for (given, ok) in [(None, true), (Some(mine), true), (Some(DIGEST), false)] {
