@@ -173,6 +173,7 @@ impl Arbiter {
         let gone: Vec<Former> = gone.collect();
         if first || broke || !gone.is_empty() || members.len() > stayed {
             self.state.epoch += 1;
+            self.state.digest = self.state.digest.or(self.brought);
             self.state.gone = gone;
             self.state.members = members;
         }

@@ -21,6 +21,8 @@ pub struct Arbiter {
     state: State,
     /// Members that are not gone and workers that want to join, in the order in which they came.
     peers: Vec<Peer>,
+    /// Digest of the workers here. The first epoch makes it that of the run, if none was given.
+    brought: Option<crate::Digest>,
     /// Ballots on the open round, by rank.
     ballots: Vec<Option<Ballot>>,
     /// Time since which the first worker waits at a boundary, or for the others' votes.
@@ -72,9 +74,7 @@ impl Arbiter {
     pub fn new(config: Config, last: Option<State>, now: Duration) -> Result<(Self, Output), ConfigError> {
         config.check()?;
         let mut state = last.unwrap_or_else(State::new);
-        // Before the first epoch nothing has been trained, and a worker that brought its digest may be gone.
-        let logged = state.digest.filter(|_| state.epoch > 0);
-        state.digest = match (logged, config.digest) {
+        state.digest = match (state.digest, config.digest) {
             (Some(logged), Some(given)) if logged != given => return Err(ConfigError::OtherRun),
             (logged, given) => logged.or(given),
         };
@@ -98,7 +98,7 @@ impl Arbiter {
         let peers = state.live().map(peer).collect();
         let ballots = vec![None; state.members.len()];
         let log = Some(state.clone());
-        let arbiter = Arbiter { config, state, peers, ballots, since: None, superseded: None };
+        let arbiter = Arbiter { config, state, peers, brought: None, ballots, since: None, superseded: None };
         (arbiter, Output { log, send: Vec::new() })
     }
 
@@ -281,7 +281,8 @@ impl Arbiter {
         contact: String,
         now: Duration,
     ) -> Result<(), Refusal> {
-        let run = self.state.digest.filter(|_| !self.is_open_to_any()).unwrap_or(digest);
+        let waiting = self.brought.filter(|_| !self.peers.is_empty());
+        let run = self.state.digest.or(waiting).unwrap_or(digest);
         if let Some(peer) = self.peers.iter_mut().find(|peer| peer.worker == worker) {
             (peer.heard, peer.lost_at) = (now, None);
             return Ok(());
@@ -302,13 +303,8 @@ impl Arbiter {
             return Err(Refusal::Full { max: MAX_WORKERS });
         }
         self.peers.push(Peer { worker, contact, heard: now, lost_at: None, arrived: None });
-        self.state.digest = Some(run);
+        self.brought = Some(run);
         Ok(())
-    }
-
-    /// Returns true if the next worker that joins decides the digest: none was given, nothing is trained, and no worker is here.
-    fn is_open_to_any(&self) -> bool {
-        self.config.digest.is_none() && self.state.epoch == 0 && self.peers.is_empty()
     }
 
     /// Ends a worker's membership: it cannot become a member again in this life.

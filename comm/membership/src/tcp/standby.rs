@@ -173,7 +173,7 @@ fn next(incoming: &mut Incoming) -> Result<FromService, Why> {
 
 /// Writes a record to the copy, which is of one run. A record of an arbiter that has lost its log would end what the copy knows.
 fn write(log: &mut Log, last: &mut Option<State>, state: &State) -> Result<(), Error> {
-    if last.as_ref().is_some_and(|last| last.epoch > 0 && last.digest != state.digest) {
+    if last.as_ref().is_some_and(|last| last.digest.is_some() && last.digest != state.digest) {
         return Err(crate::ConfigError::OtherRun.into());
     }
     if let Some(last) = last.as_ref().filter(|last| last.knows_more_than(state)) {
