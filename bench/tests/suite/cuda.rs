@@ -26,7 +26,7 @@ fn every_case_is_measured_and_reported() {
     let sections = report["sections"].as_array().unwrap();
     let rows = sections[0]["tables"][0]["rows"].as_array().unwrap();
     let names: Vec<_> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
-    assert_eq!((sections.len(), names.len()), (1, 30), "{names:?}");
+    assert_eq!((sections.len(), names.len()), (1, 31), "{names:?}");
     assert!(names.contains(&"step f32") && names.contains(&"lbfgs direction, history of 10"), "{names:?}");
     // A report of the same GPU can be a baseline, but not one of the CPU.
     let baseline = folder.path().join("report.json").display().to_string();

@@ -127,9 +127,9 @@ fn unusable_libraries_are_distinguished() {
         return;
     }
     for (name, value, told) in [
-        ("MESHSTEP_STANDIN", None, "StandIn { library: \"libnccl.so.2\" }"),
-        ("MESHSTEP_STANDIN", Some("yes"), "StandIn {"),
-        ("LD_LIBRARY_PATH", None, "NoLibrary { tried: \"libnccl.so.2 nor libnccl.so\""),
+        ("MESHSTEP_STANDIN", None, "libnccl.so.2 is a stand-in"),
+        ("MESHSTEP_STANDIN", Some("yes"), "is a stand-in"),
+        ("LD_LIBRARY_PATH", None, "neither libnccl.so.2 nor libnccl.so can be loaded"),
     ] {
         let said = probed_with(name, value);
         // A machine with a real NCCL finds it without the path.

@@ -151,7 +151,7 @@ fn the_death_of_a_process_is_an_error_in_the_others() {
     }
     let [alive, dead] = planned("die 1 1");
     assert!(!dead.0 && !dead.1.contains("result"), "{}", dead.1);
-    assert!(alive.0 && alive.1.contains("result: Err(Stuck { op_number: 1"), "{}", alive.1);
+    assert!(alive.0 && alive.1.contains("result: Err(operation 1, "), "{}", alive.1);
 }
 
 #[test]
@@ -161,8 +161,8 @@ fn an_error_in_one_process_ends_both() {
         return;
     }
     let [stuck, broken] = planned("error 1 2 6");
-    assert!(broken.0 && broken.1.contains("code: 6, name: \"remote process exited\""), "{}", broken.1);
-    assert!(stuck.0 && stuck.1.contains("result: Err(Stuck { op_number: 2"), "{}", stuck.1);
+    assert!(broken.0 && broken.1.contains("failed with remote process exited (6)"), "{}", broken.1);
+    assert!(stuck.0 && stuck.1.contains("result: Err(operation 2, "), "{}", stuck.1);
 }
 
 #[test]
