@@ -1,6 +1,7 @@
 //! `complaints`: runs the tests that answer public reports about other systems, and prints a line for each.
 
 use crate::ci::report::seconds;
+use crate::ci::task::ALL;
 use crate::cmd::Cmd;
 use crate::workspace::Workspace;
 use std::process::ExitCode;
@@ -114,8 +115,8 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<ExitCode> {
 
 /// A run of no test fails.
 fn command(complaint: &Complaint) -> Cmd {
-    let line = format!("nextest run --config-file xtask/nextest.toml -p {} -E", complaint.package);
-    Cmd::cargo(&line).arg(&format!("test(={})", complaint.test))
+    let filter = format!("package(={}) & test(={})", complaint.package, complaint.test);
+    Cmd::cargo(&format!("nextest run --config-file xtask/nextest.toml {ALL} -E")).arg(&filter)
 }
 
 #[cfg(test)]
@@ -135,6 +136,6 @@ mod tests {
     #[test]
     fn a_test_runs_by_its_whole_name() {
         let shown = command(&COMPLAINTS[0]).to_string();
-        assert!(shown.contains("-p meshstep-comm -E 'test(=failures::deadlines::a_rank"), "{shown}");
+        assert!(shown.contains("-E 'package(=meshstep-comm) & test(=failures::deadlines::a_rank"), "{shown}");
     }
 }

@@ -93,7 +93,7 @@ impl fmt::Display for Task {
 /// The whole workspace with every feature except `shuttle`, which replaces comm's threads by a scheduler that only comm's
 /// shuttle tests start. `meshstep-bench` enables all features of every library. CUDA and NCCL are loaded at run time, so
 /// one build serves clippy, the documentation, the tests and the stand-ins.
-pub(super) const ALL: &str = "--workspace --features meshstep-bench/cuda";
+pub(crate) const ALL: &str = "--workspace --features meshstep-bench/cuda";
 
 /// The features of [`ALL`], for a subset of the packages.
 pub(crate) const FEATURES: &str = "--features meshstep-bench/cuda";
