@@ -1,12 +1,12 @@
 //! One allocation: CPU memory (zeroed, aligned, cache-coloured, on huge pages if large) or GPU memory.
 
-mod region;
+mod shared_pages;
 
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::{Category, Claim, Error, Meter, Place};
 use memmap2::MmapMut;
-use region::Region;
+use shared_pages::SharedPages;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::ptr::NonNull;
@@ -44,7 +44,7 @@ enum Origin {
         layout: Layout,
     },
     Map(#[expect(dead_code, reason = "held for its Drop, which unmaps")] MmapMut),
-    Region(#[expect(dead_code, reason = "held while this part of it is in use")] Arc<Region>),
+    SharedPages(#[expect(dead_code, reason = "held while this part of it is in use")] Arc<SharedPages>),
     Lent(
         #[expect(dead_code, reason = "held for its Drop, which frees the memory")] Box<dyn Any + Send + Sync>,
     ),
@@ -74,8 +74,10 @@ impl Slab {
             _ if bytes < HUGE_FROM => heap(bytes, colour * STEP),
             _ if bytes > ALONE_ABOVE => map(bytes, colour * HUGE_STEP),
             // Colours of huge pages take too much of a short one.
-            _ => region::allocate(bytes, colour * if bytes < (1 << 20) { STEP } else { HUGE_STEP }, PAGE)
-                .map(|(base, region)| (base, Origin::Region(region))),
+            _ => {
+                shared_pages::allocate(bytes, colour * if bytes < (1 << 20) { STEP } else { HUGE_STEP }, PAGE)
+                    .map(|(base, region)| (base, Origin::SharedPages(region)))
+            }
         };
         let (base, origin) = made.ok_or_else(refused)?;
         Ok(Slab { base, origin, _claim: Some(meter.claim(category, bytes as u64)) })
@@ -110,7 +112,7 @@ impl Slab {
     /// Place of the memory.
     pub(crate) fn place(&self) -> Place {
         match &self.origin {
-            Origin::Heap { .. } | Origin::Map(_) | Origin::Region(_) | Origin::Lent(_) => Place::Cpu,
+            Origin::Heap { .. } | Origin::Map(_) | Origin::SharedPages(_) | Origin::Lent(_) => Place::Cpu,
             #[cfg(feature = "cuda")]
             Origin::Device(memory) => Place::Cuda(memory.device().ordinal()),
             #[cfg(feature = "cuda")]

@@ -14,19 +14,19 @@ const REGION: usize = 32 << 20;
 
 /// Memory that allocations hold while they live.
 #[derive(Debug)]
-pub(super) struct Region {
+pub(super) struct SharedPages {
     start: NonNull<u8>,
     _map: MmapMut,
 }
 
 // SAFETY: a region is plain memory; whoever holds an allocation of it is its only user.
-unsafe impl Send for Region {}
-// SAFETY: as above; `&Region` gives only the address.
-unsafe impl Sync for Region {}
+unsafe impl Send for SharedPages {}
+// SAFETY: as above; `&SharedPages` gives only the address.
+unsafe impl Sync for SharedPages {}
 
-/// Region in which this thread allocates.
+/// SharedPages in which this thread allocates.
 struct Current {
-    region: Arc<Region>,
+    region: Arc<SharedPages>,
     /// First byte after the allocations so far.
     next: usize,
     /// First byte that no allocation has had: from here on the memory is zero.
@@ -39,7 +39,7 @@ thread_local! {
 
 /// Allocates `bytes` zeroed bytes that begin `past` bytes after a multiple of `align`; `None` if there is no memory. `align + past +
 /// bytes` must not exceed the length of a region.
-pub(super) fn allocate(bytes: usize, past: usize, align: usize) -> Option<(NonNull<u8>, Arc<Region>)> {
+pub(super) fn allocate(bytes: usize, past: usize, align: usize) -> Option<(NonNull<u8>, Arc<SharedPages>)> {
     let in_current = |current: &RefCell<Option<Current>>| {
         let mut current = current.borrow_mut();
         if let Some(found) = current.as_mut().and_then(|current| current.take(bytes, past, align)) {
@@ -55,11 +55,11 @@ pub(super) fn allocate(bytes: usize, past: usize, align: usize) -> Option<(NonNu
 impl Current {
     fn new() -> Option<Self> {
         let (start, map) = map_huge(REGION)?;
-        Some(Current { region: Arc::new(Region { start, _map: map }), next: 0, fresh: 0 })
+        Some(Current { region: Arc::new(SharedPages { start, _map: map }), next: 0, fresh: 0 })
     }
 
     /// Allocates in the rest of the region, or in all of it if every allocation is freed.
-    fn take(&mut self, bytes: usize, past: usize, align: usize) -> Option<(NonNull<u8>, Arc<Region>)> {
+    fn take(&mut self, bytes: usize, past: usize, align: usize) -> Option<(NonNull<u8>, Arc<SharedPages>)> {
         if Arc::get_mut(&mut self.region).is_some() {
             self.next = 0;
         }
