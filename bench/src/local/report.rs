@@ -86,20 +86,19 @@ fn summary(runs: &[&Trained]) -> Option<String> {
 fn sentence(run: &Trained, runs: &[&Trained]) -> Option<String> {
     let (share, loss) = (100.0 * run.sent() as f64 / run.every_step as f64, run.held_out());
     let sent = size(run.sent() as f64);
-    let own = format!("{} reaches a held-out loss of {loss:.3} nats per byte and sends {sent}", run.method);
+    let own = format!("{} sends {sent} and reaches a held-out loss of {loss:.3} nats per byte", run.method);
     let Some(baseline) = run.method.baseline() else {
         return (runs.len() == 1)
             .then(|| format!("{own}. It is a baseline, and nothing was compared with it."));
     };
-    let bytes = format!("{share:.1}% of the bytes of gradients reduced in every step");
+    let bytes = format!("It sends {share:.1}% of the bytes of gradients reduced in every step.");
     let compared = match runs.iter().find(|other| other.method == baseline) {
         Some(other) => {
             let (theirs, off) = (other.held_out(), 100.0 * (loss / other.held_out() - 1.0));
-            format!(
-                ": {off:+.1}% against {theirs:.3} of {baseline}, where a lower loss is better, with {bytes}."
-            )
+            let word = if off > 0.0 { "higher (worse)" } else { "lower (better)" };
+            format!(", {:.1}% {word} than {theirs:.3} of {baseline}. {bytes}", off.abs())
         }
-        None => format!(", {bytes}. No baseline was trained, so the loss is not compared."),
+        None => format!(". {bytes} No baseline was trained, so the loss is not compared."),
     };
     Some(own + &compared)
 }

@@ -145,8 +145,9 @@ mod tests {
     fn simulated_seconds_are_those_of_the_steps_and_of_the_busiest_workers_bytes() {
         let mut run = train("--local local-adam --kx 2 --workers 2 --steps 4 --batch 1").swap_remove(0);
         assert!(run.seconds_per_step > 0.0 && run.sent_most.len() == 4);
-        // Both workers send the same, and only after every second step.
-        assert_eq!((run.sent_most[0], run.sent_most[3]), (0, run.sent() / 2));
+        // Only every second step sends, and both workers send nearly the same.
+        let (none, most, half) = (run.sent_most[0], run.sent_most[3], run.sent() / 2);
+        assert!(none == 0 && (half..half + half / 100).contains(&most), "{none} {most} {half}");
         run.sent_most = vec![0, 1_000_000, 1_000_000, 3_000_000];
         let seconds = |rate, steps| Link { step: 0.5, rate }.after(&run, steps);
         // A megabyte takes 0.8 s at 10 Mbit/s.

@@ -119,14 +119,14 @@ fn progress(suites: usize) -> ProgressBar {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::record::{Cell, Plot, Scale, Shape, Table, Wanted};
     use super::*;
     use crate::args::bench::Suite;
     use meshstep_bench_cases::samples::Median;
 
     /// A report with one of everything.
-    pub(super) fn sample() -> Report {
+    pub(crate) fn sample() -> Report {
         let mut section = Section::new("kernels", "a < b");
         let mut table = Table::new("rule", &["time", "of copy"]);
         let time = Median { median: 1.0, low: 0.9, high: 1.1, rounds: 9 };

@@ -12,6 +12,7 @@ use meshstep_tensor::{Category, DType, Layout, Meter};
 
 use crate::measure::effort::Effort;
 use crate::measure::record::{Cell, Plot, Section, Shape, Table, Wanted};
+use crate::measure::show::size;
 use crate::memory::Process;
 
 const ABOUT: &str = "Peak bytes of one of 2 ranks with AdamW in f32: after construction, with all gradients, and after the step; \
@@ -110,10 +111,10 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
 fn saved(model: &str, names: &[String], totals: &[f64], counted: bool) -> String {
     let least = totals.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(i, _)| i);
     format!(
-        "With {model}, {} needs {:.2} GB on each of {RANKS} ranks instead of {:.2} GB unsharded, {:.0}% less ({}).",
+        "With {model}, {} needs {} on each of {RANKS} ranks instead of {} unsharded, {:.0}% less ({}).",
         names[least],
-        totals[least],
-        totals[0],
+        size(1e9 * totals[least]),
+        size(1e9 * totals[0]),
         100.0 * (1.0 - totals[least] / totals[0]),
         if counted { "planned, and counted in a run" } else { "planned only" }
     )

@@ -79,7 +79,8 @@ fn by_parameters(section: &mut Section, effort: Effort) -> Result<()> {
         ("update".to_owned(), update_curve),
         ("reference copy of the same bytes".to_owned(), copy_curve),
     ];
-    let caption = "Less is better. Small vectors stay in the processor's cache, so the left end is lower.";
+    let caption =
+        "Less is better. Small vectors stay in the processor's cache, and the left end may be lower.";
     section.plots.push(Plot::new("Cost of an AdamW update", caption, Shape::Curves { x, y, curves }));
     if let (Some(least), Some(most)) =
         (flat.iter().copied().reduce(f64::min), flat.iter().copied().reduce(f64::max))

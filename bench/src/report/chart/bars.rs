@@ -40,14 +40,15 @@ pub(super) fn draw(label: &str, names: &[String], parts: &[(String, Vec<f64>)]) 
         let mut from = 0.0;
         for (i, one) in parts.iter().enumerate() {
             let to = from + of(one, row);
-            marks += &part(i, at(from), at(to), y);
+            let digit = (parts.len() > 1).then_some(i + 1);
+            marks += &part(i, digit, [at(from), at(to)], y);
             from = to;
         }
         let _ = writeln!(marks, "<text x=\"{:.1}\" y=\"{text:.1}\">{}</text>", at(from) + 5.0, number(from));
     }
     let [_, tall] = LegendLine::BOX;
     let entry = |(i, (name, _)): (usize, &(String, Vec<f64>))| {
-        let key = part(i, 8.0, 28.0, (tall - BAR) / 2.0);
+        let key = part(i, Some(i + 1), [8.0, 28.0], (tall - BAR) / 2.0);
         LegendLine { name: name.clone(), key }
     };
     // A single part needs no legend: the axis names it.
@@ -101,8 +102,8 @@ fn label_of(name: &str, x: f64, y: f64) -> String {
     format!("<text class=\"tick y\" text-anchor=\"end\">{}</text>", spans.collect::<String>())
 }
 
-/// Draws one part with its digit, if it is wide enough.
-fn part(i: usize, from: f64, to: f64, y: f64) -> String {
+/// Draws one part with its digit, if there is one and room for it.
+fn part(i: usize, digit: Option<usize>, [from, to]: [f64; 2], y: f64) -> String {
     let mut text = String::new();
     if to - from < 0.05 {
         return text;
@@ -113,12 +114,11 @@ fn part(i: usize, from: f64, to: f64, y: f64) -> String {
         i % COLORS,
         to - from
     );
-    if to - from >= DIGIT {
+    if let Some(digit) = digit.filter(|_| to - from >= DIGIT) {
         let (x, y) = ((from + to) / 2.0, y + BAR / 2.0 + 4.0);
         let _ = write!(
             text,
-            "<text class=\"on\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>",
-            i + 1
+            "<text class=\"on\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{digit}</text>"
         );
     }
     text

@@ -7,7 +7,7 @@ use super::{COLORS, LegendLine, Picture, Scale, WIDTH, escaped};
 
 const HEIGHT: f64 = 270.0;
 const TOP: f64 = 30.0;
-const BOTTOM: f64 = 44.0;
+const BOTTOM: f64 = 46.0;
 const RIGHT: f64 = 22.0;
 /// Width of a character, for the room that texts need.
 const CHARACTER: f64 = 6.8;
@@ -78,7 +78,7 @@ fn axes(
             text,
             "<path class=\"base\" d=\"M{x:.1} {floor:.1}v4\"/><text class=\"tick x\" x=\"{x:.1}\" y=\"{:.1}\" \
              text-anchor=\"middle\">{}</text>",
-            floor + 16.0,
+            floor + 18.0,
             escaped(label)
         );
     }

@@ -36,6 +36,15 @@ fn name(section: &Section) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
+/// Formats sentences in which backquotes enclose code.
+fn prose(text: &str) -> String {
+    let part = |(i, part): (usize, &str)| match i % 2 {
+        0 => escaped(part),
+        _ => format!("<code>{}</code>", escaped(part)),
+    };
+    text.split('`').enumerate().map(part).collect()
+}
+
 fn contents(sections: &[Section]) -> String {
     let line = |(i, section): (usize, &Section)| {
         format!("<li><a href=\"#{}\">{}</a></li>\n", id(i), escaped(&name(section)))
@@ -53,7 +62,7 @@ fn section(page: &mut String, i: usize, part: &Section) {
         let _ = writeln!(
             page,
             "<p class=\"how\"><strong>About these figures.</strong> {}</p>",
-            escaped(&part.about)
+            prose(&part.about)
         );
     }
     part.tables.iter().for_each(|one| page.push_str(&tables::table(one)));

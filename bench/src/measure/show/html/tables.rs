@@ -44,7 +44,7 @@ pub(super) fn list(class: &str, sentences: &[String]) -> String {
     if sentences.is_empty() {
         return String::new();
     }
-    let lines: String = sentences.iter().map(|one| format!("<li>{}</li>\n", escaped(one))).collect();
+    let lines: String = sentences.iter().map(|one| format!("<li>{}</li>\n", super::prose(one))).collect();
     format!("<ul class=\"{class}\">\n{lines}</ul>\n")
 }
 

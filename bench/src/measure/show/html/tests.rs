@@ -51,6 +51,11 @@ fn the_verdict_comes_first_and_the_contents_lead_to_sections() {
 }
 
 #[test]
+fn backquotes_enclose_code() {
+    assert_eq!(prose("see `a < b`, or c"), "see <code>a &lt; b</code>, or c");
+}
+
+#[test]
 fn a_missed_limit_is_named_at_the_top() {
     let mut sample = sample();
     for i in 0..7 {

@@ -16,6 +16,7 @@ pub(super) fn verdict(report: &Report) -> String {
         (_, 0) => ("", "Verdict: figures only. No limit applies to this run.".to_owned()),
         (0, 1) => ("held", "Verdict: good. The one limit holds.".to_owned()),
         (0, all) => ("held", format!("Verdict: good. All {all} limits hold.")),
+        (1, all) => ("missed", format!("Verdict: not good. 1 of {all} limits is missed.")),
         (missed, all) => ("missed", format!("Verdict: not good. {missed} of {all} limits are missed.")),
     };
     let mut text = format!("<div class=\"verdict {class}\">\n<p class=\"answer\">{answer}</p>\n");
@@ -34,7 +35,7 @@ pub(super) fn verdict(report: &Report) -> String {
     for (i, section) in report.sections.iter().enumerate() {
         if let Some(sentence) = section.verdict.first() {
             let link = format!("<a href=\"#{}\">{}</a>", super::id(i), escaped(&super::name(section)));
-            let _ = writeln!(lines, "<li>{link}: {}</li>", escaped(sentence));
+            let _ = writeln!(lines, "<li>{link}: {}</li>", super::prose(sentence));
         }
     }
     for reason in &report.left_out {
