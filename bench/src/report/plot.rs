@@ -15,8 +15,11 @@ const MARGIN: f64 = 20.0;
 /// Height of a title, and of a legend's line.
 const LINE: f64 = 24.0;
 
-/// A part of a rank's memory: its name and its bytes. The parts that sharding shrinks come last.
-const PARTS: [(&str, fn(&Peak) -> u64); 5] = [
+/// A part of a rank's memory: its name and its bytes.
+type MemoryPart = (&'static str, fn(&Peak) -> u64);
+
+/// The parts that sharding shrinks come last.
+const PARTS: [MemoryPart; 5] = [
     ("candle's parameters", |peak| peak.framework),
     ("parameters", |peak| peak.params),
     ("gradients in buckets", |peak| peak.buckets),
@@ -101,8 +104,8 @@ fn losses(report: &Report) -> Plot {
 }
 
 fn memory(report: &Report) -> Plot {
-    let part = |(name, bytes): &(&str, fn(&Peak) -> u64)| {
-        (name.to_string(), report.stages.iter().map(|stage| bytes(&stage.peak) as f64 / MIB).collect())
+    let part = |(name, bytes): &MemoryPart| {
+        ((*name).to_owned(), report.stages.iter().map(|stage| bytes(&stage.peak) as f64 / MIB).collect())
     };
     let names = report.stages.iter().map(|stage| format!("stage {}", stage.stage)).collect();
     let parts = PARTS.iter().map(part).collect();

@@ -77,7 +77,7 @@ fn figure(page: &mut String, plot: &Plot) {
     let _ = writeln!(
         page,
         "<figure><figcaption><strong>{title}</strong><span class=\"about\">{}</span></figcaption>",
-        escaped(&captions.join(" "))
+        prose(&captions.join(" "))
     );
     match plot.draw() {
         None => page.push_str("<p>No value was measured.</p>\n"),

@@ -23,7 +23,11 @@ pub(super) fn limits(bars: &[Bar]) -> String {
     let missed = bars.iter().filter(|bar| !bar.holds());
     let rows: Vec<String> =
         missed.chain(bars.iter().filter(|bar| bar.holds())).map(|bar| row(&bar)).collect();
-    framed("Limits", &heads(["Limits", "measured", "limit"].into_iter()), &rows)
+    let title = match bars.iter().filter(|bar| !bar.holds()).count() {
+        0 => "Limits: all hold".to_owned(),
+        missed => format!("Limits: {missed} of {} missed", bars.len()),
+    };
+    framed(&title, &heads([title.as_str(), "measured", "limit"].into_iter()), &rows)
 }
 
 /// Returns a table with its notes.

@@ -66,7 +66,7 @@ fn a_missed_limit_is_named_at_the_top() {
     assert!(top.starts_with("Verdict: not good. 7 of 8 limits are missed."), "{top}");
     assert!(top.contains("figure 4: 2, but the limit is at most 1") && !top.contains("figure 5"), "{top}");
     assert!(top.contains("and 2 more"));
-    let table = between(&page, ">Limits</th>", "</table>");
+    let table = between(&page, ">Limits: 7 of 8 missed</th>", "</table>");
     assert!(table.find("figure 6") < table.find("share of a copy"), "missed ones come first");
     let none = report(&crate::measure::record::Report { sections: vec![], ..sample }, "T");
     assert!(none.contains("Verdict: figures only"));
