@@ -175,6 +175,9 @@ pub(crate) enum StepName {
     Deny,
     /// Type-checks tensor's README recipe for candle variables; only with `--long` or by name.
     Candle,
+    /// Takes screenshots of small reports with headless Chromium, and checks them for overflow and empty axes; only with `--long` or by
+    /// name.
+    Reports,
 }
 
 #[cfg(test)]
