@@ -1,4 +1,4 @@
-//! The example `classifier`: on threads, and as processes with a launcher's variables; and the example `speed`. Their programs are built
+//! The example `classifier`: on threads, and as processes with a launcher's variables; and the example `burn_speed`. Their programs are built
 //! with the tests.
 
 use meshstep_cases::process::free_addr;
@@ -62,7 +62,7 @@ fn the_classifier_learns_as_processes() {
 
 #[test]
 fn speeds_are_printed_as_a_table() {
-    let output = program("speed").arg("brief").output().unwrap();
+    let output = program("burn_speed").arg("brief").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let row: Vec<f64> =
         text.lines().nth(2).unwrap().split_whitespace().map(|word| word.parse().unwrap()).collect();

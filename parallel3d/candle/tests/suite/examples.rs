@@ -6,7 +6,7 @@
 mod gpt;
 #[path = "../../examples/mlp.rs"]
 mod mlp;
-#[path = "../../examples/speed.rs"]
+#[path = "../../examples/candle_speed.rs"]
 mod speed;
 
 use meshstep_cases::process::{launched, role};

@@ -1,5 +1,5 @@
 //! Steps per second of `Sharded` on one rank beside candle's AdamW, in turns in one process:
-//! `cargo run --release -p meshstep-candle --example speed`.
+//! `cargo run --release -p meshstep-candle --example candle_speed`.
 //!
 //! Both train eight vectors by the sum of their squares. A step is forward, backward and update; its figure is the median of the turns.
 

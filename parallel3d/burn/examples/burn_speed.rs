@@ -1,5 +1,5 @@
 //! Steps per second of `Sharded` on one rank beside burn's AdamW, in turns in one process:
-//! `cargo run --release -p meshstep-burn --example speed`.
+//! `cargo run --release -p meshstep-burn --example burn_speed`.
 //!
 //! Both train eight vectors by the sum of their squares. A step is forward, backward and update; its figure is the median of the turns.
 
