@@ -73,6 +73,8 @@ pub(crate) enum Task {
     Mutants(MutantsArgs),
     /// Do everything before the upload of a release, and print the commands that publish it.
     Release,
+    /// Build a user's project with the candle adapter and one with candle-nn, from nothing, and compare crates and seconds.
+    ColdBuild,
     /// Run the tests that answer public reports about other systems, and print a line for each.
     Complaints,
     /// Check rules that the compiler does not check: crate edges, file headers, README commands, import knots, prose.

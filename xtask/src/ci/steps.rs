@@ -88,8 +88,8 @@ fn shuttle() -> String {
     format!("{ALL},meshstep-comm/shuttle --test shuttle")
 }
 
-/// Checks the dependencies with cargo-deny, which is installed into the target folder. Advisories need their database, which only
-/// the workflow downloads.
+/// Checks licences, duplicates and sources of the dependencies with cargo-deny, which is installed into the target folder. Advisories are
+/// not checked: they need a database, which the workflow's long run downloads.
 fn deny(setting: &Setting) -> Vec<Task> {
     let tools = setting.target.join("tools");
     let install = Cmd::cargo("install --locked --quiet cargo-deny --version =0.20.2 --root")
