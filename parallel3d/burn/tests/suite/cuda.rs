@@ -131,6 +131,28 @@ fn negative<const D: usize>(grad: Tensor<D>, dtype: Flat) -> Vec<f32> {
 }
 
 #[test]
+fn a_gradient_and_new_values_are_copied_without_a_kernel_of_burn() {
+    if !available() {
+        return;
+    }
+    let grad = tensor([1000], 8).inner();
+    let expected: Vec<f32> = numbers(grad.clone()).into_iter().map(|x| -x).collect();
+    assert_eq!(negative(grad, Flat::F32), expected);
+    for stage in STAGES {
+        on_gpu(|comm, queue| {
+            let (mut model, options) = (Net::new(&device()), Options { stage, queue, ..Options::default() });
+            let before = named(&model);
+            let opt = Sharded::new(comm, &mut model, Sgd::default(), options).unwrap();
+            let mut other = Net::new(&device());
+            other.tied = Param::initialized(other.tied.id, tensor([7, 9], 77).require_grad());
+            opt.refresh(&mut other).unwrap();
+            assert_eq!((named(&model), named(&other)), (before.clone(), before));
+            assert!(other.up.weight.is_require_grad() && !other.frozen.is_require_grad());
+        });
+    }
+}
+
+#[test]
 fn gradients_of_any_layout_and_type_arrive_in_row_major_order() {
     if !available() {
         return;
