@@ -293,28 +293,21 @@ impl<T: Real, C: Step<T, S>, const S: usize> Body for Each<'_, T, C, S> {
         let step = *step;
         let len = params.len();
         assert!(grads.len() == len && state.iter().all(|s| s.len() == len), "streams of one length");
+        // Pointers, because a bounds check that the compiler cannot remove would prevent vectorisation.
         let (params, grads) = (params.as_mut_ptr(), grads.as_ptr());
         let state = state.each_mut().map(|s| s.as_mut_ptr());
-        // Pointers, because a bounds check that the compiler cannot remove would prevent vectorisation.
-        let one = |i: usize| {
-            // SAFETY: the callers below pass `i < len`, the length of every slice, and all slices are borrowed exclusively.
-            unsafe {
-                let (p, s) = step.step(*params.add(i), *grads.add(i), state.map(|s| *s.add(i)));
-                *params.add(i) = p;
-                for k in 0..S {
-                    *state[k].add(i) = s[k];
-                }
-            }
-        };
         if S == 0 && ahead.is_none() {
             for start in (0..len).step_by(TURN) {
                 let end = len.min(start + TURN);
                 for line in (start..end).step_by(LINE / size_of::<T>()) {
-                    // SAFETY: as above; volatile, so that the compiler keeps the unused read.
+                    // SAFETY: `line < len`; volatile, so that the compiler keeps the unused read.
                     unsafe { grads.add(line).read_volatile() };
                     fetch_line(params.wrapping_add(line + TURN).cast());
                 }
-                (start..end).for_each(one);
+                for i in start..end {
+                    // SAFETY: `i < len`, the length of every slice, and all slices are borrowed exclusively.
+                    unsafe { update_one(&step, params, grads, &state, i) };
+                }
             }
             return;
         }
@@ -328,8 +321,37 @@ impl<T: Real, C: Step<T, S>, const S: usize> Body for Each<'_, T, C, S> {
                     state.iter().for_each(|s| fetch(s.wrapping_add(start + AHEAD), GROUP));
                 }
             }
-            (start..start + GROUP).for_each(one);
+            for i in start..start + GROUP {
+                // SAFETY: as above.
+                unsafe { update_one(&step, params, grads, &state, i) };
+            }
         }
-        (whole..len).for_each(one);
+        for i in whole..len {
+            // SAFETY: as above.
+            unsafe { update_one(&step, params, grads, &state, i) };
+        }
+    }
+}
+
+/// Updates element `i`. No closure: the compiler may leave a large one out of line, where it is compiled for no instruction set, and then
+/// a fused multiply-add is a call.
+///
+/// # Safety
+/// `i` is less than the length of every vector, and the caller borrows all of them exclusively.
+#[inline(always)]
+unsafe fn update_one<T: Real, C: Step<T, S>, const S: usize>(
+    step: &C,
+    params: *mut T,
+    grads: *const T,
+    state: &[*mut T; S],
+    i: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (p, s) = step.step(*params.add(i), *grads.add(i), state.map(|s| *s.add(i)));
+        *params.add(i) = p;
+        for k in 0..S {
+            *state[k].add(i) = s[k];
+        }
     }
 }

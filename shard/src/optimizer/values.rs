@@ -18,8 +18,9 @@ impl Optimizer {
     }
 
     /// Returns this rank's part of a parameter and its state: the elements it updates, none of a frozen parameter. On a GPU it
-    /// waits for the steps so far.
+    /// waits for the steps so far. [`Error::Evaluating`] during an evaluation, whose parameters and masters are not the trained ones.
     pub fn state(&self, name: &str) -> Result<ParamState<'_>, Error> {
+        self.reducer.check_training()?;
         let param = self.params.index(name)?;
         let mut state = self.params.state(param)?;
         if !self.params.entries[param].param.frozen() {

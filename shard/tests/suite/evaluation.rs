@@ -181,6 +181,7 @@ fn nothing_else_happens_during_an_evaluation() {
                 opt.repair().map(drop),
                 opt.set_frozen(["w"], true),
                 opt.restore_steps(7),
+                opt.state("w").map(drop),
                 opt.add_param_group(more, ScheduleFreeAdamW::default(), |_, _| Ok(())),
             ];
             for (i, refused) in refused.into_iter().enumerate() {

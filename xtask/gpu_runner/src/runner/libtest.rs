@@ -22,9 +22,11 @@ pub(crate) struct Results {
     waiting: BTreeSet<String>,
     /// Test that is running.
     pub(crate) current: Option<String>,
+    /// True if the current test has printed "skipped: ".
+    skips: bool,
     pub(crate) passed: Vec<String>,
     pub(crate) failed: Vec<String>,
-    /// Tests that are ignored, or printed "skipped: ".
+    /// Number of tests that are ignored, or printed "skipped: " and ended without a failure. They are not among the passed ones.
     pub(crate) skipped: usize,
     /// Tests with a result line that other output garbled. The summary lists the failed ones among them.
     unclear: Vec<String>,
@@ -92,16 +94,19 @@ impl Results {
         self.unclear.extend(self.current.take());
         self.waiting.remove(&name);
         self.current = Some(name);
+        self.skips = false;
         self.events += 1;
     }
 
     fn result(&mut self, text: &str) {
-        self.skipped += usize::from(text.starts_with("skipped: ") || text.starts_with("ignored"));
+        self.skips |= text.starts_with("skipped: ");
         let ended = match text {
-            "ok" => &mut self.passed,
+            "ok" if !self.skips => &mut self.passed,
             "FAILED" => &mut self.failed,
-            // An ignored test has not passed, but needs no further handling.
-            _ if text.starts_with("ignored") => &mut Vec::new(),
+            _ if text == "ok" || text.starts_with("ignored") => {
+                self.skipped += 1;
+                &mut Vec::new()
+            }
             _ => return,
         };
         ended.extend(self.current.take());
@@ -168,10 +173,10 @@ mod tests {
         let said = "test a ... skipped: no NVLink\nok\ntest b ... x = 1\nok?ok\ntest c ... wordok\ntest d ... ok\n\
                     failures:\n    c\n";
         let mut results = read(&["a", "b", "c", "d"], said);
-        assert_eq!((&results.passed, results.skipped), (&names(&["a", "d"]), 1));
+        assert_eq!((&results.passed, results.skipped), (&names(&["d"]), 1), "a checked nothing");
         assert_eq!(results.rest(), names(&["b"]), "without a summary, b must run again");
         results.read(b"test result: FAILED. 3 passed; 1 failed\n");
-        assert_eq!((&results.passed, &results.failed), (&names(&["a", "d", "b"]), &names(&["c"])));
+        assert_eq!((&results.passed, &results.failed), (&names(&["d", "b"]), &names(&["c"])));
     }
 
     #[test]

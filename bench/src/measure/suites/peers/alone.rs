@@ -29,6 +29,11 @@ const HISTORY_VECTORS: usize = 2 * HISTORY;
 /// Minimum number of vectors that an iteration of L-BFGS reads. Written vectors are not counted.
 const READ: usize = 2 * (HISTORY_VECTORS + 1) + 1 + 3;
 
+/// Least ratio to torch of an iteration of L-BFGS whose vectors are short.
+const IN_CACHE: f64 = 1.3;
+/// Share of the speed of reading that an iteration of L-BFGS on long vectors is to reach.
+const LBFGS: f64 = 1.0 / 1.3;
+
 /// Share of the reference copy's speed that an update is to reach, as in the suite `kernels`.
 const UPDATE: f64 = 0.95;
 
@@ -96,31 +101,42 @@ pub(super) fn candle(section: &mut Section, effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// Compares one iteration with a full history on `len` parameters; the loss is cheap on both sides, and allocates nothing.
+/// Compares one iteration with a full history; the loss is cheap on both sides, and allocates nothing.
 pub(super) fn lbfgs(section: &mut Section, effort: Effort, torch: &mut TorchPair) -> Result<()> {
-    let (len, rounds) = (effort.pick(100_000, 10_000_000), effort.pick(3, 11));
-    torch.case(
-        json!({ "case": "lbfgs", "length": len, "history": HISTORY, "threads": Threads::shared().count() }),
-    )?;
-    let pages = Pages::new(HISTORY_VECTORS * 4 * len)?;
-    let mut own = Own { pages, run: Iterations::new(len, History::Exact)? };
-    let ours = Iterations::contestant(|own: &mut Own| &mut own.run);
-    let theirs: Contestant<'_, Own> = Box::new(|_| torch.run());
-    let pass = |pass: MemoryPass| timed(move |own: &mut Own| own.pages.pass(pass, &Threads::shared()));
-    let [read, write, in_place] = PASSES.map(pass);
-    let turns = [ours, theirs, pass(MemoryPass::Read), read, write, in_place];
-    let mut race = Race::run(&mut own, rounds, turns, HISTORY_VECTORS * 4 * len)?;
-    race.copy = race.copy.times(READ as f64 / HISTORY_VECTORS as f64);
     let mut table = PeerTable::new("L-BFGS, one iteration", Sides::OneProcess);
-    let moved = MovedBytes { read: 4 * READ * len, ..MovedBytes::default() };
-    let what = format!("torch.optim.LBFGS, history {HISTORY}, {len}");
-    table.torch_row(section, &what, (race, moved), (Aim::Ratio(3.0), torch));
+    for (len, aim) in [
+        (100_000, Aim::Ratio(IN_CACHE)),
+        (effort.pick(100_000, 1_000_000), Aim::Ratio(IN_CACHE)),
+        (effort.pick(100_000, 3_000_000), Aim::Ratio(IN_CACHE)),
+        (effort.pick(100_000, 10_000_000), Aim::OfReference(LBFGS)),
+    ] {
+        let case = json!({ "case": "lbfgs", "length": len, "history": HISTORY, "threads": Threads::shared().count() });
+        torch.case(case)?;
+        let race = iteration(len, effort.pick(3, 11), || torch.run())?;
+        let moved = MovedBytes { read: 4 * READ * len, ..MovedBytes::default() };
+        let what = format!("torch.optim.LBFGS, history {HISTORY}, {len}");
+        table.torch_row(section, &what, (race, moved), (aim, torch));
+    }
     table.note(format!(
         "copy: {READ} vectors read, none written: the history twice, because the direction depends on all products with the gradient; \
          the gradient with both; the point; and the three vectors of the loss"
     ));
     table.end(section);
     Ok(())
+}
+
+/// Races iterations on `len` parameters, the other system's, and the references.
+fn iteration(len: usize, rounds: usize, mut run: impl FnMut() -> Result<f64>) -> Result<Race> {
+    let pages = Pages::new(HISTORY_VECTORS * 4 * len)?;
+    let mut own = Own { pages, run: Iterations::new(len, History::Exact)? };
+    let ours = Iterations::contestant(|own: &mut Own| &mut own.run);
+    let theirs: Contestant<'_, Own> = Box::new(|_| run());
+    let pass = |pass: MemoryPass| timed(move |own: &mut Own| own.pages.pass(pass, &Threads::shared()));
+    let [read, write, in_place] = PASSES.map(pass);
+    let turns = [ours, theirs, pass(MemoryPass::Read), read, write, in_place];
+    let mut race = Race::run(&mut own, rounds, turns, HISTORY_VECTORS * 4 * len)?;
+    race.copy = race.copy.times(READ as f64 / HISTORY_VECTORS as f64);
+    Ok(race)
 }
 
 /// An L-BFGS run, and memory as large as its history for the reference.
