@@ -30,7 +30,8 @@
 //! streams are its own, so the host waits twice for burn and twice for the copies in each step.
 //!
 //! **It has not run on a GPU yet.** It compiles; the kernels that burn's device compiler wrote for it pass `ptxas`; and training loops ran to
-//! their end on stand-ins for the driver and NCCL, where burn's kernels do nothing, so the trained values were not checked.
+//! their end on stand-ins for the driver and NCCL (those of the repository, with more functions), where burn's kernels do nothing, so the
+//! trained values were not checked.
 //! `examples/cuda.rs` is a whole program, and the check to run on a GPU:
 //! `cargo run --release -p meshstep-burn --features cuda --example cuda` compares the losses with those of burn's AdamW.
 //!

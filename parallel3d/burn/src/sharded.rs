@@ -61,8 +61,8 @@ impl Sharded {
     ///
     /// # Errors
     /// On every rank: [`Error::NothingTrains`], [`Error::DType`], [`Error::NoPath`], [`Error::SameId`] or [`Error::Read`] of this
-    /// rank's module, [`Error::WholeParameters`] at stage 3, [`Error::QueuePlace`], [`Error::Device`], and [`Error::Shard`] if ranks differ or the cause
-    /// is on another rank.
+    /// rank's module, [`Error::WholeParameters`] at stage 3, [`Error::QueuePlace`], [`Error::Device`], and [`Error::Shard`] if ranks
+    /// differ or the cause is on another rank.
     pub fn new<M: Module>(
         comm: Arc<dyn Communicator>,
         model: &mut M,
