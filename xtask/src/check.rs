@@ -12,9 +12,6 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Package with a feature that enables every feature of its dependencies.
-const TOP: &str = "meshstep-bench";
-
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let workspace = Workspace::find()?;
     let files = changed_files(&workspace.root, &args.since)?;
@@ -88,8 +85,8 @@ fn steps(affected: &BTreeSet<&str>, setting: &Setting) -> Vec<Step> {
         return chosen;
     }
     let mut packages: String = affected.iter().map(|name| format!("-p {name} ")).collect();
-    if affected.contains(TOP) {
-        packages += FEATURES;
+    for (package, feature) in FEATURES.iter().filter(|(package, _)| affected.contains(package)) {
+        packages += &format!("--features {package}/{feature} ");
     }
     let packages = packages.trim_end();
     // Clippy is `cargo check` with lints, so one run does both.
@@ -106,6 +103,8 @@ fn steps(affected: &BTreeSet<&str>, setting: &Setting) -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const TOP: &str = "meshstep-bench";
 
     fn members() -> Vec<Member> {
         let member = |(name, folder, uses): (&str, &str, &[&str])| Member {
@@ -160,6 +159,11 @@ mod tests {
         );
         assert!(all.contains("MESHSTEP_CASES=tenth") && all.contains("nextest run"), "{all}");
         assert!(shown(&["xtask"]).contains("cargo clippy -p xtask --all-targets -- "));
+        let burn = shown(&["meshstep-burn"]);
+        assert!(
+            burn.contains("-p meshstep-burn --features meshstep-burn/checkpoint --all-targets"),
+            "{burn}"
+        );
         assert_eq!(
             shown(&[]).lines().filter(|line| !line.starts_with(' ')).collect::<Vec<_>>(),
             ["fmt", "tidy"]

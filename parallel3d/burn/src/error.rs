@@ -37,9 +37,23 @@ pub enum Error {
         "stage 3 shards the parameters, but a burn module keeps each one whole on every rank; use Stage::Zero2, which shards the rest"
     )]
     WholeParameters,
-    /// The optimizer's queue is on a GPU.
-    #[error("Options::queue is on {place}; tensors are copied on the CPU: use Queue::cpu()")]
+    /// The optimizer's queue is on a GPU, and this build has not the feature `cuda`.
+    #[error(
+        "Options::queue is on {place}; enable the feature cuda of meshstep-burn, or copy tensors on the CPU: Queue::cpu()"
+    )]
     QueuePlace {
+        /// Place of the queue.
+        place: meshstep_tensor::Place,
+    },
+    /// The optimizer's queue is on a GPU, and a tensor is not there.
+    #[error(
+        "{name:?} is on {device}, and Options::queue on {place}; move the module there, or use Queue::cpu()"
+    )]
+    Device {
+        /// The parameter.
+        name: String,
+        /// Burn's device.
+        device: String,
         /// Place of the queue.
         place: meshstep_tensor::Place,
     },

@@ -24,8 +24,24 @@
 //! and gives the memory itself. Where burn shares a gradient's memory with another tensor, or its elements are not in order, it makes a
 //! copy of its own first.
 //!
+//! # GPUs
+//! The feature `cuda` is for a module on `Device::cuda(i)` with the optimizer on the same GPU: `Options::queue` is a stream of it, and
+//! the communicator NCCL's. Gradients and new parameters are copied on the device, and never pass through the host's memory. Burn's
+//! streams are its own, so the host waits twice for burn and twice for the copies in each step.
+//!
+//! **It has not run on a GPU yet.** It compiles; the kernels that burn's device compiler wrote for it pass `ptxas`; and training loops ran to
+//! their end on stand-ins for the driver and NCCL (those of the repository, with more functions), where burn's kernels do nothing, so the
+//! trained values were not checked.
+//! `examples/cuda.rs` is a whole program, and the check to run on a GPU:
+//! `cargo run --release -p meshstep-burn --features cuda --example cuda` compares the losses with those of burn's AdamW.
+//!
+//! - Burn's feature `fusion` must be off, because a tensor that is still to be computed has no memory; with it, the crate does not
+//!   compile. It is among the defaults of `burn`: take it with `default-features = false`.
+//! - Burn 0.22 compiles its kernels with LLVM, which the build of burn downloads, and needs `libdevice.10.bc` of a CUDA toolkit at run time.
+//! - A queue on a GPU and a module elsewhere are [`Error::Device`]. A module on a GPU and a queue on the CPU work together; tensors then pass
+//!   through the host's memory.
+//!
 //! # Limits
-//! - The optimizer is on the CPU. Tensors of another device are read and written through its memory; only flex has been tried.
 //! - Stages 0, 1 and 2, and whole-parameter ownership: a burn module keeps each parameter whole on every rank.
 //! - Burn returns all gradients at the end of the backward pass, so they travel after it.
 //! - Parameters exist twice, in the optimizer and in burn, and a third time while a step replaces burn's;
@@ -34,6 +50,8 @@
 
 #[cfg(feature = "checkpoint")]
 mod checkpoint;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod error;
 mod memory;
 mod pass;

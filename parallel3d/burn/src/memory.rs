@@ -3,15 +3,16 @@
 use crate::Error;
 use burn::tensor::{DType as BurnType, Element as BurnElement, Tensor, TensorData};
 use meshstep_shard::MicroBatch;
-use meshstep_tensor::{DType, Element, Slice, SliceMut, Threads, bf16, f16};
+use meshstep_tensor::{DType, Element, Queue, Slice, SliceMut, Threads, bf16, f16};
 
 /// Hands `grad` to a micro-batch as the gradient of the parameter `name`, in the type that the optimizer takes
 /// ([`Options::grads`](meshstep_shard::Options::grads)). [`Sharded`](crate::Sharded) calls it for every parameter.
 ///
-/// `grad` has the parameter's number of elements. Its memory is read in place where this is its only handle.
+/// `grad` has the parameter's number of elements. On the CPU its memory is read in place where this is its only handle. If the optimizer
+/// is on a GPU, `grad` is there too, and the host waits for burn's work on it and for the copy.
 ///
 /// # Errors
-/// [`Error::Read`] and [`Error::DType`] of a gradient that is not read, and [`Error::Shard`] of the micro-batch.
+/// [`Error::Read`], [`Error::DType`] and [`Error::Device`] of a gradient that is not read, and [`Error::Shard`] of the micro-batch.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -36,6 +37,11 @@ pub fn hand_over<const D: usize>(
     name: &str,
     grad: Tensor<D>,
 ) -> Result<(), Error> {
+    #[cfg(feature = "cuda")]
+    if let Some(mut on_gpu) = crate::cuda::GpuGrads::new(micro_batch.queue()) {
+        on_gpu.add(micro_batch, name, grad)?;
+        return on_gpu.hand_over(micro_batch);
+    }
     let grad = grad.inner().try_into_data().map_err(|error| unread(name, error))?;
     match with_values(name, &grad, |values| micro_batch.grad(name, values))? {
         Err(meshstep_shard::Error::GradDType { expected, .. }) => cast(micro_batch, name, grad, expected),
@@ -75,12 +81,19 @@ pub(crate) fn with_values<T>(
     Ok(read(values.map_err(|error| unread(name, error))?))
 }
 
-/// Returns a tensor with `values`, on the device of `like`, with its shape and its place in autodiff.
+/// Returns a tensor with `values`, which are at the queue's place, on the device of `like`, with its shape and its place in autodiff.
 pub(crate) fn tensor<const D: usize>(
+    name: &str,
     values: Slice<'_>,
     like: &Tensor<D>,
-    threads: &Threads,
+    queue: &Queue,
 ) -> Result<Tensor<D>, Error> {
+    #[cfg(feature = "cuda")]
+    if let Some(mut on_gpu) = crate::cuda::GpuTensors::new(queue) {
+        let made = on_gpu.add(name, values, like)?;
+        return on_gpu.fill().map(|()| made);
+    }
+    let (_, threads) = (name, queue.threads());
     let data = match values.dtype() {
         DType::F64 => data::<f64, D>(values, like, threads)?,
         DType::BF16 => data::<bf16, D>(values, like, threads)?,
@@ -126,7 +139,7 @@ pub(crate) fn dtype(dtype: BurnType) -> Option<DType> {
 }
 
 /// Returns the burn type of a gradient, which has one of four types.
-fn of_burn(dtype: DType) -> BurnType {
+pub(crate) fn of_burn(dtype: DType) -> BurnType {
     match dtype {
         DType::F64 => BurnType::F64,
         DType::BF16 => BurnType::BF16,

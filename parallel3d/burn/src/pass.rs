@@ -1,5 +1,7 @@
 //! Backward pass: gradients of all parameters, handed over one by one.
 
+#[cfg(feature = "cuda")]
+use crate::cuda::GpuGrads;
 use crate::walk::{self, ReadParam};
 use crate::{Error, hand_over};
 use burn::module::{Module, Param, ParamId, list_param_ids};
@@ -46,7 +48,19 @@ impl BackwardPass {
         let grads = scaled(loss, mb.loss_scale()).backward();
         let mut places = HashMap::new();
         list_param_ids(model).into_iter().for_each(|id| *places.entry(id).or_insert(0) += 1);
-        walk::read(model, &mut Handing { grads, names, places, sums: TensorContainer::new(), mb })
+        let mut handing = Handing {
+            grads,
+            names,
+            places,
+            sums: TensorContainer::new(),
+            mb,
+            #[cfg(feature = "cuda")]
+            on_gpu: GpuGrads::new(mb.queue()),
+        };
+        walk::read(model, &mut handing)?;
+        #[cfg(feature = "cuda")]
+        handing.on_gpu.map_or(Ok(()), |grads| grads.hand_over(mb))?;
+        Ok(())
     }
 }
 
@@ -70,6 +84,19 @@ struct Handing<'a> {
     /// Sums of gradients over the places so far.
     sums: TensorContainer<ParamId>,
     mb: &'a MicroBatch<'a>,
+    /// Gradients on the optimizer's GPU, which are handed over at the end.
+    #[cfg(feature = "cuda")]
+    on_gpu: Option<GpuGrads>,
+}
+
+impl Handing<'_> {
+    fn give<const D: usize>(&mut self, name: &str, grad: Tensor<D>) -> Result<(), Error> {
+        #[cfg(feature = "cuda")]
+        if let Some(on_gpu) = &mut self.on_gpu {
+            return on_gpu.add(self.mb, name, grad);
+        }
+        hand_over(self.mb, name, grad)
+    }
 }
 
 impl ReadParam for Handing<'_> {
@@ -84,7 +111,7 @@ impl ReadParam for Handing<'_> {
         };
         let left = self.places.entry(param.id).and_modify(|left| *left -= 1).or_default();
         match (*left, sum) {
-            (0, Some(grad)) => hand_over(self.mb, name, grad),
+            (0, Some(grad)) => self.give(name, grad),
             (0, None) => Ok(self.mb.none(name)?),
             (_, Some(sum)) => {
                 self.sums.register(param.id, sum);

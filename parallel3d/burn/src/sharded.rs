@@ -61,15 +61,15 @@ impl Sharded {
     ///
     /// # Errors
     /// On every rank: [`Error::NothingTrains`], [`Error::DType`], [`Error::NoPath`], [`Error::SameId`] or [`Error::Read`] of this
-    /// rank's module, [`Error::WholeParameters`] at stage 3, [`Error::QueuePlace`], and [`Error::Shard`] if ranks differ or the cause
-    /// is on another rank.
+    /// rank's module, [`Error::WholeParameters`] at stage 3, [`Error::QueuePlace`], [`Error::Device`], and [`Error::Shard`] if ranks
+    /// differ or the cause is on another rank.
     pub fn new<M: Module>(
         comm: Arc<dyn Communicator>,
         model: &mut M,
         rule: impl Into<Groups>,
         options: Options,
     ) -> Result<Self, Error> {
-        let ready = check(&options).and_then(|()| Listing::new(model));
+        let ready = check(&options, model).and_then(|()| Listing::new(model));
         let ready = ready.and_then(|listing| Ok((listing.layout()?, FirstValues::new(model)?, listing)));
         let text = match &ready {
             Ok((_, _, listing)) => format!("burn parameters = ready\n{}", listing.frozen_lines()),
@@ -132,7 +132,7 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
     /// [`wrapper_step`](Self::wrapper_step) takes its steps.
     ///
     /// # Errors
-    /// [`Error::WholeParameters`], [`Error::QueuePlace`], and the errors of the module of [`step`](Sharded::step).
+    /// [`Error::WholeParameters`], [`Error::QueuePlace`], [`Error::Device`], and the errors of the module of [`step`](Sharded::step).
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -158,7 +158,7 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
     /// ```
     pub fn over<M: Module>(optimizer: S, model: &mut M) -> Result<Self, Error> {
         let inner = optimizer.optimizer();
-        check(inner.options())?;
+        check(inner.options(), model)?;
         let framework = inner.options().meter.claim(Category::Framework, Listing::new(model)?.bytes());
         let sharded = Sharded { optimizer, _framework: framework };
         sharded.refresh(model)?;
@@ -223,7 +223,7 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
         let inner = self.optimizer.optimizer();
         let bytes = inner.params().map(|param| (param.len() * param.dtype().size()) as u64).sum();
         let _both = inner.options().meter.claim(Category::Framework, bytes);
-        *model = walk::replace(model.clone(), &mut Refreshing(inner))?;
+        *model = Refreshing::replace(inner, model.clone())?;
         Ok(())
     }
 
@@ -258,13 +258,24 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
     }
 }
 
-/// Refuses options that a burn module cannot have.
-fn check(options: &Options) -> Result<(), Error> {
+/// Refuses options that this burn module cannot have.
+fn check(options: &Options, model: &impl Module) -> Result<(), Error> {
     match (options.stage, options.queue.place()) {
         (Stage::Zero3, _) => Err(Error::WholeParameters),
         (_, Place::Cpu) => Ok(()),
-        (_, place) => Err(Error::QueuePlace { place }),
+        (_, place) => on_gpu(place, options, model),
     }
+}
+
+/// Checks that the module is on the GPU of the queue.
+#[cfg(feature = "cuda")]
+fn on_gpu(_: Place, options: &Options, model: &impl Module) -> Result<(), Error> {
+    walk::read(model, &mut crate::cuda::OnGpu(&options.queue))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_gpu(place: Place, _: &Options, _: &impl Module) -> Result<(), Error> {
+    Err(Error::QueuePlace { place })
 }
 
 /// Copies a parameter's values into the optimizer's memory.

@@ -1,5 +1,7 @@
 //! Parameters of a module beside those of an optimizer: their description, first values and new values.
 
+#[cfg(feature = "cuda")]
+use crate::cuda::GpuTensors;
 use crate::memory::{self, with_values};
 use crate::walk::{ReadParam, ReplaceParam};
 use crate::{Error, walk};
@@ -156,7 +158,27 @@ impl ReadParam for FirstValues {
 }
 
 /// Gives parameters the optimizer's values.
-pub(crate) struct Refreshing<'a>(pub(crate) &'a Optimizer);
+pub(crate) struct Refreshing<'a> {
+    optimizer: &'a Optimizer,
+    /// Tensors on the optimizer's GPU that wait for their values.
+    #[cfg(feature = "cuda")]
+    on_gpu: Option<GpuTensors<'a>>,
+}
+
+impl<'a> Refreshing<'a> {
+    /// Returns the module with the optimizer's values.
+    pub(crate) fn replace<M: Module>(optimizer: &'a Optimizer, model: M) -> Result<M, Error> {
+        let mut refreshing = Refreshing {
+            optimizer,
+            #[cfg(feature = "cuda")]
+            on_gpu: GpuTensors::new(&optimizer.options().queue),
+        };
+        let replaced = walk::replace(model, &mut refreshing)?;
+        #[cfg(feature = "cuda")]
+        refreshing.on_gpu.map_or(Ok(()), GpuTensors::fill)?;
+        Ok(replaced)
+    }
+}
 
 impl ReplaceParam for Refreshing<'_> {
     fn replace<const D: usize>(
@@ -164,10 +186,15 @@ impl ReplaceParam for Refreshing<'_> {
         name: &str,
         param: &Param<Tensor<D>>,
     ) -> Result<Option<Tensor<D>>, Error> {
-        if self.0.is_frozen(name).is_err() {
+        if self.optimizer.is_frozen(name).is_err() {
             return Ok(None); // not the optimizer's
         }
-        memory::tensor(self.0.param(name)?, &param.base(), self.0.options().queue.threads()).map(Some)
+        let (values, like) = (self.optimizer.param(name)?, param.base());
+        #[cfg(feature = "cuda")]
+        if let Some(on_gpu) = &mut self.on_gpu {
+            return on_gpu.add(name, values, &like).map(Some);
+        }
+        memory::tensor(name, values, &like, &self.optimizer.options().queue).map(Some)
     }
 }
 
@@ -188,10 +215,12 @@ impl ReplaceParam for FromRank0<'_> {
         let (None, Some(own)) = (self.layout.get(name), self.own.get(name)) else { return Ok(None) };
         let Options { meter, queue, .. } = self.options;
         with_values(name, own, |values| {
-            let mut values_of_0 = Buffer::zeroed(values.len(), values.dtype(), meter, Category::Framework)?;
-            values_of_0.as_mut().copy_from(values)?;
+            let mut values_of_0 =
+                Buffer::zeroed_on(queue, values.len(), values.dtype(), meter, Category::Framework)?;
+            queue.upload(values, values_of_0.as_mut())?;
+            queue.synchronize()?;
             self.comm.broadcast(&mut values_of_0, 0).map_err(meshstep_shard::Error::from)?;
-            memory::tensor(values_of_0.as_slice(), &param.base(), queue.threads()).map(Some)
+            memory::tensor(name, values_of_0.as_slice(), &param.base(), queue).map(Some)
         })?
     }
 }

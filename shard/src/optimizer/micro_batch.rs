@@ -8,7 +8,7 @@ use crate::step::decider::Decider;
 use crate::update::params::{ParamPlace, Params};
 use meshstep_comm::name_calls;
 use meshstep_optim::{accumulate, scale};
-use meshstep_tensor::{Buffer, DType, Slice, SliceMut};
+use meshstep_tensor::{Buffer, DType, Queue, Slice, SliceMut};
 
 /// A micro-batch, which takes gradients until [`finish`](Self::finish). Dropping it unfinished makes the step an error on every
 /// rank, because the other ranks wait for its buckets.
@@ -38,6 +38,16 @@ impl<'a> MicroBatch<'a> {
     /// Returns the values of a parameter; if they are sharded, [`gather`](Self::gather) its unit instead.
     pub fn param(&self, name: &str) -> Result<Slice<'_>, Error> {
         self.params().param(name)
+    }
+
+    /// Returns the queue that orders the copies of gradients ([`Options::queue`](crate::Options::queue)).
+    pub fn queue(&self) -> &'a Queue {
+        &self.params().options.queue
+    }
+
+    /// Returns the type in which the gradient of `name` is handed over ([`Options::grads`](crate::Options::grads)).
+    pub fn grad_dtype(&self, name: &str) -> Result<DType, Error> {
+        Ok(self.wanted(name)?.dtype)
     }
 
     /// Hands over the gradient of `name`, in row-major order, by copying it.

@@ -3,7 +3,7 @@
 use meshstep_comm::loopback;
 use meshstep_optim::Sgd;
 use meshstep_shard::{Error, Master, Optimizer, Options, Precision, StepArgs};
-use meshstep_tensor::{DType, Element, Layout, Slice, SliceMut, bf16, f16};
+use meshstep_tensor::{DType, Element, Layout, Place, Slice, SliceMut, bf16, f16};
 
 /// Hands one gradient over in each form, on parameters and gradients of `T`, and returns the parameters' bytes.
 fn stepped<T: Element>(one: T, two: T) -> Vec<Vec<u8>> {
@@ -44,6 +44,28 @@ fn every_form_of_a_gradient_is_taken_in_every_type() {
 
 fn bytes<T: Element, const N: usize>(values: &[T; N]) -> &[u8] {
     Slice::from(values).bytes().unwrap()
+}
+
+#[test]
+fn a_micro_batch_shows_the_type_and_the_queue_of_its_gradients() {
+    for (grads, expected) in [(None, DType::BF16), (Some(DType::F32), DType::F32)] {
+        let ranks = loopback::spawn(1, |comm| {
+            let layout = Layout::builder().param("w", &[2], DType::BF16).build().unwrap();
+            let precision = Precision { master: Master::F32, ..Precision::default() };
+            let options = Options { grads, precision, ..Options::default() };
+            let mut opt = Optimizer::new(comm, layout, Sgd::default(), |_, mut w| w.zero(), options).unwrap();
+            let mb = opt.micro_batch(1).unwrap();
+            assert!(matches!(mb.grad_dtype("x"), Err(Error::UnknownParam { .. })));
+            assert_eq!((mb.grad_dtype("w").unwrap(), mb.queue().place()), (expected, Place::Cpu));
+            // The micro-batch takes the type that it shows.
+            match expected {
+                DType::F32 => mb.grad("w", &[1f32; 2]).unwrap(),
+                _ => mb.grad("w", &[bf16::ONE; 2]).unwrap(),
+            }
+            mb.finish().unwrap();
+        });
+        ranks.unwrap();
+    }
 }
 
 #[test]

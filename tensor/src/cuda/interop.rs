@@ -4,7 +4,7 @@ use super::driver::{call, told};
 use super::memory::Foreign;
 use super::{Device, Error, Found, Stream};
 use crate::memory::Slab;
-use crate::{Buffer, DType, Element, Place, Queue};
+use crate::{Buffer, DType, Element, Place, Queue, Slice, SliceMut};
 use cudarc::driver::{CudaSlice, CudaStream, CudaViewMut, DevicePtrMut, DriverError, sys};
 use std::any::Any;
 use std::ffi::c_void;
@@ -65,14 +65,8 @@ impl Buffer {
         dtype: DType,
         keep: impl Any + Send + Sync,
     ) -> Result<Buffer, crate::Error> {
-        let stream = stream(queue)?;
-        let bytes = crate::buffer::bytes(len, dtype)?;
-        let mut base = NonNull::<u64>::dangling().cast();
-        if bytes > 0 {
-            check(stream, address, bytes, dtype)?;
-            base = NonNull::new(std::ptr::without_provenance_mut(address as usize)).ok_or(Error::Null)?;
-        }
-        let slab = Slab::foreign(base, Foreign::new(stream.device(), Box::new(keep)));
+        let (base, _) = checked(queue, address, len, dtype)?;
+        let slab = Slab::foreign(base, Foreign::new(stream(queue)?.device(), Box::new(keep)));
         Ok(Buffer::of_slab(slab, len, dtype))
     }
 
@@ -113,6 +107,44 @@ impl Buffer {
     }
 }
 
+impl Slice<'_> {
+    /// Views another library's memory to read: `len` elements from `address` on, on the device of `queue`. No drop waits for the device,
+    /// unlike [`Buffer::from_raw_on`], whose errors this has.
+    ///
+    /// # Safety
+    /// Until all work that gets the slice is done:
+    /// - The elements are initialised, and their memory lives.
+    /// - No other work writes them; work that has written them comes before the work that gets the slice.
+    pub unsafe fn from_raw_on(
+        queue: &Queue,
+        address: u64,
+        len: usize,
+        dtype: DType,
+    ) -> Result<Self, crate::Error> {
+        let (base, bytes) = checked(queue, address, len, dtype)?;
+        // SAFETY: the caller's promise; the address was checked.
+        Ok(unsafe { Slice::from_parts(base, bytes, dtype, queue.place()) })
+    }
+}
+
+impl SliceMut<'_> {
+    /// Views another library's memory to write, as [`Slice::from_raw_on`] does to read.
+    ///
+    /// # Safety
+    /// As for [`Slice::from_raw_on`], and no other work reads the elements until all work that gets the slice is done. Elements that are
+    /// only overwritten need not be initialised.
+    pub unsafe fn from_raw_on(
+        queue: &Queue,
+        address: u64,
+        len: usize,
+        dtype: DType,
+    ) -> Result<Self, crate::Error> {
+        let (base, bytes) = checked(queue, address, len, dtype)?;
+        // SAFETY: the caller's promise; the address was checked.
+        Ok(unsafe { SliceMut::from_parts(base, bytes, dtype, queue.place()) })
+    }
+}
+
 /// A [`Buffer`] viewed as cudarc's memory: a [`CudaSlice`] to read, [`view_mut`](Self::view_mut) to write. Dropping it frees
 /// nothing.
 #[derive(Debug)]
@@ -150,6 +182,23 @@ impl<T> Drop for Lent<'_, T> {
 fn stream(queue: &Queue) -> Result<&Stream, crate::Error> {
     let wrong = crate::Error::Place { given: queue.place(), expected: Place::Cuda(0) };
     queue.stream().ok_or(wrong)
+}
+
+/// Returns the checked address of `len` elements on the queue's device, and their bytes.
+fn checked(
+    queue: &Queue,
+    address: u64,
+    len: usize,
+    dtype: DType,
+) -> Result<(NonNull<u8>, usize), crate::Error> {
+    let stream = stream(queue)?;
+    let bytes = crate::buffer::bytes(len, dtype)?;
+    if bytes == 0 {
+        return Ok((NonNull::<u64>::dangling().cast(), 0));
+    }
+    check(stream, address, bytes, dtype)?;
+    let base = NonNull::new(std::ptr::without_provenance_mut(address as usize));
+    Ok((base.ok_or(Error::Null)?, bytes))
 }
 
 /// Checks that `address` is aligned, and that its first and last byte are memory of the stream's device.

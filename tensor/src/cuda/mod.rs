@@ -13,6 +13,7 @@
 //! | [`Lent`] | a buffer viewed as a cudarc slice, for libraries on cudarc |
 //!
 //! Memory and streams of other libraries are used without a copy: [`Buffer::from_raw_on`](crate::Buffer::from_raw_on),
+//! [`Slice::from_raw_on`](crate::Slice::from_raw_on), [`SliceMut::from_raw_on`](crate::SliceMut::from_raw_on),
 //! [`Buffer::from_cudarc`](crate::Buffer::from_cudarc), [`Stream::from_raw`], [`Stream::from_cudarc`].
 //!
 //! Device memory is a [`Buffer`](crate::Buffer) made by [`Buffer::zeroed_on`](crate::Buffer::zeroed_on) on a stream's

@@ -46,9 +46,17 @@ fn step(name: StepName, setting: &Setting) -> Step {
             // Also lint the shuttle tests, and the libraries and bench with default features only.
             let plain: String =
                 published().chain(["meshstep-bench"]).map(|name| format!("-p {name} ")).collect();
-            [format!("{ALL} --all-targets"), shuttle(), plain.trim_end().to_owned()]
-                .map(|what| Task::Run(cargo(&format!("clippy {what} -- -D warnings"))))
-                .into()
+            let clippy = |what: String| cargo(&format!("clippy {what} -- -D warnings"));
+            let mut tasks: Vec<Task> =
+                [format!("{ALL} --all-targets"), shuttle(), plain.trim_end().to_owned()]
+                    .map(|what| Task::Run(clippy(what)))
+                    .into();
+            if setting.long {
+                // Burn on GPUs. With DOCS_RS its build fetches no LLVM, which only linking needs.
+                let burn = clippy("-p meshstep-burn --all-targets --features cuda,checkpoint".to_owned());
+                tasks.push(Task::Run(burn.env("DOCS_RS", "1")));
+            }
+            tasks
         }
         // sm_90: H100 and H200. One chip only, because assembling takes longer than compiling.
         StepName::Kernels => vec![Task::Ptx { chip: (!setting.long).then_some("sm_90") }],
@@ -100,6 +108,7 @@ fn deny(setting: &Setting) -> Vec<Task> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::task::FEATURES;
     use super::*;
     use std::path::PathBuf;
 
@@ -133,6 +142,22 @@ mod tests {
             shown(StepName::Tests, &long).contains("--workspace -E 'all()'"),
             "a long run must test the default features"
         );
+    }
+
+    #[test]
+    fn a_long_run_lints_burn_on_gpus_without_llvm() {
+        let burn =
+            "DOCS_RS=1 cargo clippy -p meshstep-burn --all-targets --features cuda,checkpoint -- -D warnings";
+        let long = Setting { long: true, ..setting() };
+        let of = |setting| shown(StepName::Clippy, setting).lines().any(|line| line.ends_with(burn));
+        assert_eq!((of(&setting()), of(&long)), (false, true));
+    }
+
+    #[test]
+    fn every_feature_of_a_subset_is_one_of_all() {
+        for (package, feature) in FEATURES {
+            assert!(ALL.split([' ', ',']).any(|given| given == format!("{package}/{feature}")), "{ALL}");
+        }
     }
 
     #[test]
@@ -237,10 +262,7 @@ mod tests {
     fn train_runs_what_the_tests_have_built() {
         let shown = shown(StepName::TrainSmoke, &setting());
         let lines: Vec<&str> = shown.lines().collect();
-        assert_eq!(
-            lines[0],
-            "cd /w && cargo build --workspace --features meshstep-bench/cuda --bins --tests"
-        );
+        assert_eq!(lines[0], format!("cd /w && cargo build {ALL} --bins --tests"));
         assert!(lines[1].ends_with("meshstep-bench train --help"), "{shown}");
         assert!(lines[2].starts_with("cd /w && /w/target/debug/meshstep-bench"), "{shown}");
         assert!(lines[3].contains("--mesh tp=1 --mesh tp=2,cp=2,dp=2"), "{shown}");

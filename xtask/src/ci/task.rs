@@ -94,12 +94,13 @@ impl fmt::Display for Task {
 }
 
 /// The whole workspace with every feature except `shuttle`, which replaces comm's threads by a scheduler that only comm's
-/// shuttle tests start. `meshstep-bench` enables all features of every library. CUDA and NCCL are loaded at run time, so
-/// one build serves clippy, the documentation, the tests and the stand-ins.
-pub(crate) const ALL: &str = "--workspace --features meshstep-bench/cuda";
+/// shuttle tests start, and `cuda` of `meshstep-burn`, whose build needs LLVM. `meshstep-bench` enables all features of every library
+/// but `meshstep-burn`, which it does not use. CUDA and NCCL are loaded at run time, so one build serves clippy, the documentation, the
+/// tests and the stand-ins.
+pub(crate) const ALL: &str = "--workspace --features meshstep-bench/cuda,meshstep-burn/checkpoint";
 
-/// The features of [`ALL`], for a subset of the packages.
-pub(crate) const FEATURES: &str = "--features meshstep-bench/cuda";
+/// The features of [`ALL`] by package, for a subset of the packages.
+pub(crate) const FEATURES: [(&str, &str); 2] = [("meshstep-bench", "cuda"), ("meshstep-burn", "checkpoint")];
 
 /// nextest filter for the tests that need a GPU or its stand-in: the modules `cuda` and `nccl` of the test suites.
 pub(crate) const ON_GPU: &str = "kind(test) & test(/^(cuda|nccl)::/)";

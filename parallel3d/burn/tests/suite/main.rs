@@ -4,6 +4,8 @@
 #[cfg(feature = "checkpoint")]
 mod checkpoint;
 mod common;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod equal;
 mod example;
 mod names;

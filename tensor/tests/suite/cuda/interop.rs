@@ -3,7 +3,7 @@
 use crate::cuda::{Bench, available, seed, seeds, stand_in, values};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use meshstep_tensor::cuda::{self, Device, Error, Found, Stream};
-use meshstep_tensor::{Buffer, Category, DType, Place, Queue};
+use meshstep_tensor::{Buffer, Category, DType, Place, Queue, Slice, SliceMut};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 
@@ -125,15 +125,46 @@ fn memory_of_others_is_not_freed() {
 }
 
 #[test]
+fn borrowed_memory_is_read_and_written_where_it_is_and_no_wait_is_added() {
+    if !available() {
+        return;
+    }
+    for order in 0..seeds() {
+        seed(order);
+        let (bench, expected) = (Bench::new(), values(64, order));
+        let mut whole = bench.buffer(64);
+        bench.queue.upload(expected[..].into(), whole.as_mut()).unwrap();
+        let (at, before) = (whole.as_slice().address() as u64, cuda::waits());
+        // SAFETY: `whole` outlives the queue's work on the first half, which nothing writes.
+        let from = unsafe { Slice::from_raw_on(&bench.queue, at, 32, DType::U16) }.unwrap();
+        // SAFETY: as above; nothing else accesses the second half.
+        let into = unsafe { SliceMut::from_raw_on(&bench.queue, at + 64, 32, DType::U16) }.unwrap();
+        assert_eq!((from.place(), from.len(), into.len()), (Place::Cuda(0), 32, 32));
+        bench.queue.copy(from, into).unwrap();
+        assert_eq!(cuda::waits(), before);
+        assert_eq!(bench.read(&whole), [&expected[..32], &expected[..32]].concat(), "order {order}");
+    }
+    // SAFETY: no memory is touched, as there is none.
+    let nothing = unsafe { Slice::from_raw_on(&Bench::new().queue, 0, 0, DType::F32) }.unwrap();
+    assert!(nothing.is_empty());
+}
+
+#[test]
 fn memory_of_other_places_is_refused() {
     if !available() {
         return;
     }
     let (bench, host) = (Bench::new(), [0u64; 4]);
     let buffer = bench.buffer(64);
-    // SAFETY: nothing touches the memory.
-    let refused =
-        |at: u64, len, dtype| unsafe { Buffer::from_raw_on(&bench.queue, at, len, dtype, ()) }.unwrap_err();
+    let refused = |at: u64, len, dtype| {
+        // SAFETY: nothing touches the memory.
+        let error = unsafe { Buffer::from_raw_on(&bench.queue, at, len, dtype, ()) }.unwrap_err();
+        // SAFETY: as above.
+        assert_eq!(unsafe { Slice::from_raw_on(&bench.queue, at, len, dtype) }.unwrap_err(), error);
+        // SAFETY: as above.
+        assert_eq!(unsafe { SliceMut::from_raw_on(&bench.queue, at, len, dtype) }.unwrap_err(), error);
+        error
+    };
     let (at, unknown) = (buffer.as_slice().address() as u64, host.as_ptr().addr() as u64);
     let elsewhere = |address, found| Error::NotThere { address, ordinal: 0, found }.into();
     assert_eq!(refused(0, 1, DType::U16), Error::Null.into());
