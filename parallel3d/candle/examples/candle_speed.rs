@@ -20,10 +20,14 @@ type Failed = Box<dyn std::error::Error + Send + Sync>;
 const VECTORS: usize = 8;
 const LR: f64 = 1e-3;
 
-/// Lengths to compare, the number of turns of each, and their duration.
+/// Sizes of a comparison.
+#[derive(Debug)]
 pub struct Race<'a> {
+    /// Numbers of parameters.
     pub lens: &'a [usize],
+    /// Number of turns of each side.
     pub turns: usize,
+    /// Duration of a turn.
     pub turn: Duration,
 }
 
