@@ -21,10 +21,10 @@ const VECTORS: usize = 8;
 const LR: f64 = 1e-3;
 
 /// Lengths to compare, the number of turns of each, and their duration.
-pub struct Race<'a> {
-    pub lens: &'a [usize],
-    pub turns: usize,
-    pub turn: Duration,
+pub(crate) struct Race<'a> {
+    pub(crate) lens: &'a [usize],
+    pub(crate) turns: usize,
+    pub(crate) turn: Duration,
 }
 
 /// Returns eight vectors of `len` elements together.
@@ -73,7 +73,7 @@ fn compare(comm: Arc<dyn Communicator>, len: usize, race: &Race<'_>) -> Result<[
 }
 
 /// Returns a line for each length.
-pub fn run(race: &Race<'_>) -> Result<String, Failed> {
+pub(crate) fn run(race: &Race<'_>) -> Result<String, Failed> {
     let mut text = "parameters  candle-nn  meshstep-candle  ratio\n".to_owned();
     for &len in race.lens {
         let [theirs, ours] = loopback::spawn(1, |comm| compare(comm, len, race))?.remove(0)?;
