@@ -20,15 +20,11 @@ type Failed = Box<dyn std::error::Error + Send + Sync>;
 const VECTORS: usize = 8;
 const LR: f64 = 1e-3;
 
-/// Sizes of a comparison.
-#[derive(Debug)]
-pub struct Race<'a> {
-    /// Numbers of parameters.
-    pub lens: &'a [usize],
-    /// Number of turns of each side.
-    pub turns: usize,
-    /// Duration of a turn.
-    pub turn: Duration,
+/// Lengths to compare, the number of turns of each, and their duration.
+pub(crate) struct Race<'a> {
+    pub(crate) lens: &'a [usize],
+    pub(crate) turns: usize,
+    pub(crate) turn: Duration,
 }
 
 /// Returns eight vectors of `len` elements together.
@@ -77,7 +73,7 @@ fn compare(comm: Arc<dyn Communicator>, len: usize, race: &Race<'_>) -> Result<[
 }
 
 /// Returns a line for each length.
-pub fn run(race: &Race<'_>) -> Result<String, Failed> {
+pub(crate) fn run(race: &Race<'_>) -> Result<String, Failed> {
     let mut text = "parameters  candle-nn  meshstep-candle  ratio\n".to_owned();
     for &len in race.lens {
         let [theirs, ours] = loopback::spawn(1, |comm| compare(comm, len, race))?.remove(0)?;
