@@ -66,7 +66,8 @@ fn summary(runs: &[&Trained]) -> Option<String> {
         let baseline = runs.iter().find(|other| Some(other.method) == run.method.baseline())?;
         Some((run.held_out() / baseline.held_out() - 1.0, run.sent() as f64 / run.every_step as f64))
     };
-    let all: Vec<(f64, f64)> = runs.iter().filter_map(|run| excess(&run)).collect();
+    let compared = runs.iter().filter_map(|run| excess(&run));
+    let (all, lost): (Vec<(f64, f64)>, Vec<_>) = compared.partition(|(loss, _)| loss.is_finite());
     let range = |of: fn(&(f64, f64)) -> f64| {
         let values = || all.iter().map(of);
         [values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max)]
@@ -76,8 +77,12 @@ fn summary(runs: &[&Trained]) -> Option<String> {
     (all.len() > 1).then(|| {
         format!(
             "{} methods that exchange rarely were compared with the same rule in every step: they send {least:.0}% to {most:.0}% of its \
-             bytes, and their held-out losses differ by {low:+.1}% to {high:+.1}% (lower is better; one seed).",
-            all.len()
+             bytes, and their held-out losses differ by {low:+.1}% to {high:+.1}% (lower is better; one seed).{}",
+            all.len(),
+            match lost.len() {
+                0 => String::new(),
+                lost => format!(" {lost} more ended without a finite loss."),
+            }
         )
     })
 }
@@ -95,8 +100,16 @@ fn sentence(run: &Trained, runs: &[&Trained]) -> Option<String> {
     let compared = match runs.iter().find(|other| other.method == baseline) {
         Some(other) => {
             let (theirs, off) = (other.held_out(), 100.0 * (loss / other.held_out() - 1.0));
-            let word = if off > 0.0 { "higher (worse)" } else { "lower (better)" };
-            format!(", {:.1}% {word} than {theirs:.3} of {baseline}. {bytes}", off.abs())
+            let word = match off {
+                _ if !off.is_finite() => ", which cannot be compared with",
+                _ if off > 0.0 => "% higher (worse) than",
+                _ if off < 0.0 => "% lower (better) than",
+                _ => ", the same as",
+            };
+            match word.strip_prefix('%') {
+                Some(word) => format!(", {:.1}%{word} {theirs:.3} of {baseline}. {bytes}", off.abs()),
+                None => format!("{word} {theirs:.3} of {baseline}. {bytes}"),
+            }
         }
         None => format!(". {bytes} No baseline was trained, so the loss is not compared."),
     };

@@ -27,9 +27,10 @@ fn strip(json: &mut Value) {
         Value::Object(fields) => {
             // Bytes that are in flight after a step depend on the time.
             let in_flight = fields.get("method").is_some_and(|method| method == "streaming-diloco");
-            fields.retain(|name, _| name != "ms_per_step" && name != "process");
+            fields.retain(|name, _| !["ms_per_step", "seconds_per_step", "process"].contains(&&**name));
             if in_flight {
                 fields.remove("sent");
+                fields.remove("sent_most");
             }
             fields.values_mut().for_each(strip);
         }

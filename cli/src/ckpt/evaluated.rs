@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use meshstep_checkpoint::extend::{MASTER, PARAM, REMAINDER};
 use meshstep_checkpoint::{Piece, Run, Saved, SavedVectors, TensorEntry, Type, WINDOW};
 use meshstep_optim::{Flat, Rounding, Rule, Scalars, ScheduleFreeAdamW, Segment};
@@ -19,9 +19,17 @@ const Z: &str = "z";
 /// Rules of a saved step that are evaluated elsewhere than trained, by tensor.
 #[derive(Debug)]
 pub(super) struct Evaluations {
-    rules: BTreeMap<String, Box<dyn Rule>>,
+    rules: BTreeMap<String, Evaluation>,
     rounding: Rounding,
     seed: u64,
+}
+
+/// Rule of a tensor that takes its parameter to where it is evaluated.
+#[derive(Debug)]
+struct Evaluation {
+    rule: Box<dyn Rule>,
+    /// Name of the parameter in its optimizer, from which its rounding is drawn.
+    param: String,
 }
 
 impl Evaluations {
@@ -32,20 +40,23 @@ impl Evaluations {
             Some(rules) => serde_json::from_value(rules.clone()).context("the setting `rules`")?,
             None => BTreeMap::new(),
         };
-        let (mut rules, mut known) = (BTreeMap::new(), Vec::new());
-        for (text, tensors) in &texts {
-            known.extend(tensors);
-            if let Some(beta1) = beta1(text)? {
-                let rule = || ScheduleFreeAdamW { beta1, ..ScheduleFreeAdamW::default() }.evaluation();
-                rules.extend(tensors.iter().filter_map(|tensor| Some((tensor.clone(), rule()?))));
-            }
-        }
-        for (tensor, entry) in saved.manifest().tensors.iter().filter(|_| !rules.is_empty()) {
-            ensure!(
-                known.contains(&tensor) || !entry.slots.contains_key(Z),
-                "the settings name no rule of tensor {tensor:?}, which has the state of schedule-free AdamW; --state exports the \
-                 trained parameters"
-            );
+        let by_param: BTreeMap<&str, &str> =
+            texts.iter().flat_map(|(text, params)| params.iter().map(|param| (&**param, &**text))).collect();
+        let mut rules = BTreeMap::new();
+        for (tensor, _) in saved.manifest().tensors.iter().filter(|(_, entry)| entry.slots.contains_key(Z)) {
+            let names = [Some(&**tensor), within_part(tensor)].into_iter().flatten();
+            let found = names.filter_map(|param| Some((param, *by_param.get(param)?))).next();
+            let (param, text) = found.with_context(|| {
+                format!(
+                    "the settings name no rule of tensor {tensor:?}, which has the state of schedule-free AdamW; --state exports \
+                     the trained parameters"
+                )
+            })?;
+            let evaluation = beta1(text)?.and_then(|beta1| {
+                let rule = ScheduleFreeAdamW { beta1, ..ScheduleFreeAdamW::default() }.evaluation()?;
+                Some(Evaluation { rule, param: param.to_owned() })
+            });
+            rules.extend(evaluation.map(|evaluation| (tensor.clone(), evaluation)));
         }
         let seed =
             settings.get("rounding").and_then(|text| text.as_str()?.strip_prefix("Stochastic with seed "));
@@ -69,9 +80,12 @@ impl Evaluations {
         reader: &mut SavedVectors<'_>,
         mut take: impl FnMut(u64, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        let rule = self.rules.get(tensor).with_context(|| format!("tensor {tensor:?} has no such rule"))?;
+        let found = self.rules.get(tensor).with_context(|| format!("tensor {tensor:?} has no such rule"))?;
+        let Evaluation { rule, param } = found;
+        let next = entry.t.checked_add(1);
+        let t = next.with_context(|| format!("tensor {tensor:?} has taken {} updates", entry.t))?;
         let z = entry.slots.get(Z).with_context(|| format!("tensor {tensor:?} has no state {Z:?}"))?;
-        let (key, whole) = (rounding_key(self.seed, tensor), Piece::whole(&entry.shape));
+        let (key, whole) = (rounding_key(self.seed, param), Piece::whole(&entry.shape));
         for Piece { region, range } in z.pieces.iter().map(|entry| entry.piece()) {
             let mut from = range.start;
             while from < range.end {
@@ -81,7 +95,7 @@ impl Evaluations {
                 let runs: Vec<Run> = whole.runs(&part).collect();
                 let segment = |run: &Run| {
                     let range = run.to as usize..(run.to + run.len) as usize;
-                    Segment { key, first: run.from, ..Segment::new(range, entry.t + 1) }
+                    Segment { key, first: run.from, ..Segment::new(range, t) }
                 };
                 let segments: Vec<Segment> = runs.iter().map(segment).collect();
                 let scalars = Scalars { lr: 0.0, rounding: self.rounding, ..Scalars::default() };
@@ -96,6 +110,13 @@ impl Evaluations {
         }
         Ok(())
     }
+}
+
+/// Returns the parameter's name of a tensor that a group or a worker saved on its own: `group.0/w` and `worker.2/w` are `w`.
+fn within_part(tensor: &str) -> Option<&str> {
+    let (part, param) = tensor.split_once('/')?;
+    let number = part.strip_prefix("group.").or_else(|| part.strip_prefix("worker."))?;
+    number.parse::<u64>().ok().map(|_| param)
 }
 
 /// Returns the rule's `beta1` if the text, as an optimizer saves it, is that of schedule-free AdamW.

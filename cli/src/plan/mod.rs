@@ -133,7 +133,9 @@ pub(crate) fn run(asked: &Plan, out: &mut impl Write) -> Result<()> {
     };
     let ranks = mesh.world_size();
     ensure!(ranks <= MOST_RANKS, "--mesh {mesh} has {ranks} ranks; plan at most {MOST_RANKS}");
-    let model = asked.source.model(asked.dtype.map(DType::from), &mesh)?;
+    let f32_alone = asked.master == Some(Kept::None) && !asked.source.has_types();
+    let dtype = asked.dtype.map(DType::from).or(f32_alone.then_some(DType::F32));
+    let model = asked.source.model(dtype, &mesh)?;
     let is_narrow = model.parameters().iter().any(|param| matches!(param.dtype, DType::BF16 | DType::F16));
     let kept = asked.master.unwrap_or(if is_narrow { Kept::F32 } else { Kept::None });
     let grads = asked.grads.map(DType::from);

@@ -72,6 +72,7 @@ fn the_first_line_has_the_types() {
             "bf16 with 16-bit remainders, f32 gradients (assumed; see --dtype)",
         ),
         ("1e6 --dtype f32", "f32, f32 gradients"),
+        ("1e6 --master none", "f32, f32 gradients (assumed; see --dtype)"),
         ("1e6 --dtype f32 --grads bf16", "f32, bf16 gradients"),
     ] {
         let head = format!("1,000,000 parameters in 32 tensors, {types}; adamw on dp=8, 8 ranks\n");

@@ -27,6 +27,9 @@ const STEP: usize = PAGE / COLOURS;
 /// Bytes between colours on huge pages. There, addresses that are equal modulo 128 KiB share sets of the second-level cache; all
 /// colours together cover those 128 KiB. A clipped step of four ranks takes 0.94 of the time.
 const HUGE_STEP: usize = STEP + 2 * PAGE;
+const SETS: usize = 128 << 10;
+/// Vectors on shared pages from this size on have the colours of huge pages.
+const SHORT: usize = 1 << 20;
 
 /// Allocation shared by the buffers that own ranges of it, counted for as long as it lives.
 #[derive(Debug)]
@@ -73,10 +76,12 @@ impl Slab {
         let made = match bytes {
             _ if bytes < HUGE_FROM => heap(bytes, colour * STEP),
             _ if bytes > ALONE_ABOVE => map(bytes, colour * HUGE_STEP),
-            // Colours of huge pages take too much of a short one.
             _ => {
-                shared_pages::allocate(bytes, colour * if bytes < (1 << 20) { STEP } else { HUGE_STEP }, PAGE)
-                    .map(|(base, region)| (base, Origin::SharedPages(region)))
+                // The colours of huge pages would take too much of a short vector.
+                let (step, align) = if bytes < SHORT { (STEP, PAGE) } else { (HUGE_STEP, SETS) };
+                let shared = shared_pages::allocate(bytes, colour * step, align);
+                let shared = shared.map(|(base, pages)| (base, Origin::SharedPages(pages)));
+                shared.or_else(|| heap(bytes, colour * STEP))
             }
         };
         let (base, origin) = made.ok_or_else(refused)?;
@@ -208,16 +213,18 @@ mod tests {
         places.sort();
         places.dedup();
         assert_eq!(places.len(), COLOURS);
-        let slab = Slab::zeroed(ALONE_ABOVE + 1, &[], &Meter::new(), Category::State).unwrap();
-        let past = slab.base().addr().get() % HUGE_PAGE;
-        assert!(past.is_multiple_of(HUGE_STEP) && past / HUGE_STEP < COLOURS, "{past}");
+        for bytes in [SHORT, ALONE_ABOVE, ALONE_ABOVE + 1] {
+            let slab = Slab::zeroed(bytes, &[], &Meter::new(), Category::State).unwrap();
+            let past = slab.base().addr().get() % SETS;
+            assert!((0..COLOURS).any(|colour| colour * HUGE_STEP % SETS == past), "{bytes} bytes: {past}");
+        }
     }
 
     #[test]
     fn an_allocation_keeps_apart_from_every_given_address() {
         let meter = Meter::new();
         let mut streams: Vec<usize> = vec![5 * PAGE + 700, 3, PAGE - 1];
-        for bytes in [PAGE, ALONE_ABOVE + 1, PAGE, 9 * PAGE].repeat(3) {
+        for bytes in [PAGE, ALONE_ABOVE + 1, HUGE_FROM, SHORT, 9 * PAGE].repeat(3) {
             let slab = Slab::zeroed(bytes, &streams, &meter, Category::State).unwrap();
             let address = slab.base().addr().get();
             assert!(streams.iter().all(|s| s % PAGE != address % PAGE), "{address} {streams:?}");
@@ -228,7 +235,9 @@ mod tests {
     #[test]
     fn memory_is_aligned_and_zero() {
         let meter = Meter::new();
-        for bytes in [0, 1, 63, 64, 4095, 4096, 4097, HUGE_FROM, ALONE_ABOVE + 1] {
+        for bytes in
+            [0, 1, 63, 64, 4095, 4096, 4097, HUGE_FROM, HUGE_FROM, SHORT, ALONE_ABOVE, ALONE_ABOVE + 1]
+        {
             let slab = Slab::zeroed(bytes, &[], &meter, Category::Params).unwrap();
             assert_eq!(slab.base().addr().get() % 64, 0, "{bytes} bytes");
             // SAFETY: the slab has `bytes` readable bytes, which are not written meanwhile.

@@ -1,7 +1,8 @@
 //! Allocations too small for huge pages of their own share a region of them.
 //!
 //! A region belongs to the thread that allocates: the vectors of a rank lie side by side, on the memory of the thread that wrote them
-//! first. It is unmapped when its thread has begun another one, or has ended, and its last allocation is freed.
+//! first. It is unmapped when its thread has begun another one, or has ended, and its last allocation is freed: a thread keeps at most one
+//! region that nothing uses, and vectors that outlive their neighbours keep the neighbours' pages too.
 
 use super::map_huge;
 use memmap2::MmapMut;
@@ -10,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Address space of a region; the kernel gives memory to the huge pages that are written.
-const REGION: usize = 32 << 20;
+const REGION: usize = 16 << 20;
 
 /// Memory that allocations hold while they live.
 #[derive(Debug)]
@@ -107,7 +108,7 @@ mod tests {
             ranges.sort_unstable();
             assert!(ranges.windows(2).all(|pair| pair[1] - pair[0] >= MIB));
             let regions = held.chunk_by(|((_, a), _), ((_, b), _)| Arc::ptr_eq(a, b)).count();
-            assert_eq!(regions, 2, "40 MiB in regions of 32 MiB");
+            assert_eq!(regions, 3, "40 MiB in regions of 16 MiB");
         });
     }
 

@@ -111,8 +111,9 @@ impl Plot {
             return None;
         }
         let values = curves.iter().flat_map(|(_, points)| points.iter().map(|(_, y)| *y));
-        let start = axis::LinearAxis::of(y, values, curves::TICKS)?.ticks.first()?.1.clone();
-        (start != "0").then(|| format!("The vertical axis begins at {start}, not at 0."))
+        let axis = axis::LinearAxis::of(y, values, curves::TICKS)?;
+        let (_, start) = axis.ticks.first().filter(|_| axis.low != 0.0)?;
+        Some(format!("The vertical axis begins at {start}, not at 0."))
     }
 }
 

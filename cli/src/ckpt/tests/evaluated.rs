@@ -7,7 +7,9 @@ use meshstep_checkpoint::{Save, Store, save};
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{Rounding, ScheduleFreeAdamW};
 use meshstep_parallel3d::{Axis, Mesh, Model, Optimizer as MeshOptimizer, Placement};
-use meshstep_shard::{Groups, Master, Moments, Optimizer, Options, Precision, Stage, Step, StepArgs};
+use meshstep_shard::{
+    CrossShard, Groups, Master, Moments, Optimizer, Options, Precision, Stage, Step, StepArgs,
+};
 use meshstep_tensor::{DType, Layout, Param, SliceMut, cast};
 use safetensors::SafeTensors;
 
@@ -135,5 +137,42 @@ fn cut_tensors_are_exported_whole() {
     for (tp, own) in ranks.unwrap() {
         let row = |row: usize| &whole.data()[(row * 6 + 3 * tp) * 2..(row * 6 + 3 * tp + 3) * 2];
         assert_eq!((0..5).map(row).collect::<Vec<_>>().concat(), own);
+    }
+}
+
+/// Groups with values of their own save `group.0/w` and `group.1/w`, and the rule of `w`.
+#[test]
+fn groups_are_exported_each_where_it_is_evaluated() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let ranks = loopback::spawn(2, |world| {
+        let rank = world.rank();
+        let layout = Layout::builder().param("w", &[300], DType::BF16).build().unwrap();
+        let precision = Precision { rounding: Rounding::Stochastic, seed: 5, ..Precision::default() };
+        let options = Options { precision, ..Options::default() };
+        let (groups, rule) = ([vec![0], vec![1]], ScheduleFreeAdamW::default());
+        let mut opt = CrossShard::new(world, Some(&groups), layout, rule, |_, _| Ok(()), options).unwrap();
+        for step in 0..3 {
+            let values: Vec<f32> =
+                (0..300).map(|i| ((i * 7 + rank * 31 + step) % 53) as f32 - 20.0).collect();
+            let mb = opt.micro_batch(1).unwrap();
+            let mut slot = mb.slot("w").unwrap();
+            cast((&values).into(), slot.as_mut().unwrap()).unwrap();
+            slot.fill().unwrap();
+            mb.finish().unwrap();
+            opt.step(StepArgs { lr: 0.05, ..StepArgs::default() }).unwrap().outcome().unwrap();
+        }
+        save(&mut opt, &store, Save::default()).unwrap();
+        let trained = opt.param("w").unwrap().bytes().unwrap().to_vec();
+        opt.begin_evaluation().unwrap();
+        [trained, opt.param("w").unwrap().bytes().unwrap().to_vec()]
+    });
+    let to = dir.path().join("model.safetensors");
+    ckpt(&["export", text(dir.path()), "--to", text(&to)]).unwrap();
+    let bytes = fs::read(&to).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    for (group, [trained, evaluated]) in ranks.unwrap().into_iter().enumerate() {
+        assert!(trained != evaluated);
+        assert_eq!(file.tensor(&format!("group.{group}/w")).unwrap().data(), evaluated);
     }
 }

@@ -91,7 +91,11 @@ impl Results {
         if self.current.as_ref() == Some(&name) {
             return;
         }
-        self.unclear.extend(self.current.take());
+        match self.current.take() {
+            // Its result is garbled. Unless it failed, which the list of failures says, it has checked nothing.
+            Some(_) if self.skips => self.skipped += 1,
+            unclear => self.unclear.extend(unclear),
+        }
         self.waiting.remove(&name);
         self.current = Some(name);
         self.skips = false;

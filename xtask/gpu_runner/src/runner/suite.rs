@@ -157,6 +157,7 @@ fn verdict(row: &Row) -> Verdict {
         Verdict::Running if !row.failed.is_empty() => Verdict::Failed,
         Verdict::Running if row.passed == 0 && row.skipped == 0 => Verdict::RanNoTest,
         Verdict::Running if row.not_run > 0 => Verdict::Failed,
+        Verdict::Running if row.passed == 0 => Verdict::Skipped("every test skipped itself".to_owned()),
         Verdict::Running => Verdict::Passed,
         other => other.clone(),
     }

@@ -75,7 +75,7 @@ impl Browser {
     }
 
     fn command(self, looks: Looks, height: u32) -> Cmd {
-        let flags = "--headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=1";
+        let flags = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars --force-device-scale-factor=1";
         let scheme = format!("--blink-settings=preferredColorScheme={}", if looks.dark { 0 } else { 1 });
         let size = format!("--window-size={},{height}", looks.width.max(LEAST));
         Cmd::built(self.0, flags).arg(&scheme).arg(&size)

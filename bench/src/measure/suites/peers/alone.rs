@@ -105,10 +105,10 @@ pub(super) fn candle(section: &mut Section, effort: Effort) -> Result<()> {
 pub(super) fn lbfgs(section: &mut Section, effort: Effort, torch: &mut TorchPair) -> Result<()> {
     let mut table = PeerTable::new("L-BFGS, one iteration", Sides::OneProcess);
     for (len, aim) in [
-        (100_000, Aim::Ratio(IN_CACHE)),
-        (effort.pick(100_000, 1_000_000), Aim::Ratio(IN_CACHE)),
-        (effort.pick(100_000, 3_000_000), Aim::Ratio(IN_CACHE)),
-        (effort.pick(100_000, 10_000_000), Aim::OfReference(LBFGS)),
+        (effort.pick(10_000, 100_000), Aim::Ratio(IN_CACHE)),
+        (effort.pick(20_000, 1_000_000), Aim::Ratio(IN_CACHE)),
+        (effort.pick(40_000, 3_000_000), Aim::Ratio(IN_CACHE)),
+        (effort.pick(80_000, 10_000_000), Aim::OfReference(LBFGS)),
     ] {
         let case = json!({ "case": "lbfgs", "length": len, "history": HISTORY, "threads": Threads::shared().count() });
         torch.case(case)?;
