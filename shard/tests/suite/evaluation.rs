@@ -129,8 +129,9 @@ fn the_point_is_the_average_and_parameters_without_updates_stay() {
         for (x, expected) in floats(&opt, "w").into_iter().zip(average) {
             assert!((f64::from(x) - expected).abs() < 1e-6, "{x}, not {expected}");
         }
-        assert_eq!((opt.state("idle").unwrap().t, floats(&opt, "idle")), (0, vec![0.5; 3]));
+        assert_eq!(floats(&opt, "idle"), vec![0.5; 3]);
         opt.end_evaluation().unwrap();
+        assert_eq!((opt.state("idle").unwrap().t, floats(&opt, "idle")), (0, vec![0.5; 3]));
     })
     .unwrap();
 }
