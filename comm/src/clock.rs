@@ -24,6 +24,28 @@ struct Manual {
 }
 
 /// Waiter that re-checks the time when a manual clock moves.
+///
+/// ```
+/// use meshstep_comm::{Clock, Wake};
+/// use std::sync::atomic::{AtomicU32, Ordering};
+/// use std::sync::{Arc, Weak};
+/// use std::time::Duration;
+///
+/// #[derive(Debug, Default)]
+/// struct Waiter(AtomicU32);
+///
+/// impl Wake for Waiter {
+///     fn wake(&self) {
+///         self.0.fetch_add(1, Ordering::Relaxed); // a condition variable, usually
+///     }
+/// }
+///
+/// let (clock, waiter) = (Clock::manual(), Arc::new(Waiter::default()));
+/// let weak: Weak<Waiter> = Arc::downgrade(&waiter);
+/// clock.register(weak);
+/// clock.advance(Duration::from_secs(600)); // no test waits for ten minutes
+/// assert_eq!((clock.now().as_secs(), waiter.0.load(Ordering::Relaxed)), (600, 1));
+/// ```
 pub trait Wake: Send + Sync + Debug {
     /// Wakes every wait. A wait that read the time before the move must be asleep when this notifies it, so an implementation
     /// takes the lock that its waits hold while awake.

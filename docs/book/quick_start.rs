@@ -1,12 +1,10 @@
-//! The quick start: its diff makes one program the other, both print the same losses, on threads and on processes.
+//! The quick start: each of its diffs makes one program another, both print the same losses, on threads and on processes.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-const BEFORE: &str = include_str!("code/candle_before.rs");
-const AFTER: &str = include_str!("code/candle_after.rs");
 const CHAPTER: &str = include_str!("src/quick-start.md");
 
 /// Lines of a program that may change: a removed line and the added line in its place count once.
@@ -19,10 +17,36 @@ const APART: f64 = 1e-4;
 const RANKS: usize = 4;
 const STEPS: usize = 100;
 
-/// Returns the block of the chapter that opens with this fence.
-fn block<'a>(fence: &str) -> &'a str {
-    let (_, rest) = CHAPTER.split_once(&format!("```{fence}\n")).expect("the chapter has the block");
-    rest.split_once("```").expect("the block ends").0
+/// A framework's program and the sharded one.
+struct Case {
+    /// The framework, which begins the examples' names.
+    name: &'static str,
+    /// Heading of the diff's section.
+    section: &'static str,
+    before: &'static str,
+    after: &'static str,
+}
+
+const CANDLE: Case = Case {
+    name: "candle",
+    section: "## The change\n",
+    before: include_str!("code/candle_before.rs"),
+    after: include_str!("code/candle_after.rs"),
+};
+
+const BURN: Case = Case {
+    name: "burn",
+    section: "## A loop of burn\n",
+    before: include_str!("code/burn_before.rs"),
+    after: include_str!("code/burn_after.rs"),
+};
+
+/// Returns the first block of a section that opens with this fence, and the section up to the next heading.
+fn block(section: &str, fence: &str) -> (&'static str, &'static str) {
+    let (_, rest) = CHAPTER.split_once(section).expect("the chapter has the section");
+    let section = rest.split("\n## ").next().unwrap_or(rest);
+    let (_, block) = section.split_once(&format!("```{fence}\n")).expect("the section has the block");
+    (block.split_once("```").expect("the block ends").0, section)
 }
 
 /// Applies a unified diff without line numbers, and returns the text and the number of changed lines.
@@ -113,34 +137,35 @@ fn assert_equal(alone: &str, ranks: &str) {
     assert!(alone[&(STEPS - 1)][0] < 0.2 * alone[&0][0], "the network learns nothing");
 }
 
-#[test]
-fn the_diff_makes_the_plain_program_the_sharded_one() {
-    let (after, changed) = apply(block("diff"), BEFORE).unwrap();
-    assert_eq!(after, AFTER);
-    assert!(changed <= CHANGED, "{changed} changed lines");
-    let said = format!("{changed} changed lines");
-    assert!(CHAPTER.contains(&said), "the chapter must say: {said}");
-}
-
-#[test]
-fn a_diff_that_does_not_fit_is_refused() {
-    let cases = [("@@\n-three\n+x\n", "not once"), ("@@\n-one\n+x\n@@\n-zero\n+x\n", "not in this order")];
-    for (diff, reason) in cases {
-        let error = apply(diff, "zero\none\n").unwrap_err();
-        assert!(error.contains(reason), "{error}");
+impl Case {
+    /// Applies the chapter's diff.
+    fn assert_the_diff_fits(&self) {
+        let (diff, section) = block(self.section, "diff");
+        let (after, changed) = apply(diff, self.before).unwrap();
+        assert_eq!(after, self.after);
+        assert!(changed <= CHANGED, "{changed} changed lines");
+        let said = format!("{changed} changed lines");
+        assert!(section.contains(&said), "the section must say: {said}");
     }
-    let applied = apply("@@\n one\n-two\n-three\n+2\n four\n+5\n", "one\ntwo\nthree\nfour\n");
-    assert_eq!(applied, Ok(("one\n2\nfour\n5\n".to_owned(), 3)));
+
+    /// Runs the plain program, the sharded one on threads, and as four processes with the variables of `meshstep launch` and torchrun.
+    fn assert_the_losses_are_equal(&self) {
+        let (before, after) = (format!("{}_before", self.name), format!("{}_after", self.name));
+        let (alone, threads) = (end(start(&before, &[])), end(start(&after, &[])));
+        assert_equal(&alone, &threads);
+        let processes = on_processes(&after);
+        assert_equal(&alone, &processes);
+        let sorted = |printed: &str| {
+            let mut losses = losses(printed);
+            losses.values_mut().for_each(|of_ranks| of_ranks.sort_by(f64::total_cmp));
+            losses
+        };
+        assert_eq!(sorted(&processes), sorted(&threads), "threads and processes have the same bits");
+    }
 }
 
-#[test]
-fn four_threads_print_the_losses_of_the_plain_program() {
-    let (alone, ranks) = (start("candle_before", &[]), start("candle_after", &[]));
-    assert_equal(&end(alone), &end(ranks));
-}
-
-#[test]
-fn processes_of_a_launcher_print_them_too() {
+/// Returns the lines of four processes.
+fn on_processes(name: &str) -> String {
     let free = || TcpListener::bind("127.0.0.1:0").expect("a free port");
     let ports = [free(), free()].map(|port| port.local_addr().expect("bound").port().to_string());
     let token: String = (0..32).map(|byte| format!("{:02x}", (byte * 37 + 11) % 256)).collect();
@@ -155,19 +180,34 @@ fn processes_of_a_launcher_print_them_too() {
             ("MESHSTEP_PORT", ports[1].clone()),
             ("MESHSTEP_TOKEN", token.clone()),
         ];
-        start("candle_after", &variables)
+        start(name, &variables)
     };
     let ranks: Vec<Child> = (0..RANKS).map(rank).collect();
-    let printed: String = ranks.into_iter().map(end).collect();
-    assert_equal(&end(start("candle_before", &[])), &printed);
-    let sorted = |printed: &str| {
-        let mut losses = losses(printed);
-        losses.values_mut().for_each(|of_ranks| of_ranks.sort_by(f64::total_cmp));
-        losses
-    };
-    assert_eq!(
-        sorted(&printed),
-        sorted(&end(start("candle_after", &[]))),
-        "threads and processes have the same bits"
-    );
+    ranks.into_iter().map(end).collect()
+}
+
+#[test]
+fn the_diffs_make_the_plain_programs_the_sharded_ones() {
+    [CANDLE, BURN].iter().for_each(Case::assert_the_diff_fits);
+}
+
+#[test]
+fn a_diff_that_does_not_fit_is_refused() {
+    let cases = [("@@\n-three\n+x\n", "not once"), ("@@\n-one\n+x\n@@\n-zero\n+x\n", "not in this order")];
+    for (diff, reason) in cases {
+        let error = apply(diff, "zero\none\n").unwrap_err();
+        assert!(error.contains(reason), "{error}");
+    }
+    let applied = apply("@@\n one\n-two\n-three\n+2\n four\n+5\n", "one\ntwo\nthree\nfour\n");
+    assert_eq!(applied, Ok(("one\n2\nfour\n5\n".to_owned(), 3)));
+}
+
+#[test]
+fn four_ranks_of_candle_print_the_losses_of_the_plain_program() {
+    CANDLE.assert_the_losses_are_equal();
+}
+
+#[test]
+fn four_ranks_of_burn_print_the_losses_of_the_plain_program() {
+    BURN.assert_the_losses_are_equal();
 }

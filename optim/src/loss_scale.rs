@@ -80,6 +80,14 @@ pub struct DynamicLossScale {
 }
 
 /// State of the loss scale, which changes from step to step.
+///
+/// ```
+/// use meshstep_optim::{DynamicLossScale, LossScale, LossScaleState};
+///
+/// let rule = LossScale::Dynamic(DynamicLossScale::default());
+/// let saved = LossScaleState { scale: 1024.0, growth_tracker: 7, hysteresis_tracker: 1 };
+/// assert!(rule.check_state(&saved).is_ok() && LossScale::Static(2.0).check_state(&saved).is_err());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaleState {
     /// Scale of the next step.

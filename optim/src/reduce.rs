@@ -5,6 +5,32 @@ use std::error::Error;
 /// Reduction over the shards of one vector: one exchange of two small vectors.
 ///
 /// Every shard calls it equally often with vectors of the same lengths, and all shards get the same words.
+///
+/// ```
+/// use meshstep_optim::{Alone, Reduce, ReduceError};
+///
+/// /// Two shards of which the other has always counted 3, with a largest magnitude of 9.
+/// struct Two;
+///
+/// impl Reduce for Two {
+///     fn fold(&self, sums: &mut [u64], maxima: &mut [u64]) -> Result<(), ReduceError> {
+///         sums.iter_mut().for_each(|sum| *sum = sum.wrapping_add(3));
+///         maxima.iter_mut().for_each(|most| *most = (*most).max(9));
+///         Ok(())
+///     }
+///
+///     fn part(&self) -> usize {
+///         0
+///     }
+/// }
+///
+/// let (mut sums, mut maxima) = ([4], [8]);
+/// Alone.fold(&mut sums, &mut maxima)?; // one shard: nothing to add
+/// assert_eq!((sums, maxima), ([4], [8]));
+/// Two.fold(&mut sums, &mut maxima)?;
+/// assert_eq!((sums, maxima), ([7], [9]));
+/// # Ok::<(), ReduceError>(())
+/// ```
 pub trait Reduce {
     /// Replaces every word of `sums` by its wrapping sum over all shards: counts, and [`ExactSum`](crate::ExactSum)s laid end to end.
     /// Replaces every word of `maxima` by its maximum over all shards: see [`ordered`].

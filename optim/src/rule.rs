@@ -21,6 +21,34 @@ pub enum Sees {
 /// Update rule: a value that holds hyperparameters and no state.
 ///
 /// A parameter group with different hyperparameters is another value, applied to that group's segments.
+///
+/// ```
+/// use meshstep_optim::{Adopt, Decay, Flat, Isa, Lamb, Lars, Lion, QhAdopt, Rule, Scalars, Sees, Segment, TensorSums, UncorrectedAdam};
+/// use meshstep_tensor::{Queue, SliceMut};
+///
+/// let lion = Lion { weight_decay: 0.1, decay: Decay::Decoupled, ..Lion::default() };
+/// let rules: [&dyn Rule; 6] =
+///     [&lion, &Adopt::default(), &QhAdopt::default(), &UncorrectedAdam::default(), &Lamb::default(), &Lars::default()];
+/// let (scalars, queue) = (Scalars { lr: 0.01, ..Scalars::default() }, Queue::cpu());
+/// for rule in rules {
+///     let (mut p, mut g) = ([1f32, -1.0], [0.5f32, -0.5]);
+///     let mut state = vec![[0f32; 2]; rule.state().len()];
+///     for t in 1..=2 {
+///         let mut slots: Vec<SliceMut> = state.iter_mut().map(SliceMut::from).collect();
+///         let flat = Flat { params: (&mut p).into(), grads: (&mut g).into(), state: &mut slots, copy: None, remainder: None };
+///         let mut segment = Segment::new(0..2, t);
+///         if rule.sees() == Sees::TensorSums {
+///             // Norms of the whole tensor; a sharded tensor adds the sums of its parts.
+///             let mut sums = [TensorSums::new()];
+///             rule.measure_on(Isa::detect(), &flat, &[segment.clone()], &scalars, &mut sums, &queue)?;
+///             segment.ratio = rule.ratio(&sums[0]);
+///         }
+///         rule.update(flat, &[segment], &scalars, &queue)?;
+///     }
+///     assert!(p[0] < 1.0 && p[1] > -1.0, "{} does not descend: {p:?}", rule.name());
+/// }
+/// # Ok::<(), meshstep_optim::Error>(())
+/// ```
 pub trait Rule: Send + Sync + Debug {
     /// Returns the name of the rule in reports and errors.
     fn name(&self) -> &'static str;

@@ -21,6 +21,14 @@ pub struct StateSlot {
 }
 
 /// Recurrence of an element of a state vector over updates.
+///
+/// ```
+/// use meshstep_optim::{AdamW, Carry, Rule};
+///
+/// let rule = AdamW { amsgrad: true, ..AdamW::default() };
+/// assert_eq!(rule.slot(0).carry, Carry::Linear { keeps: 0.9, first: None });
+/// assert_eq!(rule.slot(2).carry, Carry::Maximum);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Carry {
     /// `s = keeps s + a`, where `a` does not depend on `s`.

@@ -29,6 +29,24 @@ pub struct Model {
 }
 
 /// Builder of a [`Model`]; [`build`](Self::build) reports errors.
+///
+/// ```
+/// use meshstep_parallel3d::{Axis, Family, Mesh, Model, ModelBuilder, Parameter, Piece, Placement, Sharing};
+/// use meshstep_tensor::DType::F32;
+///
+/// let builder: ModelBuilder = Model::builder().unit("h.0").param("h.0.up", &[8, 4], F32, Placement::whole().cut(Axis::Tp, 0));
+/// let model = builder.param("h.0.b", &[4], F32, Placement::whole()).tied("b", "h.0.b", &[4]).build()?;
+/// let Parameter { name, shape, placement, .. } = model.get("h.0.up").ok_or("no such parameter")?;
+/// let mesh: Mesh = "tp=2,dp=2".parse()?;
+/// let coordinate = mesh.coordinate(3)?;
+/// let pieces: Vec<Piece> = placement.pieces(name, shape, &mesh, &coordinate)?;
+/// assert_eq!((pieces[0].global.clone(), pieces[0].local.clone()), (vec![4..8, 0..4], vec![0..4, 0..4]));
+/// let sharing: Sharing = placement.sharing(&mesh);
+/// assert!(sharing.reduced.contains(Axis::Dp) && !sharing.replicas.contains(Axis::Tp));
+/// let families: Vec<Family> = model.families(&mesh, &coordinate)?; // of equal sharing
+/// assert_eq!(families.iter().map(|family| family.layout.params()[0].name()).collect::<Vec<_>>(), ["h.0.up", "h.0.b"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct ModelBuilder {
     parameters: Vec<Parameter>,

@@ -7,6 +7,29 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Result of a verification that found no difference.
+///
+/// ```
+/// use meshstep_parallel3d::{Alike, Axis, Differs, Error, Mesh, Model, Optimizer, Placement, Verified};
+/// use meshstep_tensor::DType::F32;
+///
+/// let model = Model::builder().param("w", &[4], F32, Placement::whole().cut(Axis::Tp, 0)).build()?;
+/// let mesh: Mesh = "tp=2".parse()?;
+/// let report = |differs: &Differs| format!("{} differs at element {:?}", differs.difference.param, differs.element);
+/// let ranks = meshstep_comm::loopback::spawn(2, |world| -> Result<Vec<Alike>, Error> {
+///     // Both ranks begin their halves with the same values, which is probably a mistake.
+///     let first = |_: &_, _: &[_], mut out: meshstep_tensor::SliceMut<'_>| out.copy_from((&[1f32, 2.0]).into());
+///     let mut opt = Optimizer::new(world, mesh.clone(), &model, meshstep_optim::Sgd::default(), first, Default::default())?;
+///     let Verified { alike, .. } = opt.verify().inspect_err(|error| match error {
+///         Error::Differs(differs) => println!("{}", report(differs)),
+///         other => println!("{other}"),
+///     })?;
+///     Ok(alike)
+/// })?;
+/// for alike in ranks {
+///     assert_eq!(alike?, [Alike { param: "w".to_owned(), axes: Axis::Tp.into(), ranks: vec![0, 1] }]);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
     /// Compared vectors, with the cost of comparing them.

@@ -51,6 +51,19 @@ impl fmt::Display for DType {
 }
 
 /// Rust type of the elements of one [`DType`]: f32, f64, bf16, f16, u16 or u64. The trait is sealed.
+///
+/// ```
+/// use meshstep_tensor::{DType, Element, Error, Slice, bf16};
+///
+/// /// Returns the largest element.
+/// fn largest<T: Element + PartialOrd>(values: Slice<'_>) -> Result<Option<T>, Error> {
+///     Ok(values.typed::<T>()?.iter().copied().reduce(|a, b| if a < b { b } else { a }))
+/// }
+/// assert_eq!(largest::<f32>((&[1f32, 3.0, 2.0]).into())?, Some(3.0));
+/// assert!(largest::<bf16>((&[1f32]).into()).is_err());
+/// assert_eq!(bf16::DTYPE, DType::BF16);
+/// # Ok::<(), Error>(())
+/// ```
 pub trait Element: sealed::Sealed + bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync {
     /// The matching [`DType`].
     const DTYPE: DType;

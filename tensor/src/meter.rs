@@ -127,6 +127,16 @@ impl Meter {
 }
 
 /// Bytes counted by a [`Meter`] until this is dropped.
+///
+/// ```
+/// use meshstep_tensor::{Category, Claim, Meter};
+///
+/// let meter = Meter::new();
+/// let claim: Claim = meter.claim(Category::Framework, 1000); // memory of another library
+/// assert_eq!((claim.bytes(), meter.live(Category::Framework)), (1000, 1000));
+/// drop(claim);
+/// assert_eq!((meter.live(Category::Framework), meter.peak(Category::Framework)), (0, 1000));
+/// ```
 #[derive(Debug)]
 pub struct Claim {
     counts: Arc<Counts>,

@@ -4,6 +4,14 @@ use crate::Error;
 use std::fmt;
 
 /// Location of memory, which decides which processor can read and write it.
+///
+/// ```
+/// use meshstep_tensor::{Place, Queue};
+///
+/// assert_eq!(Queue::cpu().place(), Place::Cpu);
+/// let refused = Place::Cuda(1).check(Place::Cpu).unwrap_err();
+/// assert!(refused.to_string().contains("GPU 1"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// Memory of the process.

@@ -82,6 +82,23 @@ impl fmt::Display for Isa {
 
 /// Work that is compiled for every instruction set. `run` and all functions it calls per element are `#[inline(always)]`: only
 /// code that is inlined into the functions below is compiled with their instructions.
+///
+/// ```
+/// use meshstep_tensor::simd::{Body, Isa};
+///
+/// /// Sum of squares.
+/// struct Squares<'a>(&'a [f32]);
+///
+/// impl Body for Squares<'_> {
+///     type Output = f32;
+///
+///     #[inline(always)]
+///     fn run(self) -> f32 {
+///         self.0.iter().map(|x| x * x).sum()
+///     }
+/// }
+/// assert_eq!(Isa::detect().run(Squares(&[3.0, 4.0])), 25.0);
+/// ```
 pub trait Body {
     /// Result of [`run`](Self::run).
     type Output;

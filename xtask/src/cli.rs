@@ -73,6 +73,8 @@ pub(crate) enum Task {
     Mutants(MutantsArgs),
     /// Do everything before the upload of a release, and print the commands that publish it.
     Release,
+    /// Build a user's project with the candle adapter and one with candle-nn, from nothing, and compare crates and seconds.
+    ColdBuild,
     /// Run the tests that answer public reports about other systems, and print a line for each.
     Complaints,
     /// Check rules that the compiler does not check: crate edges, file headers, README commands, import knots, prose.
@@ -175,6 +177,9 @@ pub(crate) enum StepName {
     Deny,
     /// Type-checks tensor's README recipe for candle variables; only with `--long` or by name.
     Candle,
+    /// Takes screenshots of small reports with headless Chromium, and checks them for overflow and empty axes; only with `--long` or by
+    /// name.
+    Reports,
 }
 
 #[cfg(test)]

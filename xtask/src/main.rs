@@ -10,6 +10,7 @@ mod check;
 mod ci;
 mod cli;
 mod cmd;
+mod cold_build;
 mod complaints;
 mod gpu_bundle;
 mod kernels;
@@ -50,6 +51,7 @@ fn run(task: cli::Task) -> anyhow::Result<ExitCode> {
         }
         cli::Task::GpuBundle => gpu_bundle::run(&workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),
         cli::Task::Release => release::run(&workspace::Workspace::find()?),
+        cli::Task::ColdBuild => cold_build::run(&workspace::Workspace::find()?),
         cli::Task::Complaints => complaints::run(&workspace::Workspace::find()?),
         cli::Task::Tidy(args) => tidy::run(&args, &workspace::Workspace::find()?).map(|()| ExitCode::SUCCESS),
     }

@@ -34,7 +34,9 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<ExitCode> {
         "\nNothing was uploaded. After `.ci/run` has passed on this commit ({}):\n",
         git("rev-parse HEAD")?
     );
-    commands(&tag).iter().for_each(|command| println!("    {command}"));
+    commands(&tag, earlier(&git("tag --list v* --sort=-v:refname")?))
+        .iter()
+        .for_each(|line| println!("    {line}"));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -51,11 +53,18 @@ fn check_changelog(changelog: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the commands that publish the packages, lowest first.
-fn commands(tag: &str) -> Vec<String> {
-    let mut commands = vec![format!("git tag -a {tag} -m {tag} && git push origin {tag}")];
-    commands.extend(published().map(|package| format!("cargo publish -p {package}")));
-    commands
+/// Returns the newest of git's tags, which lie in falling order.
+fn earlier(tags: &str) -> Option<&str> {
+    tags.lines().next()
+}
+
+/// Returns the commands that compare the interfaces with those of an earlier release, and that publish the packages, lowest first.
+fn commands(tag: &str, earlier: Option<&str>) -> Vec<String> {
+    let compared = earlier
+        .map(|earlier| format!("cargo semver-checks --workspace --baseline-rev {earlier} # decision 103"));
+    let tagged = format!("git tag -a {tag} -m {tag} && git push origin {tag}");
+    let publish = published().map(|package| format!("cargo publish -p {package}"));
+    compared.into_iter().chain([tagged]).chain(publish).collect()
 }
 
 #[cfg(test)]
@@ -73,11 +82,22 @@ mod tests {
 
     #[test]
     fn lower_packages_are_published_first() {
-        let commands = commands("v1");
+        let commands = commands("v1", None);
         let place = |package: &str| commands.iter().position(|line| line.ends_with(&format!("-p {package}")));
         assert_eq!(place("meshstep-tensor"), Some(1));
         assert!(
             place("meshstep-comm") < place("meshstep-shard") && place("meshstep-shard") < place("meshstep")
         );
+    }
+
+    #[test]
+    fn interfaces_are_compared_with_the_newest_release() {
+        assert_eq!(earlier(""), None);
+        let commands = commands("v0.3.0", earlier("v0.2.0\nv0.1.0"));
+        assert!(
+            commands[0].starts_with("cargo semver-checks --workspace --baseline-rev v0.2.0 "),
+            "{commands:?}"
+        );
+        assert!(commands[1].starts_with("git tag -a v0.3.0"), "{commands:?}");
     }
 }

@@ -12,6 +12,7 @@ mod link;
 mod method;
 mod report;
 mod schedule;
+mod seconds;
 mod steps;
 mod stopwatch;
 #[cfg(test)]
@@ -193,7 +194,7 @@ impl Run {
             _ => Vec::new(),
         };
         let beside = self.beside(&trained)?;
-        let mut sections = self.sections(&trained, &beside);
+        let mut sections = self.sections(&trained, &beside, folder);
         if self.task == Task::Compare {
             sections.push(compare::section(&compared, self.entropy));
         }
@@ -312,8 +313,9 @@ impl Run {
         self.model.params().iter().map(Param::len).sum()
     }
 
-    fn sections(&self, trained: &[Trained], beside: &[Beside]) -> Vec<Section> {
+    fn sections(&self, trained: &[Trained], beside: &[Beside], folder: &Path) -> Vec<Section> {
         let mut sections = vec![report::methods(trained, self.entropy)];
+        sections.extend(seconds::sections(trained, folder));
         let unlike = self.asked.local.unlike;
         // All trainings have the same workers.
         if let Some(run) = trained.first() {
@@ -341,7 +343,8 @@ impl Run {
             left_out: Vec::new(),
         };
         let path = folder.join("local.html");
-        fs::write(&path, html::report(&report)?).with_context(|| format!("writing {}", path.display()))?;
+        fs::write(&path, html::report(&report, "Local training with Meshstep"))
+            .with_context(|| format!("writing {}", path.display()))?;
         Ok(terminal::summary(&report))
     }
 }

@@ -2,10 +2,11 @@
 
 use super::schedule::Loss;
 use super::trained::{Life, Trained};
-use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
+use crate::measure::record::{Cell, Plot, Scale, Section, Shape, Table, Wanted};
+use crate::measure::show::size;
 
 /// Maximum number of points of a curve.
-const POINTS: usize = 60;
+const POINTS: usize = 24;
 
 /// Returns the comparison of all trainings: the figures are of the first seed, the bars of all seeds.
 pub(super) fn methods(all: &[Trained], entropy: f64) -> Section {
@@ -27,12 +28,21 @@ pub(super) fn methods(all: &[Trained], entropy: f64) -> Section {
     ));
     table.note("extra: state for joining workers, and failed exchanges");
     section.tables.push(table);
-    let (x, y) = (Scale::log("bytes that all workers have sent"), Scale::near("held-out loss, nats a byte"));
-    let curves = runs.iter().map(|run| (run.method.to_string(), against_bytes(run))).collect();
-    section.plots.push(Plot::Curves { title: "Held-out loss against bytes".into(), x, y, curves });
-    let (x, y) = (Scale::log("bytes that all workers have sent"), Scale::near("training loss, nats a byte"));
-    let curves = runs.iter().map(|run| (run.method.to_string(), training(run))).collect();
-    section.plots.push(Plot::Curves { title: "Training loss against bytes".into(), x, y, curves });
+    section.verdict.extend(summary(&runs));
+    section.verdict.extend(runs.iter().filter_map(|run| sentence(run, &runs)));
+    let curves = |of: fn(&Trained) -> Vec<(f64, f64)>| {
+        runs.iter().map(|run| (run.method.to_string(), of(run))).collect()
+    };
+    let sent = || Scale::amount("sent by all workers so far, MB");
+    let caption = "Lower and further left is better. Losses are of one seed, counted bytes are exact.";
+    let (x, y) = (sent(), Scale::near("held-out loss, nats per byte"));
+    let shape = Shape::Curves { x, y, curves: curves(against_bytes) };
+    section.plots.push(Plot::new("Held-out loss against bytes", caption, shape));
+    let (x, y) = (Scale::amount("step"), Scale::near("training loss, nats per byte"));
+    let shape = Shape::Curves { x, y, curves: curves(training) };
+    let caption =
+        "Lower is better. Means of intervals of steps, of one seed, each worker on its own part of the text.";
+    section.plots.push(Plot::new("Training loss by step", caption, shape));
     for run in runs {
         let seeds = || all.iter().filter(|other| other.method == run.method);
         let sum = |of: fn(&Trained) -> usize| seeds().map(of).sum::<usize>() as f64;
@@ -48,6 +58,49 @@ pub(super) fn methods(all: &[Trained], entropy: f64) -> Section {
         }
     }
     section
+}
+
+/// Returns a sentence on all methods with baselines, if there are several.
+fn summary(runs: &[&Trained]) -> Option<String> {
+    let excess = |run: &&&Trained| {
+        let baseline = runs.iter().find(|other| Some(other.method) == run.method.baseline())?;
+        Some((run.held_out() / baseline.held_out() - 1.0, run.sent() as f64 / run.every_step as f64))
+    };
+    let all: Vec<(f64, f64)> = runs.iter().filter_map(|run| excess(&run)).collect();
+    let range = |of: fn(&(f64, f64)) -> f64| {
+        let values = || all.iter().map(of);
+        [values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max)]
+            .map(|part| 100.0 * part)
+    };
+    let ([low, high], [least, most]) = (range(|one| one.0), range(|one| one.1));
+    (all.len() > 1).then(|| {
+        format!(
+            "{} methods that exchange rarely were compared with the same rule in every step: they send {least:.0}% to {most:.0}% of its \
+             bytes, and their held-out losses differ by {low:+.1}% to {high:+.1}% (lower is better; one seed).",
+            all.len()
+        )
+    })
+}
+
+/// Returns a sentence that compares a method with its baseline, if both were trained; of a baseline there is none.
+fn sentence(run: &Trained, runs: &[&Trained]) -> Option<String> {
+    let (share, loss) = (100.0 * run.sent() as f64 / run.every_step as f64, run.held_out());
+    let sent = size(run.sent() as f64);
+    let own = format!("{} sends {sent} and reaches a held-out loss of {loss:.3} nats per byte", run.method);
+    let Some(baseline) = run.method.baseline() else {
+        return (runs.len() == 1)
+            .then(|| format!("{own}. It is a baseline, and nothing was compared with it."));
+    };
+    let bytes = format!("It sends {share:.1}% of the bytes of gradients reduced in every step.");
+    let compared = match runs.iter().find(|other| other.method == baseline) {
+        Some(other) => {
+            let (theirs, off) = (other.held_out(), 100.0 * (loss / other.held_out() - 1.0));
+            let word = if off > 0.0 { "higher (worse)" } else { "lower (better)" };
+            format!(", {:.1}% {word} than {theirs:.3} of {baseline}. {bytes}", off.abs())
+        }
+        None => format!(". {bytes} No baseline was trained, so the loss is not compared."),
+    };
+    Some(own + &compared)
 }
 
 /// Describes the number of steps, and of the workers that took each step.
@@ -117,13 +170,15 @@ pub(super) fn members(run: &Trained, seed: Option<u64>) -> Section {
         table.row(epoch.number.to_string(), row);
     }
     section.tables.push(table);
-    let (x, y) = (Scale::linear("step"), Scale::linear("worker, from 1"));
+    let names = (0..run.workers.len()).map(|worker| format!("worker {worker}"));
+    let (x, y) = (Scale::amount("step"), Scale::named("worker", names));
     let line = |(i, life): (usize, &Life)| {
-        let ends = [life.steps.start as f64, life.steps.end as f64].map(|step| (step, i as f64 + 1.0));
+        let ends = [life.steps.start as f64, life.steps.end as f64].map(|step| (step, i as f64));
         (format!("worker {i}, {}", end(life.lost)), ends.to_vec())
     };
     let curves = run.workers.iter().enumerate().map(line).collect();
-    section.plots.push(Plot::Curves { title: "Membership over time".into(), x, y, curves });
+    let caption = "A line from the first step that a worker takes to its last.";
+    section.plots.push(Plot::new("Membership over time", caption, Shape::Curves { x, y, curves }));
     section
 }
 
@@ -151,16 +206,15 @@ fn end(lost: Option<Loss>) -> &'static str {
 
 /// Returns the measured held-out losses against the bytes sent until then.
 fn against_bytes(run: &Trained) -> Vec<(f64, f64)> {
-    let sent = |steps: u64| run.sent.get(steps as usize - 1).copied().unwrap_or(0) as f64;
+    let sent = |steps: u64| run.sent.get(steps as usize - 1).copied().unwrap_or(0) as f64 / 1e6;
     run.held_out.iter().map(|&(steps, loss)| (sent(steps), loss)).filter(|(sent, _)| *sent > 0.0).collect()
 }
 
-/// Returns the mean training losses of intervals against the bytes sent until their ends.
+/// Returns the mean training losses of intervals by their last steps.
 fn training(run: &Trained) -> Vec<(f64, f64)> {
     let stretch = run.losses.len().div_ceil(POINTS).max(1);
-    let stretches = run.losses.chunks(stretch).zip(run.sent.chunks(stretch));
-    let point = |(losses, sent): (&[f64], &[u64])| {
-        (sent.last().copied().unwrap_or(0) as f64, losses.iter().sum::<f64>() / losses.len() as f64)
+    let point = |(i, losses): (usize, &[f64])| {
+        ((i * stretch + losses.len()) as f64, losses.iter().sum::<f64>() / losses.len() as f64)
     };
-    stretches.map(point).filter(|(sent, _)| *sent > 0.0).collect()
+    run.losses.chunks(stretch).enumerate().map(point).collect()
 }

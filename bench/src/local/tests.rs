@@ -36,7 +36,7 @@ pub(crate) fn run(options: &str) -> Run {
     Run { model: Config { context, ..model }, corpus, held_out: 3, ..run }
 }
 
-fn train(options: &str) -> Vec<Trained> {
+pub(crate) fn train(options: &str) -> Vec<Trained> {
     run(options).train(&mut Vec::new()).unwrap()
 }
 
@@ -318,10 +318,16 @@ fn the_report_is_written_whole_and_a_byte_that_was_not_planned_is_a_miss() {
     assert!(printed.contains("== held-out loss compared with the baseline =="), "{printed}");
     let page = fs::read_to_string(dir.path().join("local.html")).unwrap();
     assert!(
-        ["loss against bytes", "Membership over time", "Held-out loss against bytes"]
+        ["Loss against bytes", "Membership over time", "Held-out loss against bytes", "Seconds, simulated"]
             .iter()
             .all(|text| page.contains(text))
     );
+    // Before the contents: the verdict, with both losses and the share of the bytes.
+    let top = &page[page.find("class=\"answer\"").unwrap()..page.find("<nav").unwrap()];
+    for text in ["All 6 limits hold", " of every-step. It sends ", "% of the bytes of gradients"] {
+        assert!(top.contains(text), "{text}: {top}");
+    }
+    assert!(page.contains("There are no measured seconds"));
     let json: serde_json::Value =
         serde_json::from_slice(&fs::read(dir.path().join("local.json")).unwrap()).unwrap();
     assert_eq!((&json["holds"], &json["local"]["chaos"]), (&true.into(), &2.into()));

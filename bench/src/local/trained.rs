@@ -24,6 +24,10 @@ pub(crate) struct Trained {
     pub(crate) losses: Vec<f64>,
     /// Total bytes sent by all workers after each step.
     pub(crate) sent: Vec<u64>,
+    /// Bytes that the busiest worker has sent after each step.
+    pub(crate) sent_most: Vec<u64>,
+    /// Seconds of a step, the mean over the steps of the slowest worker, without measurements of held-out losses.
+    pub(crate) seconds_per_step: f64,
     /// Held-out losses: the number of steps, and the mean over the workers.
     pub(crate) held_out: Vec<(u64, f64)>,
     /// Planned bytes of all successful exchanges; `None` if results are delayed while workers join and leave.
@@ -99,6 +103,8 @@ impl Trained {
             steps: job.steps,
             losses: steps.clone().map(|step| mean(done.iter().filter_map(|done| done.loss(step)))).collect(),
             sent: steps.clone().map(|step| done.iter().map(|done| done.sent_after(step)).sum()).collect(),
+            sent_most: busiest(steps.clone(), &done),
+            seconds_per_step: done.iter().map(Done::seconds_per_step).fold(0.0, f64::max),
             held_out: held_out(&done),
             planned: done.iter().map(|done| done.planned).sum(),
             every_step: job.every_step(&present)?,
@@ -146,6 +152,11 @@ impl Done {
         self.losses.get(usize::try_from(step.checked_sub(self.began)?).ok()?).copied()
     }
 
+    /// Returns the mean seconds of the worker's steps; 0 without steps.
+    fn seconds_per_step(&self) -> f64 {
+        self.seconds.last().map_or(0.0, |seconds| seconds / self.seconds.len() as f64)
+    }
+
     /// Returns the bytes that the worker had sent after `step`.
     fn sent_after(&self, step: u64) -> u64 {
         let Some(index) = step.checked_sub(self.began) else { return 0 };
@@ -156,6 +167,20 @@ impl Done {
     fn adds_up(&self) -> bool {
         self.planned.is_none_or(|planned| planned + self.besides == self.total)
     }
+}
+
+/// Returns, after each step, the sum of the most bytes that one worker sent in each step until then.
+fn busiest(steps: Range<u64>, done: &[Done]) -> Vec<u64> {
+    let in_step = |done: &Done, step: u64| {
+        let before = step.checked_sub(1).map_or(0, |before| done.sent_after(before));
+        done.sent_after(step).saturating_sub(before)
+    };
+    let most = |step| done.iter().map(|done| in_step(done, step)).max().unwrap_or(0);
+    let so_far = |sum: &mut u64, step| {
+        *sum += most(step);
+        Some(*sum)
+    };
+    steps.scan(0, so_far).collect()
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {

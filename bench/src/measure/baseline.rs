@@ -67,6 +67,11 @@ pub(crate) fn compare(report: &Report, baseline: &Report) -> Section {
     if table.rows.is_empty() {
         table.note("the baseline has none of these times");
     }
+    section.verdict.push(format!(
+        "Of {} times that both reports have, {slower} are slower than with Meshstep {}.",
+        table.rows.len(),
+        baseline.version
+    ));
     section.tables.push(table);
     section.bar("times that became slower", slower as f64, Wanted::AtMost(0.0));
     section

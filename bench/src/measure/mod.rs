@@ -107,7 +107,7 @@ fn write(report: &Report, folder: &Path) -> Result<()> {
         let path = folder.join(name);
         fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
     };
-    put("report.html", html::report(report)?)?;
+    put("report.html", html::report(report, "Benchmark of Meshstep"))?;
     put("report.md", markdown::report(report))?;
     crate::report::write_json(report, &folder.join("report.json"))
 }
@@ -119,23 +119,29 @@ fn progress(suites: usize) -> ProgressBar {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::record::{Cell, Plot, Scale, Table, Wanted};
+pub(crate) mod tests {
+    use super::record::{Cell, Plot, Scale, Shape, Table, Wanted};
     use super::*;
     use crate::args::bench::Suite;
     use meshstep_bench_cases::samples::Median;
 
     /// A report with one of everything.
-    pub(super) fn sample() -> Report {
+    pub(crate) fn sample() -> Report {
         let mut section = Section::new("kernels", "a < b");
         let mut table = Table::new("rule", &["time", "of copy"]);
         let time = Median { median: 1.0, low: 0.9, high: 1.1, rounds: 9 };
         table.row("adamw", [Cell::Time(time), Cell::Share(0.97)]);
         section.tables.push(table);
         section.bar("share of a copy's speed", 0.97, Wanted::AtLeast(0.95));
-        let (x, y) = (Scale::log("parameters"), Scale::log("seconds"));
-        let curves = vec![("ours".to_owned(), vec![(1.0, 2.0), (10.0, 20.0)])];
-        section.plots.push(Plot::Curves { title: "cost".into(), x, y, curves });
+        section.verdict.push("AdamW has 97% of a copy's speed.".into());
+        let (x, y) = (Scale::named("parameters", ["1".into(), "10".into()]), Scale::amount("time, s"));
+        let curves =
+            vec![("ours".to_owned(), vec![(0.0, 2.0), (1.0, 20.0)]), ("<b>".to_owned(), vec![(0.0, 1.0)])];
+        section.plots.push(Plot::new("cost", "Less is better.", Shape::Curves { x, y, curves }));
+        let parts = vec![("state".to_owned(), vec![8.0, 2.0]), ("params".to_owned(), vec![4.0, 4.0])];
+        let names = vec!["stage 0".to_owned(), "stage 1".to_owned()];
+        let shape = Shape::Bars { label: "memory, GB".into(), names, parts };
+        section.plots.push(Plot::new("memory", "", shape));
         Report {
             format: FORMAT,
             version: "0.0.0".into(),
@@ -179,7 +185,10 @@ mod tests {
         let mut printed = Vec::new();
         assert_eq!(run(&asked, dir.path(), unasked, &mut printed).unwrap(), Verdict::Holds);
         let text = String::from_utf8(printed).unwrap();
-        assert!(text.contains("== comm ==") && text.contains("over the copy"), "{text}");
+        assert!(
+            text.contains("== comm: collectives ==") && text.contains("over the reference copy"),
+            "{text}"
+        );
         assert!(["html", "md", "json"].iter().all(|end| dir.path().join(format!("report.{end}")).exists()));
         let again = Bench { baseline: Some(dir.path().join("report.json")), ..asked };
         let mut printed = Vec::new();

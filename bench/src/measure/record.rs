@@ -2,11 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use crate::report::chart::{Plot, Scale, Shape};
 use meshstep_bench_cases::machine::Machine;
 use meshstep_bench_cases::samples::Median;
 
 /// Format version of reports; readers reject others.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
+
+/// Name of the section of `bench network`, by which the report of local training finds it.
+pub(crate) const NETWORK: &str = "network: training over slow links";
 
 /// Results of a whole run; the content of `report.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,6 +32,8 @@ pub(crate) struct Section {
     pub(crate) name: String,
     /// Description of the comparison and of the tables.
     pub(crate) about: String,
+    /// The results in sentences with figures, for a reader who knows no term of the tables; the first one stands on top of the page.
+    pub(crate) verdict: Vec<String>,
     pub(crate) tables: Vec<Table>,
     pub(crate) bars: Vec<Bar>,
     pub(crate) plots: Vec<Plot>,
@@ -87,33 +93,10 @@ pub(crate) enum Wanted {
     AtMost(f64),
 }
 
-/// A plot.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Plot {
-    /// Stacked columns.
-    Columns { title: String, unit: String, columns: Vec<String>, parts: Vec<(String, Vec<f64>)> },
-    /// Curves over positive numbers; each axis is logarithmic if its scale says so.
-    Curves { title: String, x: Scale, y: Scale, curves: Vec<(String, Vec<(f64, f64)>)> },
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Scale {
-    pub(crate) label: String,
-    pub(crate) log: bool,
-    /// True if a linear axis begins at 0.
-    #[serde(default = "yes")]
-    pub(crate) from_zero: bool,
-}
-
-fn yes() -> bool {
-    true
-}
-
 impl Section {
     pub(crate) fn new(name: &str, about: &str) -> Self {
         let (name, about) = (name.to_owned(), about.to_owned());
-        Section { name, about, tables: Vec::new(), bars: Vec::new(), plots: Vec::new() }
+        Section { name, about, verdict: Vec::new(), tables: Vec::new(), bars: Vec::new(), plots: Vec::new() }
     }
 
     pub(crate) fn bar(&mut self, what: impl Into<String>, found: f64, wanted: Wanted) {
@@ -144,20 +127,5 @@ impl Bar {
             Wanted::AtLeast(least) => self.found >= least,
             Wanted::AtMost(most) => self.found <= most,
         }
-    }
-}
-
-impl Scale {
-    pub(crate) fn log(label: &str) -> Self {
-        Scale { label: label.to_owned(), log: true, from_zero: false }
-    }
-
-    pub(crate) fn linear(label: &str) -> Self {
-        Scale { label: label.to_owned(), log: false, from_zero: true }
-    }
-
-    /// A linear axis over the range of the values.
-    pub(crate) fn near(label: &str) -> Self {
-        Scale { label: label.to_owned(), log: false, from_zero: false }
     }
 }

@@ -23,7 +23,7 @@ use measured::{Curve, Measured, Rate};
 use crate::args::FOLDER;
 use crate::corpus::Text;
 use crate::measure::effort::Effort;
-use crate::measure::record::Section;
+use crate::measure::record::{NETWORK, Section};
 use crate::train::CORPUS_CAP;
 
 const ABOUT: &str = "Workers are processes, each in a network namespace of its own behind a link whose rate the kernel limits in both \
@@ -47,7 +47,7 @@ struct Trained {
 
 pub(crate) fn run(effort: Effort) -> Result<Section> {
     namespaces::probe()?;
-    let mut section = Section::new("network", ABOUT);
+    let mut section = Section::new(NETWORK, ABOUT);
     let text = text()?;
     for workers in effort.pick(&[2][..], &[4, 2]) {
         let sizes = Sizes::of(effort, *workers);

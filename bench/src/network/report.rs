@@ -7,7 +7,7 @@ use super::crossover::{Crossover, Line, between_measured};
 use super::measured::Rate;
 use super::{Trained, target};
 use crate::measure::effort::Effort;
-use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
+use crate::measure::record::{Cell, Plot, Scale, Section, Shape, Table, Wanted};
 
 /// Rate at which rare exchanges must win, and by how much over plain AdamW.
 const AT: Rate = Rate(100);
@@ -25,7 +25,9 @@ pub(super) fn add(section: &mut Section, sizes: &Sizes, all: &[Trained], effort:
     section.tables.push(times(sizes, all, target));
     section.tables.push(bytes(sizes, all));
     section.tables.push(crossovers(sizes, all, target)?);
-    section.plots.push(plot(sizes, all, target));
+    section.plots.push(times_by_rate(sizes, all, target));
+    section.plots.extend(sizes.rates.iter().map(|rate| losses_in_time(sizes, all, *rate)));
+    section.verdict.extend(fastest(sizes, all, target));
     let most =
         all.iter().map(|trained| trained.crossed as f64 / trained.planned() as f64).fold(0.0, f64::max);
     let what = format!("{} workers: most bytes over the links / planned", sizes.workers);
@@ -129,17 +131,53 @@ fn crossovers(sizes: &Sizes, all: &[Trained], target: f64) -> Result<Table> {
     Ok(table)
 }
 
-fn plot(sizes: &Sizes, all: &[Trained], target: f64) -> Plot {
+fn times_by_rate(sizes: &Sizes, all: &[Trained], target: f64) -> Plot {
     let curve = |trained: &Trained| {
-        let points = trained.times(target).into_iter().map(|(rate, seconds)| (rate.0 as f64, seconds));
+        let points =
+            trained.times(target).into_iter().enumerate().map(|(i, (_, seconds))| (i as f64, seconds));
         (trained.contestant.name.clone(), points.collect())
     };
-    Plot::Curves {
-        title: format!("{} workers: time to a held-out loss of {target:.3}", sizes.workers),
-        x: Scale::log("rate of each link, Mbit/s"),
-        y: Scale::log("seconds"),
-        curves: all.iter().map(curve).collect(),
-    }
+    let x = Scale::named("rate of each link", sizes.rates.iter().map(Rate::to_string));
+    let shape =
+        Shape::Curves { x, y: Scale::amount("time to the loss, s"), curves: all.iter().map(curve).collect() };
+    let title = format!("{} workers: measured time to a held-out loss of {target:.3}", sizes.workers);
+    Plot::new(title, "Less is better. The fastest links are on the left.", shape)
+}
+
+/// Returns the measured losses by the seconds after which they were reached at a rate.
+fn losses_in_time(sizes: &Sizes, all: &[Trained], rate: Rate) -> Plot {
+    let curve = |trained: &Trained| {
+        let measured = trained.at.iter().find(|(at, _)| *at == rate).map(|(_, measured)| measured);
+        let point = |&(step, loss): &(u64, f64)| {
+            let measured = measured.filter(|measured| step as usize <= measured.steps())?;
+            Some((measured.seconds_at(step as f64), loss))
+        };
+        (trained.contestant.name.clone(), trained.curve.0.iter().filter_map(point).collect())
+    };
+    let (x, y) = (Scale::amount("measured time, s"), Scale::near("held-out loss, nats per byte"));
+    let shape = Shape::Curves { x, y, curves: all.iter().map(curve).collect() };
+    let title = format!("{} workers: held-out loss against measured seconds at {rate}", sizes.workers);
+    Plot::new(
+        title,
+        "Lower and further left is better. At slow rates only the first steps are measured.",
+        shape,
+    )
+}
+
+/// Returns a sentence on the fastest method and plain AdamW at the slowest rate.
+fn fastest(sizes: &Sizes, all: &[Trained], target: f64) -> Option<String> {
+    let rate = *sizes.rates.last()?;
+    let fastest = all.iter().min_by(|a, b| a.time(target, rate).total_cmp(&b.time(target, rate)))?;
+    let plain = of(all, Kind::Plain).ok()?;
+    let [time, plain_time] = [fastest, plain].map(|trained| trained.time(target, rate));
+    Some(format!(
+        "{} workers behind links of {rate}: {} reaches a held-out loss of {target:.3} in {time:.1} s, and {} in {plain_time:.1} s, {:.1} \
+         times as long.",
+        sizes.workers,
+        fastest.contestant.name,
+        plain.contestant.name,
+        plain_time / time
+    ))
 }
 
 /// Adds the limits on times, bytes and losses.
@@ -212,7 +250,10 @@ mod tests {
         let sizes = Sizes::of(effort, WORKERS);
         let mut section = Section::new("", "");
         add(&mut section, &sizes, &all(&sizes, of), effort).unwrap();
-        assert_eq!((section.tables.len(), section.plots.len(), section.bars.len()), (3, 1, 4));
+        assert_eq!(
+            (section.tables.len(), section.plots.len(), section.bars.len()),
+            (3, 1 + sizes.rates.len(), 4)
+        );
         section.bars.iter().filter(|bar| !bar.holds()).map(|bar| bar.what.clone()).collect()
     }
 

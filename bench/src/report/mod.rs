@@ -1,5 +1,6 @@
 //! Results of a training run as numbers, with a table and a plot.
 
+pub(crate) mod chart;
 mod plot;
 mod table;
 
@@ -197,7 +198,9 @@ mod tests {
         let svg = fs::read_to_string(folder.join("loss.svg")).unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
         assert!(
-            ["stage 0", "stage 2", "byte entropy", "nats per byte"].iter().all(|text| svg.contains(text))
+            ["stages 0, 1, 2", "stage 2", "byte entropy", "nats per byte"]
+                .iter()
+                .all(|text| svg.contains(text))
         );
     }
 }

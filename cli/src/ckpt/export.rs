@@ -6,15 +6,14 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use meshstep_checkpoint::extend::PARAM;
 use meshstep_checkpoint::{Piece, Saved, Type};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::Export;
+use super::evaluated::Evaluations;
 use crate::number::grouped;
-
-/// Name of the slot that holds a tensor's parameters.
-const PARAM: &str = "param";
 
 /// Key in the header for the caller's metadata.
 const RESERVED: &str = "__metadata__";
@@ -33,19 +32,34 @@ pub(super) fn run(saved: &Saved, asked: &Export) -> Result<String> {
     let vectors = vectors(saved, asked.state)?;
     let (header, places) = header(&vectors, saved.manifest().step)?;
     check_free(asked)?;
+    // State belongs to the trained parameters.
+    let evaluations = if asked.state { None } else { Some(Evaluations::of(saved)?) };
+    let is_evaluated = |vector: &Vector<'_>| evaluations.as_ref().filter(|all| all.has(vector.tensor));
     let draft = Draft::create(&asked.to)?;
     draft.file.write_all_at(&header, 0).with_context(|| draft.doing("writing"))?;
     let mut reader = saved.vectors();
     for (vector, at) in vectors.values().zip(&places) {
         let (at, size) = (header.len() as u64 + at, vector.dtype.size());
-        reader.read(vector.tensor, vector.slot, &Piece::whole(vector.shape), |place, bytes| {
+        let write = |place, bytes: &[u8]| {
             let written = draft.file.write_all_at(bytes, at + place * size);
             written.with_context(|| draft.doing("writing"))
-        })?;
+        };
+        match is_evaluated(vector) {
+            Some(all) => {
+                all.read(vector.tensor, &saved.manifest().tensors[vector.tensor], &mut reader, write)?
+            }
+            None => reader.read(vector.tensor, vector.slot, &Piece::whole(vector.shape), write)?,
+        }
     }
     let len = draft.file.metadata()?.len();
     draft.publish(asked)?;
-    Ok(format!("wrote {} vectors, {} bytes, to {}", vectors.len(), grouped(len), asked.to.display()))
+    let mut said =
+        format!("wrote {} vectors, {} bytes, to {}", vectors.len(), grouped(len), asked.to.display());
+    let evaluated = vectors.values().filter(|vector| is_evaluated(vector).is_some()).count();
+    if evaluated > 0 {
+        said += &format!("; {evaluated} of them at the average where a schedule-free rule is evaluated");
+    }
+    Ok(said)
 }
 
 /// Returns the exported vectors by their names in the file.

@@ -1,5 +1,6 @@
 //! `ckpt`: shows the content of a checkpoint, verifies it, and exports its parameters to one file for other programs.
 
+mod evaluated;
 mod export;
 mod inspect;
 mod table;
@@ -22,7 +23,8 @@ pub(crate) enum Ckpt {
     /// Read every byte, compare every checksum, and list damage. Exits with 0 if nothing is damaged, 1 if something is, 2
     /// if there is no checkpoint to verify.
     Verify(Which),
-    /// Write its parameters to one safetensors file, as whole tensors in their saved types.
+    /// Write its parameters to one safetensors file, as whole tensors in their saved types. Parameters of a schedule-free rule are
+    /// written where the model is evaluated, at the average, unless --state asks for the state of the trained ones.
     Export(Export),
 }
 
@@ -45,7 +47,7 @@ pub(crate) struct Export {
     /// Output file for the parameters
     #[arg(long, value_name = "FILE")]
     pub(crate) to: PathBuf,
-    /// Also write the rules' state, as PARAMETER.SLOT
+    /// Also write the rules' state, as PARAMETER.SLOT, and all parameters where they are trained
     #[arg(long)]
     pub(crate) state: bool,
     /// Replace the file if it exists

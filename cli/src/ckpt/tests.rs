@@ -1,6 +1,7 @@
 //! The `ckpt` subcommands on a checkpoint of two tensors on two ranks, intact and damaged.
 
 mod absurd;
+mod evaluated;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -14,6 +14,7 @@ use meshstep_tensor::DType;
 
 use crate::number::within;
 use model::Source;
+use table::Types;
 
 /// Options of `plan`.
 #[derive(Clone, Debug, clap::Args)]
@@ -28,7 +29,7 @@ pub(crate) struct Plan {
     /// Ranks as a mesh, for example dp=16,tp=8; tp only for the models named above, pp for the llama3 ones
     #[arg(long, value_name = "AXIS=N,...", conflicts_with = "ranks")]
     mesh: Option<Mesh>,
-    /// Type of the parameters; tensors of a file that are no floats are left out [default: that of the file; f32 otherwise]
+    /// Type of the parameters; tensors of a file that are no floats are left out [default: that of the file; bf16 otherwise]
     #[arg(long, value_enum)]
     dtype: Option<Type>,
     /// What the owner of a 16-bit parameter keeps besides it [default: f32 if a parameter has 16 bits]
@@ -135,6 +136,8 @@ pub(crate) fn run(asked: &Plan, out: &mut impl Write) -> Result<()> {
     let model = asked.source.model(asked.dtype.map(DType::from), &mesh)?;
     let is_narrow = model.parameters().iter().any(|param| matches!(param.dtype, DType::BF16 | DType::F16));
     let kept = asked.master.unwrap_or(if is_narrow { Kept::F32 } else { Kept::None });
+    let grads = asked.grads.map(DType::from);
+    let types = Types { kept, grads, assumed: asked.dtype.is_none() && !asked.source.has_types() };
     let plan = |stage: usize| {
         let options = asked.options(STAGES[stage], kept);
         let plan = meshstep_parallel3d::Plan::new(&mesh, &model, asked.optimizer.groups(), &options);
@@ -144,12 +147,12 @@ pub(crate) fn run(asked: &Plan, out: &mut impl Write) -> Result<()> {
         let plan = plan(stage.into())?;
         match asked.json {
             true => write!(out, "{}", plan.json())?,
-            false => write!(out, "{plan}")?,
+            false => write!(out, "{}\n\n{plan}", types.of(&model))?,
         }
         return Ok(());
     }
     let plans = (0..STAGES.len()).map(plan).collect::<Result<Vec<_>>>()?;
-    let text = if asked.json { table::json(&plans)? } else { table::text(&plans, kept) };
+    let text = if asked.json { table::json(&plans, types)? } else { table::text(&plans, types) };
     write!(out, "{text}")?;
     Ok(())
 }

@@ -50,7 +50,13 @@ impl Source {
         Ok(model)
     }
 
-    /// Returns the model with parameters of `dtype`, in the pipeline stages of `mesh`.
+    /// Returns true if the parameters have types of their own.
+    pub(super) fn has_types(&self) -> bool {
+        matches!(self, Source::File(_))
+    }
+
+    /// Returns the model with parameters of `dtype`, in the pipeline stages of `mesh`. Without one, parameters have the types of the
+    /// file, or bf16, in which most models are trained.
     pub(super) fn model(&self, dtype: Option<DType>, mesh: &Mesh) -> Result<Model> {
         let stages = mesh.degree(Axis::Pp);
         if let (Source::Number(_) | Source::File(_), true) = (self, mesh.degree(Axis::Tp) > 1) {
@@ -58,7 +64,7 @@ impl Source {
                 "only the models known by name are divided along tp: how tensors of a file are cut is not known"
             );
         }
-        let own = dtype.unwrap_or(DType::F32);
+        let own = dtype.unwrap_or(DType::BF16);
         let builder = match self {
             Source::Llama3(llama) => llama.model(own, stages),
             _ if stages > 1 => bail!("only the llama3 models are planned in pipeline stages; leave out pp"),

@@ -1,8 +1,9 @@
 //! Output of a plan of all stages: a table for people, and JSON.
 
 use anyhow::Result;
-use meshstep_parallel3d::{Plan as MeshPlan, Totals};
+use meshstep_parallel3d::{Model, Plan as MeshPlan, Totals};
 use meshstep_shard::Memory;
+use meshstep_tensor::DType;
 use serde_json::{Value, json};
 
 use super::Kept;
@@ -11,21 +12,55 @@ use crate::number::{grouped, rough_bytes};
 const HEAD: [&str; 8] =
     ["stage", "parameters", "gradients", "state", "masters", "in flight", "a rank holds", "a rank sends"];
 
+/// Types of a plan besides those of the parameters.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Types {
+    pub(super) kept: Kept,
+    /// Type of the gradients, if not the parameters'.
+    pub(super) grads: Option<DType>,
+    /// True if neither an option nor a file gave the parameters' type.
+    pub(super) assumed: bool,
+}
+
+impl Types {
+    /// Returns the types in words: `bf16 with f32 masters, bf16 gradients`.
+    pub(super) fn of(self, model: &Model) -> String {
+        let params = dtypes(model).join(" and ");
+        let grads = self.grads.map_or_else(|| params.clone(), name);
+        let kept = match self.kept {
+            Kept::None => "",
+            Kept::F32 => " with f32 masters",
+            Kept::Remainder => " with 16-bit remainders",
+        };
+        let assumed = if self.assumed { " (assumed; see --dtype)" } else { "" };
+        format!("{params}{kept}, {grads} gradients{assumed}")
+    }
+}
+
+/// Returns the names of the parameters' types.
+fn dtypes(model: &Model) -> Vec<String> {
+    let mut names = Vec::new();
+    for name in model.parameters().iter().map(|param| name(param.dtype)) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+fn name(dtype: DType) -> String {
+    format!("{dtype:?}").to_lowercase()
+}
+
 /// Returns the table: one line for each stage, of the rank that holds most and of the one that sends most.
-pub(super) fn text(plans: &[MeshPlan], kept: Kept) -> String {
+pub(super) fn text(plans: &[MeshPlan], types: Types) -> String {
     let Some(first) = plans.first() else { return String::new() };
     let model = first.model();
-    let dtype = model.parameters().first().map(|param| param.dtype);
-    let kept = match kept {
-        Kept::None => "",
-        Kept::F32 => " with f32 masters",
-        Kept::Remainder => " with 16-bit remainders",
-    };
     let mut text = format!(
-        "{} parameters in {} tensors, {}{kept}; {} on {}, {} ranks\n\n",
+        "{} parameters in {} tensors, {}; {} on {}, {} ranks\n\n",
         grouped(model.len()),
         grouped(model.parameters().len() as u64),
-        dtype.map_or_else(|| "no type".to_owned(), |dtype| format!("{dtype:?}")).to_lowercase(),
+        types.of(model),
         first.rules().rule().name(),
         first.mesh(),
         grouped(first.mesh().world_size() as u64),
@@ -56,7 +91,7 @@ fn in_flight(memory: &Memory) -> u64 {
 }
 
 /// Returns the same with exact bytes.
-pub(super) fn json(plans: &[MeshPlan]) -> Result<String> {
+pub(super) fn json(plans: &[MeshPlan], types: Types) -> Result<String> {
     let stage = |(stage, plan): (usize, &MeshPlan)| {
         let totals = plan.totals();
         let ((held_by, memory), (sent_by, wire)) = (totals.most_held, totals.most_sent);
@@ -78,6 +113,7 @@ pub(super) fn json(plans: &[MeshPlan]) -> Result<String> {
     let report = json!({
         "parameters": first.map(|plan| plan.model().len()),
         "tensors": first.map(|plan| plan.model().parameters().len()),
+        "types": first.map(|plan| types.of(plan.model())),
         "mesh": first.map(|plan| plan.mesh().to_string()),
         "rule": first.map(|plan| plan.rules().rule().name()),
         "stages": plans.iter().enumerate().map(stage).collect::<Vec<_>>(),

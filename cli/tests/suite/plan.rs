@@ -51,16 +51,37 @@ fn mixed_precision_takes_the_bytes_of_zeros_paper() {
 #[test]
 fn a_table_has_a_line_for_each_stage() {
     let table = text("gpt2 --ranks 4");
-    assert!(
-        table.starts_with("124,439,808 parameters in 148 tensors, f32; adamw on dp=4, 4 ranks\n"),
-        "{table}"
-    );
+    let head = "124,439,808 parameters in 148 tensors, bf16 with f32 masters, bf16 gradients \
+                (assumed; see --dtype); adamw on dp=4, 4 ranks\n";
+    assert!(table.starts_with(head), "{table}");
     let rows: Vec<&str> =
         table.lines().skip(2).take(5).map(|line| line.trim().split("  ").next().unwrap()).collect();
     assert_eq!(rows, ["stage", "0", "1", "2", "3"]);
     // On one rank nothing is divided and nothing is sent.
     let alone = json("gpt2 --ranks 1");
     assert!((0..4).all(|stage| alone["stages"][stage]["sent"]["total"] == 0), "{alone}");
+}
+
+/// Without an option, models are planned as most are trained, and a file as it is.
+#[test]
+fn the_first_line_has_the_types() {
+    for (args, types) in [
+        ("1e6", "bf16 with f32 masters, bf16 gradients (assumed; see --dtype)"),
+        (
+            "1e6 --master remainder --grads f32",
+            "bf16 with 16-bit remainders, f32 gradients (assumed; see --dtype)",
+        ),
+        ("1e6 --dtype f32", "f32, f32 gradients"),
+        ("1e6 --dtype f32 --grads bf16", "f32, bf16 gradients"),
+    ] {
+        let head = format!("1,000,000 parameters in 32 tensors, {types}; adamw on dp=8, 8 ranks\n");
+        let table = text(args);
+        assert!(table.starts_with(&head), "{args}: {table}");
+        let detail = text(&format!("{args} --stage 2"));
+        assert!(detail.starts_with(&format!("{types}\n")), "{args}: {detail}");
+        assert_eq!(json(args)["types"], types);
+    }
+    assert_eq!(json("1e6")["stages"], json("1e6 --dtype bf16 --master f32")["stages"]);
 }
 
 #[test]
@@ -85,6 +106,7 @@ fn only_the_header_of_a_file_is_read() {
     let file = path.to_str().unwrap();
     let plan = json(&format!("{file} --ranks 2"));
     assert_eq!((plan["parameters"].as_u64(), plan["tensors"].as_u64()), (Some(2_000_000), Some(2)));
+    assert_eq!(plan["types"], "bf16 with f32 masters, bf16 gradients");
     assert!(held(&plan, 0, "params") >= 4_000_000 && held(&plan, 0, "params") < 4_100_000);
     // With a type, tensors that are no floats are left out.
     let mixed = r#"{"ids":{"dtype":"I64","shape":[10],"data_offsets":[0,80]},"w":{"dtype":"F32","shape":[10],"data_offsets":[80,120]}}"#;

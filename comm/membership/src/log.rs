@@ -3,7 +3,7 @@
 use crate::log_records::{self, MAGIC};
 use crate::{LogError, State};
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Size at which a log is replaced by one with its last record alone.
@@ -21,16 +21,16 @@ pub struct Log {
 
 impl Log {
     /// Opens the log at `path`, or creates one, and returns the last state in it. A record that was being written when its arbiter
-    /// ended is cut off. A file `path.lock` lies beside it.
+    /// ended is cut off. Files `path.lock` and, for a moment, `path.new` lie beside it. A symbolic link in place of any of the three is
+    /// not followed.
     ///
     /// # Errors
     /// [`LogError::Locked`] while another process has the log open, [`LogError::NotALog`], [`LogError::Changed`] if the file was
     /// changed by anything but an interrupted write, [`LogError::System`].
     pub fn open(path: &Path) -> Result<(Self, Option<State>), LogError> {
         let lock = lock(path)?;
-        let mut options = OpenOptions::new();
-        options.create(true).read(true).append(true);
-        let mut file = options.open(path).map_err(system("open", path))?;
+        let opened = options().create(true).read(true).append(true).open(path);
+        let mut file = opened.map_err(system("open", path))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(system("read", path))?;
         let read = log_records::read(&bytes)?;
@@ -87,9 +87,12 @@ impl Log {
         let new = beside(&self.path, ".new");
         let mut bytes = MAGIC.to_vec();
         log_records::put(payload, MAGIC.len(), &mut bytes);
-        let mut options = OpenOptions::new();
-        options.create(true).write(true).truncate(true);
-        let mut file = options.open(&new).map_err(system("open", &new))?;
+        // An arbiter that ended before it renamed the file has left it.
+        match std::fs::remove_file(&new) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(system("remove", &new)(error)),
+            _ => {}
+        }
+        let mut file = options().create_new(true).write(true).open(&new).map_err(system("create", &new))?;
         file.write_all(&bytes).map_err(system("write", &new))?;
         file.sync_all().map_err(system("flush", &new))?;
         std::fs::rename(&new, &self.path).map_err(system("replace", &self.path))?;
@@ -109,14 +112,25 @@ impl Log {
 
 fn lock(path: &Path) -> Result<File, LogError> {
     let beside = beside(path, ".lock");
-    let mut options = OpenOptions::new();
-    options.create(true).truncate(false).write(true);
-    let file = options.open(&beside).map_err(system("open", &beside))?;
+    let opened = options().create(true).truncate(false).write(true).open(&beside);
+    let file = opened.map_err(system("open", &beside))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(LogError::Locked { path: path.to_owned() }),
         Err(TryLockError::Error(error)) => Err(system("lock", &beside)(error)),
     }
+}
+
+/// Returns options that follow no symbolic link at the end of a path, and do not wait for the other end of a pipe.
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
+    }
+    options
 }
 
 fn beside(path: &Path, suffix: &str) -> PathBuf {

@@ -4,6 +4,39 @@ use crate::round::Departure;
 use crate::wire::wire;
 
 /// Reason for a refusal.
+///
+/// ```
+/// use meshstep_comm::Clock;
+/// use meshstep_membership::{Config, ConfigError, ConnectionError, Departure, Digest, Error, Former, Gone, InProcess, LogError, Refusal};
+/// use std::time::Duration;
+///
+/// /// Returns what a program does next.
+/// fn next(error: &Error) -> &'static str {
+///     match error {
+///         Error::Refused(Refusal::Fenced { .. }) => "join again: the others went on without this worker",
+///         Error::Refused(Refusal::IdTaken { .. }) => "wait until the arbiter drops the old worker of this id",
+///         Error::Connection(ConnectionError::WrongToken { .. }) => "give all processes one token",
+///         Error::Log(LogError::Locked { .. }) => "end the other arbiter of this log",
+///         error => error.to_string().leak(),
+///     }
+/// }
+///
+/// let digest = Digest { plan: 1, rule: 2 };
+/// let nobody = InProcess::new(Config { min_workers: 0, ..Config::new(digest, 1) }, Clock::real());
+/// assert!(matches!(nobody, Err(Error::Config(ConfigError::Workers { min_workers: 0, .. }))));
+/// let run = InProcess::new(Config::new(digest, 1), Clock::real())?;
+/// let worker = run.join(7, digest, Duration::from_secs(60))?;
+/// let again = run.join(7, digest, Duration::from_secs(60)).map(drop).unwrap_err();
+/// assert!(next(&again).starts_with("wait"), "{again}");
+///
+/// // Rounds and states name former members with the reason.
+/// let gone = |Gone { id, why }: &Gone| format!("worker {id}: {why}");
+/// assert_eq!(gone(&Gone { id: 3, why: Departure::Late }), "worker 3: it kept the others waiting too long");
+/// let former = |Former { worker, why }: &Former| format!("worker {}: {why}", worker.id);
+/// # let _ = former;
+/// # drop(worker);
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {

@@ -18,6 +18,42 @@ pub struct InFlight {
 }
 
 /// Backend's table of accepted operations, so that a start does not allocate.
+///
+/// ```
+/// use meshstep_comm::{Error, InFlight, Tickets};
+/// use meshstep_tensor::{Buffer, Category, Meter, Queue};
+/// use std::sync::{Arc, Mutex};
+/// use std::time::Duration;
+///
+/// /// Operations of a backend whose every operation has ended when it has started: those of one rank.
+/// #[derive(Debug, Default)]
+/// struct Done(Mutex<Vec<Option<Buffer>>>);
+///
+/// impl Tickets for Done {
+///     fn redeem(&self, ticket: usize, _: &Queue) -> (Buffer, Result<(), Error>) {
+///         let buffer = self.0.lock().unwrap()[ticket].take();
+///         (buffer.expect("redeemed once"), Ok(()))
+///     }
+///
+///     fn is_done(&self, _: usize) -> bool {
+///         true
+///     }
+///
+///     fn ends_within(&self, _: usize, _: Duration) -> bool {
+///         true
+///     }
+///
+///     fn forget(&self, ticket: usize) {
+///         self.0.lock().unwrap()[ticket] = None;
+///     }
+/// }
+///
+/// let tickets = Arc::new(Done::default());
+/// tickets.0.lock().unwrap().push(Some(Buffer::from_slice(&[1f32], &Meter::new(), Category::Grads)?));
+/// let (buffer, ended) = InFlight::new(tickets, 0).wait(&Queue::cpu());
+/// assert!(ended.is_ok() && buffer.len() == 1);
+/// # Ok::<(), meshstep_tensor::Error>(())
+/// ```
 pub trait Tickets: Send + Sync + Debug {
     /// Waits until no rank accesses the ticket's buffer any more, orders `on` behind that, and gives the ticket up.
     fn redeem(&self, ticket: usize, on: &Queue) -> (Buffer, Result<(), Error>);

@@ -17,7 +17,12 @@
 //! use meshstep_comm::{Communicator, Reduction, mpi};
 //! use meshstep_tensor::{Buffer, Category, Meter};
 //!
-//! let comm = mpi::world(&mpi::Options::default())?.communicator();
+//! let options = mpi::Options {
+//!     reductions: mpi::Reductions::Library, // for tuned algorithms; the default has loopback's bits
+//!     threads: mpi::ThreadLevel::Multiple,
+//!     ..mpi::Options::default()
+//! };
+//! let comm = mpi::world(&options)?.communicator();
 //! let mut buffer = Buffer::from_slice(&[comm.rank() as f32], &Meter::new(), Category::Grads)?;
 //! comm.all_reduce(&mut buffer, Reduction::Sum)?;
 //! drop(comm); // the last handle: the processes meet, and MPI ends

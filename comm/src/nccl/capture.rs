@@ -15,6 +15,30 @@ use std::time::Duration;
 /// Captured work of a stream, including operations of a communicator.
 ///
 /// When the communicator is dropped, its graphs are dropped first, and when it fails, during the abort: NCCL ends only after them.
+///
+/// ```no_run
+/// use meshstep_comm::nccl::{self, Ability, Captured, Exchange, FoundLibrary, Job, LastResort, Nccl, Options, Unavailable, UniqueId};
+/// use meshstep_tensor::cuda::Stream;
+/// use std::sync::Arc;
+///
+/// let found: Result<FoundLibrary, Unavailable> = nccl::probe();
+/// println!("non-blocking: {}", found?.abilities.contains(&Ability::NonBlocking));
+/// let id = UniqueId::new()?; // for `nccl::init`, where a program meets by other means
+/// assert_eq!(UniqueId::from_bytes(*id.as_bytes()).as_bytes(), id.as_bytes());
+///
+/// let elsewhere: Option<Arc<dyn Exchange>> = None; // a job's own store serves
+/// let last_resort = LastResort::new(|error| {
+///     eprintln!("{error}");
+///     std::process::abort()
+/// });
+/// let job = Job::from_env(Options { exchange: elsewhere, last_resort, ..Options::default() })?; // under torchrun or srun
+/// let comm: Nccl = job.communicator()?;
+/// let stream = Stream::new(job.device())?;
+/// let step: Captured = comm.capture(&stream, || Ok::<(), meshstep_comm::Error>(()))?; // a whole step
+/// // SAFETY: nothing was captured.
+/// unsafe { step.launch(&stream)? };
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Captured {
     core: Arc<Core>,

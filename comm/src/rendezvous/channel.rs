@@ -105,6 +105,38 @@ pub struct Accepted {
 }
 
 /// Listener of a service. It has no thread: [`accept`](Listener::accept) polls all connections that are not admitted yet.
+///
+/// ```
+/// use meshstep_comm::rendezvous::{Accepted, Cipher, Forged, Incoming, Listener, Outgoing, RawConnection, Token, Why, call};
+/// use std::time::{Duration, Instant};
+///
+/// let token = Token::from_hex(&"0f1e2d3c4b5a69788796a5b4c3d2e1f0".repeat(2))?;
+/// let minute = Duration::from_secs(60);
+/// let listener = Listener::bind("127.0.0.1:0".parse()?, Some(&token), "my service", minute)?;
+/// let addr = listener.addr();
+/// let (accepted, called) = std::thread::scope(|scope| {
+///     let caller = scope.spawn(|| call(addr, Some(&token), "my service", minute));
+///     (listener.accept(Instant::now() + minute, minute), caller.join())
+/// });
+/// let Accepted { mut incoming, outgoing, .. } = accepted.ok_or("nobody has called")?;
+/// let (answers, mut calls): (Incoming, Outgoing) = called.map_err(|_| "the caller panicked")??;
+/// calls.send(b"hello")?;
+/// assert_eq!(incoming.next(Instant::now() + minute)?, b"hello");
+/// let too_long = calls.send(&vec![0; Outgoing::MAX + 1]);
+/// assert!(matches!(too_long, Err(Why::TooLong { .. })));
+/// assert!(listener.turned_away().is_empty());
+///
+/// // Both sides can go on with frames of their own.
+/// let mut caller = RawConnection::new(answers, calls).ok_or("authenticated")?;
+/// let mut service = RawConnection::new(incoming, outgoing).ok_or("authenticated")?;
+/// let seal: &mut Cipher = &mut caller.outgoing;
+/// let mut record = Vec::new();
+/// seal.seal(b"a frame", &mut record);
+/// assert_eq!(service.incoming.open(&record)?, b"a frame");
+/// record[0] ^= 1;
+/// assert_eq!(service.incoming.open(&record), Err(Forged));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Listener {
     addr: SocketAddr,

@@ -324,6 +324,17 @@ pub enum Why {
 meshstep_tensor::debug_is_display!(Why);
 
 /// Connection that the store rejected before all ranks had joined.
+///
+/// ```
+/// use meshstep_comm::rendezvous::{TurnedAway, Why};
+///
+/// /// Returns the strangers that have called, for a log.
+/// fn strangers(turned_away: &[TurnedAway]) -> Vec<String> {
+///     let known = |caller: &&TurnedAway| !matches!(caller.why, Why::Closed | Why::Silent { .. });
+///     turned_away.iter().filter(known).map(|TurnedAway { from, why }| format!("{from}: {why}")).collect()
+/// }
+/// assert!(strangers(&[TurnedAway { from: ([10, 0, 0, 9], 4711).into(), why: Why::Closed }]).is_empty());
+/// ```
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{from}: {why}")]
 pub struct TurnedAway {

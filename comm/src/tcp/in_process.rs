@@ -15,6 +15,32 @@ use std::sync::Arc;
 use std::thread::{self, Builder};
 
 /// Ranks, and settings of their operations.
+///
+/// ```
+/// use meshstep_comm::rendezvous::Generation;
+/// use meshstep_comm::tcp::in_process::{InProcessConfig, spawn_with};
+/// use meshstep_comm::tcp::{Address, Encrypt, Options, World};
+/// use meshstep_comm::{Communicator, Error};
+///
+/// # let free = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+/// // Two ranks that take each other for ranks of different machines: their bytes go through encrypted sockets.
+/// let host = |host_id| Options {
+///     host_id: Some(host_id),
+///     encrypt: Encrypt::Always,
+///     address: Some(Address::parse("127.0.0.1")),
+///     ..Options::default()
+/// };
+/// let ranks = spawn_with(InProcessConfig::new(free, vec![host(0), host(1)]), |comm| comm.barrier())?;
+/// ranks.into_iter().collect::<Result<(), Error>>()?;
+///
+/// /// Returns the number of the generation that a process is in: each change of the members begins one.
+/// fn generation(world: &World) -> u64 {
+///     let generation: &Generation = world.generation();
+///     generation.number()
+/// }
+/// # let _ = generation;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct InProcessConfig {
     /// Free loopback address at which the ranks meet.

@@ -4,7 +4,6 @@ use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, VarBuilder, VarMap};
 use meshstep_candle::Sharded;
-use meshstep_comm::rendezvous::{Environment, EnvironmentError};
 use meshstep_shard::prelude::*;
 
 const BATCH: usize = 32;
@@ -47,8 +46,7 @@ fn train(comm: std::sync::Arc<dyn Communicator>) -> Result<()> {
 
 fn main() -> Result<()> {
     match Environment::from_env() {
-        Ok(launched) => train(meshstep_comm::tcp::join(&launched, &Default::default())?.communicator()),
         Err(EnvironmentError::NoLauncher) => loopback::spawn(4, train)?.into_iter().collect(),
-        Err(error) => Err(error.into()),
+        launched => train(tcp::join(&launched?, &tcp::Options::default())?.communicator()),
     }
 }

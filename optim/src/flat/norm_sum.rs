@@ -8,6 +8,19 @@ use meshstep_tensor::SliceMut;
 use meshstep_tensor::{Meter, Queue, Slice};
 
 /// Norm in progress of vectors at one place. [`read`](Self::read) returns the same [`NormAccumulator`] at any place.
+///
+/// ```
+/// use meshstep_optim::{Norm, NormSum};
+/// use meshstep_tensor::{Meter, Queue};
+///
+/// let queue = Queue::cpu();
+/// let mut norm = NormSum::new(Norm::L2, &queue, &Meter::new())?;
+/// norm.add((&[3f32]).into(), &queue)?;
+/// norm.add((&[4f32, f32::NAN]).into(), &queue)?;
+/// let sum = norm.read(&queue)?;
+/// assert_eq!((sum.finish(), sum.non_finite()), (5.0, 1));
+/// # Ok::<(), meshstep_optim::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct NormSum(Sum);
 

@@ -5,6 +5,31 @@ use meshstep_tensor::Slice;
 /// Loss as known to one shard's closure.
 ///
 /// Sums are exact and means are rounded once, so the loss does not depend on the number of shards.
+///
+/// ```
+/// use meshstep_optim::{Alone, Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Loss, Stop};
+/// use meshstep_tensor::{DType, Meter, Slice, SliceMut};
+///
+/// let rule = Lbfgs { line_search: LineSearch::StrongWolfe, ..Lbfgs::default() };
+/// let mut state: LbfgsState = rule.state(2, DType::F64, &Meter::new())?;
+/// let mut x = [3f64, -1.0];
+/// // (x0 - 1)^2 + 10 (x1 - 2)^2
+/// let square = |x: Slice<'_>, mut grad: SliceMut<'_>| -> Result<Loss, meshstep_tensor::Error> {
+///     let (x, grad) = (x.typed::<f64>()?, grad.typed_mut::<f64>()?);
+///     grad.copy_from_slice(&[2.0 * (x[0] - 1.0), 20.0 * (x[1] - 2.0)]);
+///     Ok(Loss::Whole((x[0] - 1.0).powi(2) + 10.0 * (x[1] - 2.0).powi(2)))
+/// };
+/// let mut losses = Vec::new();
+/// let each = |at: &Iterate<'_>| losses.push(at.loss);
+/// let report: LbfgsReport = rule.step_with((&mut x).into(), square, &Alone, &mut state, each)?;
+/// assert!(matches!(report.stop, Stop::Gradient | Stop::Loss | Stop::Parameters | Stop::Direction));
+/// assert!((x[0] - 1.0).abs() < 1e-3 && (x[1] - 2.0).abs() < 1e-3 && losses.is_sorted_by(|a, b| a >= b));
+///
+/// let nan = |_: Slice<'_>, _: SliceMut<'_>| -> Result<Loss, meshstep_tensor::Error> { Ok(Loss::Whole(f64::NAN)) };
+/// let refused = rule.step((&mut x).into(), nan, &Alone, &mut rule.state(2, DType::F64, &Meter::new())?);
+/// assert!(matches!(refused, Err(LbfgsError::NotFinite { .. })));
+/// # Ok::<(), LbfgsError<meshstep_tensor::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Loss {
     /// The whole loss, equal on every shard; this is checked.

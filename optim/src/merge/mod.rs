@@ -10,6 +10,25 @@ use meshstep_tensor::{Buffer, DType, Meter, Queue, Slice, SliceMut};
 
 /// A mean, and its merge into a copy. All vectors have one length and are at the queue's place; the anchor and `sent` have the copy's
 /// type: f32, f64, bf16 or f16.
+///
+/// ```
+/// use meshstep_optim::{Merge, OuterStep, Sgd};
+/// use meshstep_tensor::{Meter, Queue};
+///
+/// let (queue, mean) = (Queue::cpu(), [2f32, 4.0]);
+/// let merge = || Merge { mean: (&mean).into(), differences: false, anchor: None, sent: None, taken: 0.5, squares: false };
+/// let mut own = [0f32, 0.0];
+/// merge().mean((&mut own).into(), &queue)?;
+/// assert_eq!(own, [1.0, 2.0]); // half of the way to the mean
+///
+/// // DiLoCo: SGD steps from the last result against the mean's difference from it.
+/// let mut anchor = [0f32, 0.0];
+/// let outer = OuterStep { rule: &Sgd::default(), lr: 0.5, state: &mut [], t: 1 };
+/// let merge = Merge { anchor: Some((&mut anchor).into()), taken: 1.0, ..merge() };
+/// merge.outer((&mut own).into(), outer, &queue, &Meter::new())?;
+/// assert_eq!((own, anchor), ([1.0, 2.0], [1.0, 2.0]));
+/// # Ok::<(), meshstep_optim::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Merge<'a> {
     /// Mean of all copies, or with `differences` the mean of their distances from `anchor`.

@@ -28,6 +28,51 @@
 //! # Ok::<(), meshstep_optim::Error>(())
 //! ```
 //!
+//! PyTorch's curves:
+//!
+//! ```
+//! use meshstep_optim::schedule::{Anneal, ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts, Curve, ExponentialLR};
+//! use meshstep_optim::schedule::{LinearLR, MultiStepLR, OneCycleLR, PolynomialLR};
+//!
+//! let at = |curve: &dyn Curve, step| curve.at(0.8, step); // `Schedule::new` also checks the curve
+//! assert_eq!(at(&MultiStepLR { milestones: vec![10, 20], gamma: 0.5 }, 20), 0.2);
+//! assert_eq!(at(&ExponentialLR { gamma: 0.5 }, 2), 0.2);
+//! assert_eq!(at(&ConstantLR { factor: 0.5, total_iters: 5 }, 4), 0.4);
+//! assert_eq!(at(&LinearLR { start_factor: 0.5, end_factor: 1.0, total_iters: 4 }, 2), 0.8 * 0.75);
+//! assert_eq!(at(&PolynomialLR { total_iters: 4, power: 2.0 }, 2), 0.2);
+//! assert_eq!(at(&CosineAnnealingLR { t_max: 10, eta_min: 0.0 }, 5), 0.4);
+//! assert_eq!(at(&CosineAnnealingWarmRestarts { t_0: 5, t_mult: 2, eta_min: 0.0 }, 15), 0.8); // the second restart
+//! let cycle = OneCycleLR { anneal_strategy: Anneal::Linear, ..OneCycleLR::new(100) };
+//! assert_eq!(at(&cycle, 0), 0.8 / 25.0);
+//! ```
+//!
+//! Hugging Face's:
+//!
+//! ```
+//! use meshstep_optim::schedule::{Constant, ConstantWithWarmup, Curve, InverseSqrt, Linear, Polynomial};
+//! use meshstep_optim::schedule::{CosineWarmupWithMinLr, CosineWithMinLr, CosineWithRestarts, MinLr, Ramp, WarmupStableDecay};
+//!
+//! let (warm, all) = (10, 110);
+//! let min = MinLr::Rate(0.1);
+//! let stable = WarmupStableDecay { decay_type: Ramp::OneMinusSqrt, ..WarmupStableDecay::new(warm, 50, 50) };
+//! let curves: [(&dyn Curve, f64); 9] = [
+//!     (&Constant, 1e-3),
+//!     (&ConstantWithWarmup { num_warmup_steps: warm }, 1e-3),
+//!     (&Linear { num_warmup_steps: warm, num_training_steps: all }, 0.0),
+//!     (&InverseSqrt { num_warmup_steps: warm, timescale: None }, 1e-3 / 11f64.sqrt()),
+//!     (&Polynomial::new(warm, all), 1e-7),
+//!     (&CosineWithRestarts::new(warm, all), 0.0),
+//!     (&CosineWithMinLr::new(warm, all, min), 1e-4),
+//!     (&CosineWarmupWithMinLr::new(warm, all, min), 1e-4),
+//!     (&stable, 0.0),
+//! ];
+//! for (curve, last) in curves {
+//!     curve.check(1e-3)?;
+//!     assert!((curve.at(1e-3, all) - last).abs() < 1e-6, "{curve:?} ends at {}", curve.at(1e-3, all));
+//! }
+//! # Ok::<(), meshstep_optim::Error>(())
+//! ```
+//!
 //! # Steps
 //!
 //! Steps count from 0, as in both libraries: the first update uses `at(0)`. A rule's `t` counts from 1, so the update that sets a

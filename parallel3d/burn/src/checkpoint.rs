@@ -35,7 +35,8 @@ use meshstep_tensor::{Queue, Slice, SliceMut};
 /// })?;
 /// let loaded = meshstep_comm::loopback::spawn(4, |comm| -> Result<Vec<f32>, Failed> {
 ///     let (mut model, mut opt) = make(comm)?;
-///     checkpoint::load(&mut opt.with_model(&mut model), &store, Load::default())?;
+///     let mut both: meshstep_burn::WithModel<'_, Linear> = opt.with_model(&mut model);
+///     checkpoint::load(&mut both, &store, Load::default())?;
 ///     Ok(model.weight.val().into_data().try_into_vec()?)
 /// })?;
 /// let saved = saved.into_iter().collect::<Result<Vec<_>, _>>().unwrap();

@@ -6,6 +6,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// World communicator, and the communicators of this rank's groups along sets of axes.
+///
+/// ```
+/// use meshstep_comm::Communicator;
+/// use meshstep_parallel3d::{Axis, Communicators, Mesh};
+///
+/// let mesh: Mesh = "tp=2,dp=2".parse()?;
+/// let sizes = meshstep_comm::loopback::spawn(4, |world| -> Result<usize, meshstep_parallel3d::Error> {
+///     let comms = Communicators::new(world, mesh.clone(), [Axis::Tp.into()])?;
+///     Ok(comms.along(Axis::Tp)?.world_size())
+/// })?;
+/// assert!(sizes.into_iter().all(|size| size.is_ok_and(|size| size == 2)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Communicators {
     mesh: Mesh,

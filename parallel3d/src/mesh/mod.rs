@@ -28,6 +28,21 @@ pub struct Mesh {
 }
 
 /// Position of a rank along each axis of its mesh.
+///
+/// ```
+/// use meshstep_parallel3d::{Axes, Axis, Coordinate, Group, Mesh, UnknownAxis};
+///
+/// let mesh: Mesh = "tp=2,dp=3".parse()?;
+/// let at: Coordinate = mesh.coordinate(3)?;
+/// assert_eq!((at.along(Axis::Dp), at.along(Axis::Tp)), (1, 1));
+/// assert_eq!(mesh.rank(&at.with(Axis::Dp, 2)), 5);
+/// let axes: Axes = Axis::Dp | Axis::Cp;
+/// let group: Group = mesh.group(3, axes)?;
+/// assert_eq!((group.ranks().collect::<Vec<_>>(), group.rank(2)), (vec![1, 3, 5], 5));
+/// let unknown: Result<Axis, UnknownAxis> = "xp".parse();
+/// assert_eq!(unknown.unwrap_err().name, "xp");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Coordinate(Vec<(Axis, usize)>);
 

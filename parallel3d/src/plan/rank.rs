@@ -8,6 +8,29 @@ use std::fmt;
 use std::ops::Range;
 
 /// Memory, ownership and traffic of one rank of a [`Plan`]. Every method computes its answer on demand.
+///
+/// ```
+/// use meshstep_optim::AdamW;
+/// use meshstep_parallel3d::models::Gpt2;
+/// use meshstep_parallel3d::{Holds, Mesh, PipelineStage, Plan, Purpose, RankPlan, Sends, TotalKind, Totals};
+/// use meshstep_shard::{Options, Stage};
+/// use meshstep_tensor::DType::F32;
+///
+/// let (mesh, options) = ("tp=2,dp=4".parse::<Mesh>()?, Options { stage: Stage::Zero2, ..Options::default() });
+/// let plan = Plan::new(&mesh, &Gpt2 { vocab: 50_304, ..Gpt2::SMALL }.model(F32).build()?, AdamW::default(), &options)?;
+/// let rank: RankPlan<'_> = plan.rank(5)?;
+/// let Holds { parameter, used, .. } = rank.holds().next().ok_or("no parameters")?;
+/// assert!(!parameter.name.is_empty() && !used.is_empty());
+/// let reduced: u64 = rank.sends()?.iter().filter(|sent: &&Sends| sent.purpose == Purpose::Reduce).map(|sent| sent.bytes).sum();
+/// assert_eq!(reduced, rank.wire().reduce);
+/// let Totals { ranks, memory, .. } = plan.totals();
+/// let kinds: Vec<TotalKind> = plan.kinds();
+/// assert_eq!((ranks, kinds.iter().map(|kind| kind.ranks).sum()), (8, 8));
+/// assert!(memory.total() > 8 * 4 * 62_000_000);
+/// let stages: &[PipelineStage] = plan.pipeline();
+/// assert_eq!(stages.len(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct RankPlan<'p> {
     plan: &'p Plan,

@@ -53,6 +53,22 @@ impl Default for Space {
 }
 
 /// Search result: a configuration that fits.
+///
+/// ```
+/// use meshstep_optim::AdamW;
+/// use meshstep_parallel3d::models::Llama3;
+/// use meshstep_parallel3d::{Cluster, Found, Plan, Recipe, Space};
+/// use meshstep_tensor::DType::BF16;
+///
+/// let model = Llama3::B8.model(BF16, 1).build()?;
+/// let cluster = Cluster { ranks: 16, memory: 40_000_000_000, ranks_per_node: 8 };
+/// let space = Space::default();
+/// let found = Plan::search(&model, &cluster, AdamW::default(), &space)?;
+/// let Found { mesh, memory, recipe: Recipe { grads, .. }, .. } = &found[0]; // the least traffic
+/// assert_eq!((mesh.world_size(), *grads), (16, None));
+/// assert!(memory.total() <= cluster.memory && found[0].options(&space).stage == found[0].stage);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Arrangement of the ranks.

@@ -12,6 +12,65 @@ use std::path::{Path, PathBuf};
 type Word = &'static str;
 
 /// Reason why a checkpoint was not saved or not loaded. Nothing was changed.
+///
+/// ```
+/// use meshstep_checkpoint::pytorch::{Import, Imported, PyTorchError, PyTorchFile};
+/// use meshstep_checkpoint::{BytesError, Cast, CheckpointError, Failed, Load, Loaded, Mismatch, Moved, Save, Saver, Saving, Stall, Store};
+/// use meshstep_checkpoint::{Error, deserialize, export_pytorch, import_pytorch, load, reshard, save_async};
+/// use meshstep_shard::prelude::*;
+///
+/// /// Returns the cause on the rank that failed.
+/// fn cause<T>(result: Result<T, Error>) -> Option<CheckpointError> {
+///     match result {
+///         Err(Error::Failed(failed)) => {
+///             let Failed { rank: _, error } = *failed;
+///             Some(error)
+///         }
+///         _ => None,
+///     }
+/// }
+///
+/// # let dir = std::env::temp_dir().join(format!("meshstep-errors-doc-{}", std::process::id()));
+/// # std::fs::create_dir_all(&dir)?;
+/// let store = Store::new(&dir);
+/// loopback::spawn(1, |comm| -> Result<(), Error> {
+///     let make = |dtype, rule: Groups| {
+///         let layout = Layout::builder().param("w", &[4], dtype).build()?;
+///         Optimizer::new(comm.clone(), layout, rule, |_, _| Ok(()), Options::default())
+///     };
+///     let mut opt = make(DType::F32, AdamW::default().into())?;
+///     let mut saver = Saver::default();
+///     let saving: Saving = save_async(&mut opt, &mut saver, &store, Save::default())?;
+///     let Stall { bytes, .. } = saving.stall();
+///     assert_eq!((bytes, saving.join()?), (48, 0));
+///
+///     // Other hyperparameters, or another type, are refused; `Load` says which differences are meant.
+///     let mut other = make(DType::F32, AdamW { beta1: 0.8, ..AdamW::default() }.into())?;
+///     let refused = cause(load(&mut other, &store, Load::default()));
+///     assert!(matches!(refused, Some(CheckpointError::Mismatch(Mismatch::Setting { .. }))));
+///     let mut wide = make(DType::F64, AdamW::default().into())?;
+///     let Loaded { cast, .. } = load(&mut wide, &store, Load { partial: true, ..Load::default() })?;
+///     let Cast { tensor, saved, here, .. } = &cast[0];
+///     assert_eq!(format!("{tensor} {saved:?} {here:?}"), "w F32 F64");
+///
+///     let refused = cause(deserialize(&mut opt, b"no such bytes"));
+///     assert!(matches!(refused, Some(CheckpointError::Bytes(BytesError::Damaged { .. }))));
+///     let file = PyTorchFile::new(dir.join("model.safetensors"));
+///     export_pytorch(&mut opt, &file, 0)?;
+///     let Imported { fresh, .. } = import_pytorch(&mut opt, &file, Import { fresh: true, ..Import::default() })?;
+///     assert_eq!(fresh, ["w"]); // no step yet, so no state
+///     let mut lion = make(DType::F32, Lion::default().into())?;
+///     let refused = cause(export_pytorch(&mut lion, &file, 0));
+///     assert!(matches!(refused, Some(CheckpointError::PyTorch(PyTorchError::Rule { .. }))));
+///
+///     let mut next = make(DType::F32, AdamW::default().into())?;
+///     let Moved { sent, kept, .. } = reshard(&comm, Some(&mut opt), Some(&mut next))?;
+///     assert_eq!((sent, kept), (0, 48));
+///     Ok(())
+/// })?.into_iter().collect::<Result<(), Error>>()?;
+/// # std::fs::remove_dir_all(&dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {

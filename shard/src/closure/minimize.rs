@@ -16,6 +16,31 @@ pub struct Evaluated {
 }
 
 /// End of a run.
+///
+/// ```
+/// use meshstep_shard::prelude::*;
+/// use meshstep_shard::Passed;
+///
+/// let ends = loopback::spawn(2, |comm| -> Result<f32, meshstep_shard::Error> {
+///     let layout = Layout::builder().param("w", &[1], DType::F32).build()?;
+///     let mut opt = Optimizer::new(comm, layout, Sgd::default(), |_, _| Ok(()), Options::default())?;
+///     let square = |mb: &MicroBatch<'_>| -> Result<f64, meshstep_shard::Error> {
+///         let w = mb.param("w")?.typed::<f32>()?[0];
+///         mb.grad("w", &[2.0 * (w - 3.0)])?; // of (w - 3)^2, on each rank's data
+///         Ok(f64::from(w - 3.0).powi(2))
+///     };
+///     let at = StepArgs { lr: 0.25, ..StepArgs::default() };
+///     let first: Evaluated = opt.step_with(at, 1, square)?;
+///     assert_eq!(first.loss, 9.0);
+///     let until = Until { tolerance_grad: 1e-4, ..Until::default() };
+///     let run: Minimized = opt.minimize(until, |_| at, 1, square)?;
+///     let passed: &[Passed] = &run.history;
+///     assert!(passed.len() as u64 == run.evaluations && passed[0].loss == 2.25);
+///     Ok(opt.param("w")?.typed::<f32>()?[0])
+/// })?;
+/// assert!(ends.into_iter().all(|w| w.is_ok_and(|w| (w - 3.0).abs() < 1e-3)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Until {
     /// Stops when the gradient's norm is at most this.

@@ -214,6 +214,39 @@ pub trait Step {
 ///     let _ = wrapper.guarded().0.step(StepArgs::default());
 /// }
 /// ```
+///
+/// A wrapper of an optimizer implements four methods, and gets the others:
+///
+/// ```
+/// use meshstep_shard::prelude::*;
+/// use meshstep_shard::{Error, Guarded};
+///
+/// /// Counts its steps.
+/// struct Counted(Optimizer, u64);
+///
+/// impl Step for Counted {
+///     type Outcome = Pending;
+///     type Error = Error;
+///
+///     fn optimizer(&self) -> &Optimizer {
+///         &self.0
+///     }
+///
+///     fn guarded(&mut self) -> Guarded<'_> {
+///         Guarded::new(&mut self.0)
+///     }
+///
+///     fn step(&mut self, at: StepArgs) -> Result<Pending, Error> {
+///         self.1 += 1;
+///         self.0.step(at)
+///     }
+///
+///     fn wrap_error(&self, error: Error) -> Error {
+///         error
+///     }
+/// }
+/// # let _ = |counted: &mut Counted| counted.micro_batch(1).map(drop);
+/// ```
 #[derive(Debug)]
 pub struct Guarded<'a>(&'a mut Optimizer);
 

@@ -4,6 +4,7 @@ use crate::{Error, Groups};
 use meshstep_optim::{NEAREST_RETENTION, Rounding};
 use meshstep_tensor::DType;
 use std::collections::BTreeSet;
+use twox_hash::XxHash3_64;
 
 /// Storage types of parameters and state. Gradients have a type of their own, [`Options::grads`](crate::Options).
 ///
@@ -123,6 +124,11 @@ impl Precision {
             Err(meshstep_optim::Error::NearestState { rule, retention, works }.into())
         })
     }
+}
+
+/// Returns the key of a parameter's random numbers in stochastic rounding ([`Segment::key`](meshstep_optim::Segment::key)).
+pub fn rounding_key(seed: u64, param: &str) -> u64 {
+    XxHash3_64::oneshot_with_seed(seed, param.as_bytes())
 }
 
 const IN_BF16: &str = "`Master::F32`, `Master::Remainder` or `Rounding::Stochastic`";

@@ -7,6 +7,15 @@ use std::sync::Arc;
 /// Parameters that a group takes: names (an array, a `Vec` or an iterator of strings), or a predicate `|p: &Param| ...`.
 ///
 /// The type parameter only tells the two implementations apart; the compiler finds it.
+///
+/// ```
+/// use meshstep_shard::{ByName, ByPredicate, SelectParams, Selection};
+/// use meshstep_tensor::Param;
+///
+/// let names: Selection = SelectParams::<ByName>::select(["h.0.b", "h.1.b"]);
+/// let short: Selection = SelectParams::<ByPredicate>::select(|p: &Param| p.shape().len() < 2);
+/// assert_eq!((format!("{names:?}"), format!("{short:?}")), (r#"["h.0.b", "h.1.b"]"#.to_owned(), "a predicate".to_owned()));
+/// ```
 pub trait SelectParams<By> {
     /// Returns the selection.
     fn select(self) -> Selection;

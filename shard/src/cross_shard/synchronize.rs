@@ -16,6 +16,29 @@ use std::sync::Arc;
 const BLOCK: usize = 1 << 20;
 
 /// Distance between ranks, the same on every rank.
+///
+/// ```
+/// use meshstep_shard::prelude::*;
+/// use meshstep_shard::{Drift, SlotDrift};
+///
+/// let ranks = loopback::spawn(2, |world| -> Result<(), meshstep_shard::Error> {
+///     let rank = world.rank() as f32;
+///     let layout = Layout::builder().param("w", &[2], DType::F32).build()?;
+///     let alone = [vec![0], vec![1]]; // two groups of one rank, which step apart
+///     let mut opt = CrossShard::new(world, Some(&alone), layout, Sgd::default(), |_, _| Ok(()), Options::default())?;
+///     let mb = opt.micro_batch(1)?;
+///     mb.grad("w", &[0.0, rank])?;
+///     mb.finish()?;
+///     opt.step(StepArgs { lr: 1.0, ..StepArgs::default() })?.outcome()?;
+///     let drift: Drift = opt.synchronize_state()?; // the distance before; then every rank has the mean
+///     let SlotDrift { slot, max_abs, differing, .. } = drift.slots[0];
+///     assert_eq!((slot, max_abs, differing), ("param", 1.0, 1));
+///     assert!(opt.compare_state()?.is_none());
+///     Ok(())
+/// })?;
+/// ranks.into_iter().collect::<Result<(), _>>()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drift {
     /// One entry for the parameters, one for f32 masters if there are any, one for each of the rule's state vectors.

@@ -1,6 +1,38 @@
 //! Errors of units of sharded parameters.
 
 /// Error in the use of a unit, or of a parameter asked of one.
+///
+/// ```
+/// use meshstep_optim::Lbfgs;
+/// use meshstep_shard::prelude::*;
+/// use meshstep_shard::{AssignmentError, DataRankError, Error, NotForLbfgs, ReadError, UnitError, WeightError};
+///
+/// loopback::spawn(1, |comm| -> Result<(), Error> {
+///     let layout = || Layout::builder().unit("h").param("h.w", &[3], DType::F32).build();
+///     let build = |options| Optimizer::new(comm.clone(), layout()?, AdamW::default(), |_, _| Ok(()), options);
+///     let mut opt = build(Options { stage: Stage::Zero3, combine: Combine::Weighted, ..Options::default() })?;
+///
+///     // Sharded parameters are read in their unit.
+///     assert!(matches!(opt.param("h.w"), Err(Error::Unit(UnitError::Sharded { unit, .. })) if unit == "h"));
+///     assert!(matches!(opt.read("h.w", &mut [0f32; 2]), Err(Error::Read(ReadError::Len { expected: 3, given: 2, .. }))));
+///     // The gradient of a micro-batch is multiplied by its weight.
+///     let heavy = opt.micro_batch(1 << 60).map(drop);
+///     assert!(matches!(heavy, Err(Error::Weights(WeightError::TooLarge { .. }))));
+///
+///     let nowhere = DataRank { index: 0, ranks: 0, first: true };
+///     let refused = Optimizer::empty(comm.clone(), nowhere, Options::default()).map(drop);
+///     assert!(matches!(refused, Err(Error::Place(DataRankError::NoRanks { index: 0 }))));
+///
+///     let lbfgs = ShardedLbfgs::over(build(Options::default())?, Lbfgs::default()).map(drop);
+///     assert!(matches!(lbfgs, Err(Error::NotForLbfgs(NotForLbfgs::State { .. }))));
+///
+///     let groups = [vec![0, 7]];
+///     let grouped = CrossShard::new(comm.clone(), Some(&groups), layout()?, Sgd::default(), |_, _| Ok(()), Options::default());
+///     assert!(matches!(grouped.map(drop), Err(Error::Assignment(AssignmentError::OutOfRange { rank: 7, .. }))));
+///     Ok(())
+/// })?.into_iter().collect::<Result<(), Error>>()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnitError {

@@ -10,7 +10,7 @@
 //! | [`Params`], [`OwnedPart`] | the parameters and state of this rank, by bucket |
 //! | [`VectorKind`], [`ParamShard`], [`RunProgress`] | descriptions of vectors, parameters and counters |
 //! | [`host_words`] | operations of ranks on words and memory of the host or of a GPU |
-//! | [`describe_schedule`], [`objection`], [`mix_digest`], [`overlap`], [`ring_all_reduce`] | texts, digests and arithmetic that ranks compare |
+//! | [`describe_schedule`], [`objection`], [`mix_digest`], [`overlap`], [`ring_all_reduce`], [`rounding_key`] | texts, digests and arithmetic that ranks compare |
 //!
 //! Callers keep the optimizer's invariants themselves: all ranks make the same calls in the same order, and a changed master or
 //! parameter is followed by [`Params::follow_master`] and [`OptimizerExchange::gather_all`].
@@ -20,6 +20,7 @@ mod shard;
 
 pub use crate::closure::lbfgs::shard::LbfgsShard;
 pub use crate::config::digest::digest as mix_digest;
+pub use crate::config::precision::rounding_key;
 pub use crate::config::schedule::describe as describe_schedule;
 pub use crate::cross_shard::shard::GroupShard;
 pub use crate::plan::bytes::ring_all_reduce;

@@ -15,6 +15,27 @@ use meshstep_tensor::{Buffer, DType, Slice};
 const FLOATS: usize = 4;
 
 /// Whole parameters of a unit, freed on drop. At stages that keep parameters whole, these are the optimizer's own.
+///
+/// ```
+/// use meshstep_shard::prelude::*;
+///
+/// let ranks = loopback::spawn(2, |comm| -> Result<f32, meshstep_shard::Error> {
+///     let layout = Layout::builder()
+///         .unit("h.0").param("h.0.w", &[4], DType::F32)
+///         .unit("h.1").param("h.1.w", &[4], DType::F32)
+///         .build()?;
+///     let ones = |p: &Param, mut out: SliceMut| out.copy_from((&vec![1f32; p.len()]).into());
+///     let options = Options { stage: Stage::Zero3, ..Options::default() };
+///     let opt = Optimizer::new(comm, layout, AdamW::default(), ones, options)?;
+///     let first: Gathered<'_> = opt.gather("h.0")?;
+///     let second: PendingGather<'_> = opt.start_gather("h.1")?; // in flight while h.0 is used
+///     let sum: f32 = first.param("h.0.w")?.typed::<f32>()?.iter().sum();
+///     drop(first); // its memory is free for the unit after the next
+///     Ok(sum + second.wait()?.param("h.1.w")?.typed::<f32>()?[0])
+/// })?;
+/// assert!(ranks.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 5.0)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Gathered<'a>(HeldUnit<'a>);
 

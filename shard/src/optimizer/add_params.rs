@@ -23,6 +23,33 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 /// A parameter group: a part of a plan, its rules, and the ranks that share it.
+///
+/// ```
+/// use meshstep_shard::prelude::*;
+/// use meshstep_shard::{ParamGroup, Part, Sizes};
+///
+/// // Two ranks that compute the same micro-batches, each with a half of "up", which no other rank has.
+/// let ranks = loopback::spawn(2, |world| -> Result<f32, meshstep_shard::Error> {
+///     let rank = world.rank();
+///     let place = DataRank { index: 0, ranks: 2, first: rank == 0 };
+///     let options = Options { stage: Stage::Zero1, ..Options::default() };
+///     let own = loopback::world(loopback::Config::new(1))?.remove(0); // the group of this rank alone
+///     let mut opt = Optimizer::empty(world, place, options.clone())?;
+///     let layout = Layout::builder().param("up", &[2], DType::F32).build()?;
+///     let part = Part::new(layout, Sizes::all(1), [], &options)?;
+///     let group = ParamGroup { part, rules: Sgd::default().into(), among: RankRoles::all(own) };
+///     opt.add_parts(vec![group], |_, _| Ok(()))?;
+///     let mb = opt.micro_batch(1)?;
+///     mb.grad("up", &[3f32, if rank == 0 { 0.0 } else { 4.0 }])?;
+///     mb.finish()?;
+///     let outcome = opt.step(StepArgs { lr: 1.0, max_norm: Some(1e3), ..StepArgs::default() })?.outcome()?;
+///     let Outcome::Applied { norm, .. } = outcome else { panic!("finite gradients") };
+///     assert!((norm - 34f64.sqrt()).abs() < 1e-9); // of both halves
+///     Ok(opt.param("up")?.typed::<f32>()?[1])
+/// })?;
+/// assert_eq!(ranks.into_iter().collect::<Result<Vec<_>, _>>()?, [0.0, -4.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ParamGroup {
     /// Stored and owned ranges, planned with the optimizer's options.

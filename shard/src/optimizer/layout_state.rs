@@ -2,6 +2,7 @@
 
 use crate::config::options::Options;
 use crate::config::param_groups::Groups;
+use crate::config::precision::rounding_key;
 use crate::config::stage::Stage;
 use crate::error::Error;
 use crate::plan::bucket::Placed;
@@ -20,7 +21,6 @@ use meshstep_comm::{Communicator, Op};
 use meshstep_tensor::{Buffer, Category, Layout, Param, Place, Queue, Slice, SliceMut};
 use std::fmt::Write;
 use std::sync::Arc;
-use twox_hash::XxHash3_64;
 
 /// Additions of one layout. Indices are the optimizer's and continue those of earlier layouts; bucket indices alone start
 /// at 0, because buckets are ordered among those of other layouts.
@@ -116,7 +116,7 @@ impl LayoutState {
         let seed = options.precision.seed;
         let of = |p: usize| {
             let param = &self.entries[p].param;
-            let key = XxHash3_64::oneshot_with_seed(seed, param.name().as_bytes());
+            let key = rounding_key(seed, param.name());
             ParamKey { group: group_of[p] + before.groups, key, parts: among.parts.get(param.name()) }
         };
         let comm = &*among.shards;

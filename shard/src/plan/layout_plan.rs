@@ -9,6 +9,26 @@ use meshstep_tensor::{Category, DType, Layout, Param};
 use std::ops::Range;
 
 /// Parameters that the same ranks share in the same way, and their places. The part is equal on these ranks.
+///
+/// ```
+/// use meshstep_optim::AdamW;
+/// use meshstep_shard::{BucketPlan, Options, Part, Placed, Plan, Seat, Seats, Sizes, Stage, Wire};
+/// use meshstep_tensor::{DType, Layout};
+///
+/// // A layer on 4 ranks that divide its state, with replicas of it on another 4.
+/// let layout = Layout::builder().param("w", &[64, 8], DType::F32).build()?;
+/// let options = Options { stage: Stage::Zero1, ..Options::default() };
+/// let sizes = Sizes { shards: 4, extra_reductions: vec![2] };
+/// let part = Part::new(layout, sizes, [], &options)?;
+/// let bucket: &BucketPlan = &part.buckets()[0];
+/// let Placed { start, len, .. } = bucket.params[0];
+/// assert_eq!((start, len, part.owned(0, 3)), (0, 512, vec![384..512]));
+/// let plan = Plan::of(8, vec![part], &options)?;
+/// let seats = Seats { world: 7, parts: vec![Seat { shard: 3, extra_reductions: vec![1] }] };
+/// let wire: Wire = plan.wire(seats, &AdamW::default());
+/// assert!(wire.extra_reductions > 0 && wire.total() > wire.reduce + wire.gather);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     layout: Layout,

@@ -7,6 +7,13 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 /// Equal contiguous parts of a vector, padded so that every part has the same length, a multiple of 64 elements.
+///
+/// ```
+/// use meshstep_shard::Partition;
+///
+/// let parts = Partition::new(1000, 4);
+/// assert_eq!((parts.chunk_len(), parts.padded_len(), parts.range(3)), (256, 1024, 768..1024));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
     chunk: usize,

@@ -10,6 +10,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// [`Reduce`] over a communicator: each fold is one small all-reduce of u64.
 ///
 /// Its words grow to the longest fold and are kept. On a GPU words are uploaded and downloaded: the host waits.
+///
+/// ```
+/// use meshstep_optim::Reduce;
+/// use meshstep_shard::Folding;
+/// use meshstep_tensor::Meter;
+///
+/// let sums = meshstep_comm::loopback::spawn(3, |comm| {
+///     let (mut sums, mut maxima) = ([1], [comm.rank() as u64]);
+///     Folding::new(comm, &Meter::new()).unwrap().fold(&mut sums, &mut maxima).unwrap();
+///     (sums, maxima)
+/// })?;
+/// assert!(sums.into_iter().all(|folded| folded == ([3], [2])));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Folding {
     comm: Arc<dyn Communicator>,

@@ -6,6 +6,29 @@ use meshstep_tensor::{Buffer, DType, Place, Slice, SliceMut};
 use std::ops::Range;
 
 /// This rank's part of one parameter, and of its state.
+///
+/// ```
+/// use meshstep_shard::prelude::*;
+/// use meshstep_shard::{ParamState, Traffic};
+///
+/// let ranks = loopback::spawn(2, |comm| -> Result<std::ops::Range<usize>, meshstep_shard::Error> {
+///     let layout = Layout::builder().param("w", &[100], DType::F32).build()?;
+///     let options = Options { stage: Stage::Zero1, ..Options::default() };
+///     let mut opt = Optimizer::new(comm, layout, AdamW::default(), |_, _| Ok(()), options)?;
+///     let mb: MicroBatch<'_> = opt.micro_batch(1)?;
+///     let mut slot: Slot<'_> = mb.slot("w")?; // written in place, without a copy
+///     slot.as_mut()?.typed_mut::<f32>()?.fill(1.0);
+///     slot.fill()?;
+///     mb.finish()?;
+///     let pending: Pending = opt.step(StepArgs::default())?;
+///     let Outcome::Applied { traffic: Traffic { copied, .. }, .. } = pending.outcome()? else { panic!("finite") };
+///     let ParamState { range, slots, t, .. } = opt.state("w")?;
+///     assert_eq!((copied, slots.len(), t), (0, 2, 1));
+///     Ok(range) // of the elements that this rank updates
+/// })?;
+/// assert_eq!(ranks.into_iter().collect::<Result<Vec<_>, _>>()?, [0..64, 64..100]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ParamState<'a> {
     /// Elements of the parameter, in row-major order; empty if another rank owns all of them.

@@ -5,6 +5,36 @@ use std::fmt;
 
 /// A vector of a parameter that differs between ranks that should hold the same; or one that a single rank holds, and that
 /// changed since its last update. All ranks return the same report.
+///
+/// ```
+/// use meshstep_shard::prelude::*;
+/// use meshstep_shard::{Apart, Difference, Error, Held, Repaired, Verified, VerifyError};
+///
+/// let ranks = loopback::spawn(3, |comm| -> Result<(), Error> {
+///     let rank = comm.rank();
+///     let layout = Layout::builder().param("w", &[4], DType::F32).build()?;
+///     let ones = |p: &Param, mut out: SliceMut| out.copy_from((&vec![1f32; p.len()]).into());
+///     let mut opt = Optimizer::new(comm, layout, Sgd::default(), ones, Options::default())?;
+///     let fine: Verified = opt.verify()?;
+///     assert_eq!(fine.compared, 1);
+///     if rank == 2 {
+///         opt.flip_bit("w", "param", 3, 0)?; // failing memory
+///     }
+///     let Err(Error::Differs(found)) = opt.verify() else { panic!("the ranks differ") };
+///     let Difference { element, ref held, .. } = *found;
+///     assert_eq!((element, found.odd()), (Some(3), vec![2]));
+///     assert!(matches!(held[..], [Held { rank: 0, .. }, _, _]));
+///     assert!(matches!(found.apart(), Some(Apart { ulps: 1, .. })));
+///     let repaired: Vec<Repaired> = opt.repair()?; // by the majority
+///     assert_eq!((repaired.len(), repaired[0].ranks.clone()), (1, vec![2]));
+///     opt.verify()?;
+///     // A bit that does not exist cannot be flipped.
+///     assert!(matches!(opt.flip_bit("w", "param", 9, 0), Err(Error::Verify(VerifyError::NoSuchBit { .. }))));
+///     Ok(())
+/// })?;
+/// ranks.into_iter().collect::<Result<(), Error>>()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Difference {

@@ -7,6 +7,38 @@ use cudarc::driver::sys;
 use std::sync::{Mutex, PoisonError};
 
 /// Captured work of one stream and of the streams that joined it.
+///
+/// ```no_run
+/// use meshstep_tensor::cuda::{self, Device, Driver, Event, Footprint, Function, Graph, Letter, Mail, Module, Moment, Stream, Unavailable};
+/// use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+///
+/// let found: Result<&Driver, Unavailable> = cuda::probe();
+/// println!("{} GPUs", found?.devices);
+/// let (device, meter) = (Device::open(0)?, Meter::new());
+/// let (stream, other) = (Stream::new(&device)?, Stream::new(&device)?);
+/// let module = Module::load(&device, ".version 8.0 .target sm_80 .address_size 64 .visible .entry nothing() { ret; }")?;
+/// let nothing: Function = module.function("nothing")?;
+/// let Footprint { registers, .. } = nothing.footprint(256)?;
+/// println!("{registers} registers");
+///
+/// // Work that is recorded once, and launched as a whole.
+/// // SAFETY: the kernel has no parameters and accesses no memory.
+/// let graph: Graph = stream.capture(|| unsafe { stream.launch(&nothing, (1, 256), &mut []) })?;
+/// let start: Moment = stream.moment()?;
+/// // SAFETY: as above.
+/// unsafe { graph.launch(&stream)? };
+/// println!("{} s", stream.moment()?.since(&start)?);
+/// let launched: Event = stream.record()?;
+/// other.wait(&launched)?;
+///
+/// // Eight bytes to the host, which does not wait until it reads them.
+/// let words = Buffer::zeroed_on(&Queue::cuda(other.clone()), 1, DType::U64, &meter, Category::Staging)?;
+/// let mail = Mail::new(&device, 8, &meter);
+/// let letter: Letter = mail.fetch(&other, words.as_slice())?;
+/// let mut bytes = [0; 8];
+/// letter.read(&mut bytes)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Graph {
     device: Device,

@@ -211,6 +211,18 @@ impl CallList {
 }
 
 /// Helper to be run once on another thread: see [`Threads::executor`](super::Threads::executor).
+///
+/// ```
+/// use meshstep_tensor::{Helper, Threads};
+///
+/// // Any pool of threads can help.
+/// let threads = Threads::executor(4, |helper: Helper| {
+///     std::thread::spawn(|| helper.run());
+/// });
+/// let mut squares = vec![0; 1000];
+/// threads.for_each(squares.iter_mut().enumerate(), |(i, square)| *square = i * i);
+/// assert_eq!(squares[999], 998_001);
+/// ```
 pub struct Helper {
     calls: Arc<CallList>,
     looked: bool,

@@ -1,6 +1,24 @@
 //! SplitParts of something that can be split.
 
 /// Iterator over the parts of a value that can be split, such as several vectors of one length, each with the index of its first element.
+///
+/// ```
+/// use meshstep_tensor::SplitParts;
+///
+/// type Both<'a> = (&'a mut [f32], &'a [f32]);
+///
+/// fn split<'a>((x, y): Both<'a>, at: usize) -> (Both<'a>, Both<'a>) {
+///     let ((x, x_rest), (y, y_rest)) = (x.split_at_mut(at), y.split_at(at));
+///     ((x, y), (x_rest, y_rest))
+/// }
+///
+/// let (mut x, y) = ([0f32; 5], [1f32, 2.0, 3.0, 4.0, 5.0]);
+/// for (first, (x, y)) in SplitParts::new((&mut x[..], &y[..]), 5, 2, split) {
+///     assert!(first % 2 == 0 && x.len() <= 2);
+///     x.copy_from_slice(y);
+/// }
+/// assert_eq!(x, y);
+/// ```
 #[derive(Debug)]
 pub struct SplitParts<V, F> {
     /// What is left: elements `first..end`.

@@ -1,11 +1,13 @@
 //! `ci`: runs the steps in order, prints each step's name and time, and stops at the first failure.
 
+mod apt;
 mod book;
 mod candle;
 mod junit;
 mod mpi;
 mod nccl_abi;
 mod packages;
+mod pages;
 pub(crate) mod report;
 mod standin;
 pub(crate) mod steps;
@@ -99,6 +101,7 @@ fn run_task(task: &Task, workspace: &Workspace, report: &mut Report) -> anyhow::
         Task::PackageSizes => packages::print_sizes(&workspace.target),
         Task::Nextest => nextest(),
         Task::Book(task) => task.run(),
+        Task::Pages(task) => task.run(),
         Task::NcclAbi(check) => check.run(),
         Task::MpiPackages(library) => library.install(),
         Task::Run(cmd) => cmd.succeed(),

@@ -1,8 +1,8 @@
 //! Step `mpi`: lints what the feature `mpi` compiles, and runs the tests under `mpirun` with the system's libraries.
 
+use super::apt;
 use super::task::{ALL, Setting, Task, counted, with};
 use crate::cmd::Cmd;
-use anyhow::{Context, ensure};
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
@@ -70,20 +70,7 @@ impl Library {
         if found(self.compiler) && found(self.launcher) && has_libclang() {
             return Ok(());
         }
-        let user = Cmd::built("id", "-u").output()?.unwrap_or_default();
-        let missing = format!(
-            "{}, {} or libclang is missing: apt-get install {}",
-            self.compiler, self.launcher, self.packages
-        );
-        ensure!(user.trim() == "0", "{missing}");
-        // A machine's lists of packages may be missing or old.
-        let install =
-            format!("apt-get install -y {0} || (apt-get update && apt-get install -y {0})", self.packages);
-        let install = Cmd::built("sh", "-c").arg(&install);
-        let status =
-            install.env("DEBIAN_FRONTEND", "noninteractive").run_unattended().context(missing.clone())?;
-        ensure!(status.success(), "{missing}");
-        Ok(())
+        apt::install(self.packages, &format!("{}, {} or libclang is missing", self.compiler, self.launcher))
     }
 }
 

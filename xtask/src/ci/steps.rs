@@ -1,7 +1,7 @@
 //! Steps of `ci` as data: their commands, their order, and the settings they depend on. Nothing runs here.
 
 use super::task::{ALL, ON_GPU, Setting, Step, Task, test, with};
-use super::{book, candle, mpi, nccl_abi, packages, standin, train};
+use super::{book, candle, mpi, nccl_abi, packages, pages, standin, train};
 use crate::cli::StepName;
 use crate::cmd::Cmd;
 use crate::workspace::{Workspace, published};
@@ -20,7 +20,9 @@ pub(crate) fn setting(workspace: &Workspace, long: bool) -> Setting {
 
 /// Returns the steps named in `only`, or all of them; always in the order of [`StepName`].
 pub(crate) fn chosen(only: &[StepName], setting: &Setting) -> Vec<Step> {
-    let short = |name: &StepName| setting.long || !matches!(name, StepName::Candle | StepName::Deny);
+    let short = |name: &StepName| {
+        setting.long || !matches!(name, StepName::Candle | StepName::Deny | StepName::Reports)
+    };
     let wanted = |name: &&StepName| only.contains(name) || (only.is_empty() && short(name));
     StepName::value_variants().iter().filter(wanted).map(|&name| step(name, setting)).collect()
 }
@@ -83,6 +85,7 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Package => packages::tasks(setting),
         StepName::Deny => deny(setting),
         StepName::Candle => candle::tasks(setting),
+        StepName::Reports => pages::tasks(setting),
     };
     Step { name, tasks }
 }
@@ -93,8 +96,8 @@ fn shuttle() -> String {
     format!("{ALL},meshstep-comm/shuttle --test shuttle")
 }
 
-/// Checks the dependencies with cargo-deny, which is installed into the target folder. Advisories need their database, which only
-/// the workflow downloads.
+/// Checks licences, duplicates and sources of the dependencies with cargo-deny, which is installed into the target folder. Advisories are
+/// not checked: they need a database, which the workflow's long run downloads.
 fn deny(setting: &Setting) -> Vec<Task> {
     let tools = setting.target.join("tools");
     let install = Cmd::cargo("install --locked --quiet cargo-deny --version =0.20.2 --root")
@@ -209,6 +212,19 @@ mod tests {
         assert!(!has(&[], &short) && !has(&[StepName::Fmt], &long));
         assert!(has(&[], &long) && has(&[StepName::Candle], &short));
         assert!(shown(StepName::Candle, &long).contains("NVCC=/w/xtask/standin/nvcc/nvcc"));
+    }
+
+    #[test]
+    fn reports_are_written_before_they_are_looked_at_in_long_runs() {
+        let long = Setting { long: true, ..setting() };
+        let has = |setting: &Setting| chosen(&[], setting).iter().any(|step| step.name == StepName::Reports);
+        assert!(has(&long) && !has(&setting()));
+        let shown = shown(StepName::Reports, &long);
+        for report in ["bench/report.html", "local/local.html", "chaos/local.html"] {
+            let folder = report.split('/').next().unwrap();
+            let written = shown.find(&format!("--out /w/target/reports/{folder}")).unwrap();
+            assert!(written < shown.find(&format!("check /w/target/reports/{report}")).unwrap(), "{shown}");
+        }
     }
 
     #[test]

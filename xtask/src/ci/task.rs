@@ -1,6 +1,6 @@
 //! Steps and tasks as values, the settings they depend on, and runs of tests as tasks.
 
-use super::{book, mpi, nccl_abi};
+use super::{book, mpi, nccl_abi, pages};
 use crate::cli::StepName;
 use crate::cmd::Cmd;
 use std::fmt;
@@ -36,6 +36,8 @@ pub(crate) enum Task {
     Nextest,
     /// Install mdBook, or build the book with it.
     Book(book::Task),
+    /// Make a report, or look at its page.
+    Pages(pages::PageTask),
     /// Compare comm's table of NCCL functions with NCCL releases.
     NcclAbi(nccl_abi::Check),
     /// Install packages of an MPI library unless its programs are there.
@@ -70,6 +72,7 @@ impl fmt::Display for Task {
         match self {
             Self::Run(cmd) | Self::Test(cmd) => write!(f, "{cmd}"),
             Self::Book(task) => task.fmt(f),
+            Self::Pages(task) => task.fmt(f),
             Self::Nextest => f.write_str("install cargo-nextest unless it is installed"),
             Self::NcclAbi(check) => check.fmt(f),
             Self::MpiPackages(library) => library.fmt(f),

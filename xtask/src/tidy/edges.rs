@@ -91,6 +91,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     (
         "meshstep-book",
         &[
+            "meshstep-burn",
             "meshstep-candle",
             "meshstep-parallel3d",
             "meshstep-local",

@@ -4,6 +4,7 @@ mod complaint;
 mod docs;
 mod edges;
 mod entries;
+mod examples;
 mod files;
 mod functions;
 mod graph;
@@ -74,6 +75,7 @@ fn measures(workspace: &Workspace, files: &[File]) -> Vec<Measure> {
     measures.extend(functions::measure(files, &folders));
     measures.extend(step_types::measure(files));
     measures.extend(entries::measure(files, &folders));
+    measures.extend(examples::measure(files, &folders));
     measures.push(entries::test_programs(&workspace.test_programs));
     measures
 }
@@ -89,7 +91,13 @@ mod tests {
         let workspace = Workspace {
             root: ".".into(),
             target: "target".into(),
-            members: vec![Member { name: "c".to_owned(), folder: "c".to_owned(), dependencies: Vec::new() }],
+            members: ["c", "shard"]
+                .map(|name| Member {
+                    name: name.to_owned(),
+                    folder: name.to_owned(),
+                    dependencies: Vec::new(),
+                })
+                .into(),
             test_programs: (0..20).map(|idx| format!("a/tests/x{idx}.rs")).collect(),
         };
         let modules: String = (0..20).map(|idx| format!("mod x{idx};\n")).collect();
@@ -101,6 +109,7 @@ mod tests {
             file("c/src/lib.rs", &format!("//! Whether a sentence is one.\n{modules}")),
             file("c/src/long.rs", &format!("//! L.\nfn f() {{{}}}\n", "\n".repeat(29))),
             file("comm/src/lib.rs", "//! L.\nmod nccl;\nmod sync;\n"),
+            file("shard/src/lib.rs", "//! S.\npub use never::Never;\n"),
             file("comm/src/nccl/mod.rs", "//! N.\npub struct N;\n"),
             file("comm/src/sync/mod.rs", "//! S.\nuse crate::nccl::N;\n"),
             file("README.md", "```sh\ncargo xtask fly\n```\n[gone](gone.md)\n"),
@@ -122,6 +131,7 @@ mod tests {
             "c: files in the largest knot 20",
             "comm/src/sync/mod.rs:2: sync imports from",
             "c: entries in src 22",
+            "shard: public types in no example 1 ",
             "tree: lines of a median function 30",
             "a/tests/x19.rs: ",
         ];

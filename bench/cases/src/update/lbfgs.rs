@@ -23,7 +23,7 @@ pub struct Iterations {
 }
 
 impl Iterations {
-    /// Creates a run on `len` f32 parameters whose history is full.
+    /// Creates a run on `len` f32 parameters with a full history.
     pub fn new(len: usize, history: History) -> Result<Self> {
         let mut run = Self::starting(len, history, 0.1)?;
         (0..=HISTORY).try_for_each(|_| run.iterate())?;

@@ -16,6 +16,7 @@ pub(crate) fn report(report: &Report) -> String {
 
 fn section(text: &mut String, part: &Section) {
     let _ = write!(text, "\n## {}\n\n{}\n", part.name, part.about);
+    part.verdict.iter().for_each(|sentence| _ = write!(text, "\n**{sentence}**\n"));
     part.tables.iter().for_each(|one| table(text, one));
     if !part.bars.is_empty() {
         text.push('\n');

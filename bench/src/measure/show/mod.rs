@@ -1,8 +1,7 @@
-//! Formats of the report: on a terminal, in Markdown, and as an HTML page with plots.
+//! Formats of the report: on a terminal, in Markdown, and as an HTML page with charts.
 
 pub(crate) mod html;
 pub(crate) mod markdown;
-mod plot;
 pub(crate) mod terminal;
 
 use crate::measure::record::{Bar, Cell, Wanted};
@@ -29,10 +28,38 @@ pub(crate) fn cell(cell: &Cell) -> String {
 }
 
 /// Formats a bar: the figure and its limit.
-pub(crate) fn bar(Bar { found, wanted, .. }: &Bar) -> String {
-    match wanted {
-        Wanted::AtLeast(least) => format!("{}, at least {}", short(*found), short(*least)),
-        Wanted::AtMost(most) => format!("{}, at most {}", short(*found), short(*most)),
+pub(crate) fn bar(bar: &Bar) -> String {
+    format!("{}, {}", found(bar), limit(bar))
+}
+
+/// Formats the figure of a bar.
+fn found(bar: &Bar) -> String {
+    short(bar.found)
+}
+
+/// Formats the limit of a bar.
+fn limit(bar: &Bar) -> String {
+    match bar.wanted {
+        Wanted::AtLeast(least) => format!("at least {}", short(least)),
+        Wanted::AtMost(most) => format!("at most {}", short(most)),
+    }
+}
+
+/// Describes a measured ratio of times: less or more time, with the interval, or no difference if the interval contains 1.
+pub(crate) fn time_compared(ratio: &Median) -> String {
+    let percent = |ratio: f64| format!("{:+.0}%", 100.0 * (ratio - 1.0));
+    let (low, high) = (percent(ratio.low), percent(ratio.high));
+    let interval = match ratio.rounds {
+        rounds if rounds < 6 => format!("{low} to {high} in {rounds} rounds"),
+        rounds => format!("95% interval {low} to {high}, {rounds} rounds"),
+    };
+    let off = 100.0 * (ratio.median - 1.0).abs();
+    if ratio.low <= 1.0 && ratio.high >= 1.0 {
+        format!("the same time within the noise ({interval})")
+    } else if ratio.median < 1.0 {
+        format!("{off:.0}% less time ({interval})")
+    } else {
+        format!("{off:.0}% more time ({interval})")
     }
 }
 
@@ -47,7 +74,7 @@ fn seconds(time: f64) -> String {
         t if t.is_nan() => "n/a".to_owned(),
         t if t >= 1.0 => format!("{t:.2} s"),
         t if t >= 1e-3 => format!("{:.2} ms", t * 1e3),
-        t => format!("{:.2} us", t * 1e6),
+        t => format!("{:.2} µs", t * 1e6),
     }
 }
 
@@ -89,7 +116,7 @@ mod tests {
                 cell(&Cell::Ratio(Median { median: 8.0, low: 7.5, high: 8.25, rounds: 3 })),
                 "8.00x [7.50, 8.25]",
             ),
-            (cell(&Cell::Seconds(2.5e-7)), "0.25 us"),
+            (cell(&Cell::Seconds(2.5e-7)), "0.25 µs"),
             (cell(&Cell::Speed(1.25e10)), "12.5 GB/s"),
             (cell(&Cell::None), ""),
             (short(1.15), "1.150"),
@@ -97,6 +124,17 @@ mod tests {
         ] {
             assert_eq!(shown, expected);
         }
+    }
+
+    #[test]
+    fn a_difference_of_times_is_said_only_where_the_interval_shows_one() {
+        let said = |median, low, high, rounds| time_compared(&Median { median, low, high, rounds });
+        assert_eq!(said(0.9, 0.85, 0.95, 9), "10% less time (95% interval -15% to -5%, 9 rounds)");
+        assert_eq!(said(1.2, 1.1, 1.3, 3), "20% more time (+10% to +30% in 3 rounds)");
+        assert!(
+            said(1.01, 0.97, 1.05, 21).starts_with("the same time within the noise (95% interval -3% to +5%")
+        );
+        assert!(said(f64::NAN, f64::NAN, f64::NAN, 0).contains("NaN"));
     }
 
     #[test]

@@ -9,6 +9,9 @@ pub(crate) fn section(section: &Section) -> String {
     for table in &section.tables {
         text += &format!("\n{}", self::table(table));
     }
+    if !section.verdict.is_empty() {
+        text += &format!("\n{}\n", section.verdict.join("\n"));
+    }
     if !section.bars.is_empty() {
         text.push('\n');
     }
@@ -75,10 +78,12 @@ mod tests {
         assert_eq!(super::table(&table), "rule   time    bytes\nadamw     a  1.50 kB\nsgd\n  a note\n");
         let mut part = Section::new("kernels", "about");
         part.tables.push(table);
+        part.verdict.push("Half as fast.".into());
         part.bar("share", 0.5, Wanted::AtLeast(0.9));
         let text = section(&part);
         assert!(
-            text.contains("== kernels ==") && text.ends_with("MISSED  share: 0.500, at least 0.900\n"),
+            text.contains("== kernels ==")
+                && text.ends_with("\nHalf as fast.\n\nMISSED  share: 0.500, at least 0.900\n"),
             "{text}"
         );
     }

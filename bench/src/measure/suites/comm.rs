@@ -4,11 +4,11 @@ use anyhow::Result;
 use meshstep_bench_cases::collectives::{COPY, Rank, TURNS, operations, share_of_copy};
 use meshstep_bench_cases::copies::PASSES;
 use meshstep_bench_cases::ranks::together;
-use meshstep_bench_cases::samples::Samples;
+use meshstep_bench_cases::samples::{Median, Samples};
 use meshstep_tensor::DType;
 
 use crate::measure::effort::Effort;
-use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
+use crate::measure::record::{Cell, Plot, Scale, Section, Shape, Table, Wanted};
 use crate::measure::show::size;
 
 const ABOUT: &str = "Ranks are threads of this process. The reference copy is the time for the minimum number of bytes that all ranks \
@@ -41,17 +41,18 @@ fn longest_of_quick() -> usize {
 }
 
 pub(crate) fn run(effort: Effort) -> Result<Section> {
-    let mut section = Section::new("comm", ABOUT);
+    let mut section = Section::new("comm: collectives", ABOUT);
     let largest = effort.pick(longest_of_quick(), 64 << 20);
     let sizes: Vec<usize> = [64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
         .into_iter()
         .filter(|&size| size <= largest)
         .collect();
     for ranks in [2, 4] {
-        let mut curves: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
+        let (mut curves, mut slowest) = (Vec::new(), Vec::new());
         let title = format!("{ranks} ranks");
-        let mut table = Table::new(title, &["each", "time", "copy", "moved", "over the copy"]);
-        for &bytes in &sizes {
+        let mut table =
+            Table::new(title, &["each", "time", "reference copy", "moved", "over the reference copy"]);
+        for (place, &bytes) in sizes.iter().enumerate() {
             let samples = measure(ranks, bytes, effort.pick(5, 15))?;
             for (i, (name, _, buffers)) in operations(ranks).into_iter().enumerate() {
                 let moved = (buffers * bytes) as f64;
@@ -69,11 +70,15 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
                     ],
                 );
                 if bytes == largest && !effort.quick {
-                    let what = format!("{name}, {ranks} ranks, {}: ratio to the copy", size(bytes as f64));
+                    let what =
+                        format!("{name}, {ranks} ranks, {}: ratio to the reference copy", size(bytes as f64));
                     section.bar(what, over.median, Wanted::AtMost(OVER_COPY));
                 }
-                point(&mut curves, name, (bytes as f64, time.median));
-                point(&mut curves, &format!("{name}'s reference copy"), (bytes as f64, copy.median().median));
+                point(&mut curves, name, (place as f64, over.median));
+                if bytes == largest {
+                    let Median { low, high, .. } = over;
+                    slowest.push(format!("{name} {:.2} ({low:.2} to {high:.2})", over.median));
+                }
             }
             // In the cache a pass takes as long as the ranks' start.
             let large = PASSES.into_iter().zip(&samples[COPY + 1..]).filter(|_| bytes >= 1 << 20);
@@ -88,9 +93,20 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
             }
         }
         section.tables.push(table);
-        let (x, y) = (Scale::log("bytes on each rank"), Scale::log("seconds"));
+        section.verdict.push(format!(
+            "{ranks} ranks with {} each: time divided by the reference copy's, with its interval: {}.",
+            size(largest as f64),
+            slowest.join(", ")
+        ));
+        curves.push((
+            "the reference copy".to_owned(),
+            (0..sizes.len()).map(|place| (place as f64, 1.0)).collect(),
+        ));
+        let x = Scale::named("bytes on each rank", sizes.iter().map(|bytes| size(*bytes as f64)));
+        let y = Scale::amount("time / reference copy's time");
+        let caption = "Less is better; 1 is the time in which as many threads copy the bytes that must move. A collective can beat it.";
         let title = format!("Collectives on {ranks} loopback ranks");
-        section.plots.push(Plot::Curves { title, x, y, curves });
+        section.plots.push(Plot::new(title, caption, Shape::Curves { x, y, curves }));
     }
     Ok(section)
 }

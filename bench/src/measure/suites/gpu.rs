@@ -12,6 +12,7 @@ use meshstep_tensor::cuda::{self, Device, Stream};
 use crate::measure::effort::Effort;
 use crate::measure::peers::TorchOnGpu;
 use crate::measure::record::{Cell, Section, Table, Wanted};
+use crate::measure::suites::kernels;
 
 /// Result type of the shared cases.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -19,8 +20,16 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 const ABOUT: &str = "Every case's first step is compared with the CPU's, bit for bit; then the device's memory copy and the case take \
                      turns, timed by the device's clock. A step is an exact norm, the decision and the clipped update.";
 
-const COLUMNS: [&str; 8] =
-    ["bytes each", "case", "copy", "moved", "of the copy's speed", "compared", "PyTorch", "PyTorch / ours"];
+const COLUMNS: [&str; 8] = [
+    "bytes each",
+    "case",
+    "reference copy",
+    "moved",
+    "of the reference copy's speed",
+    "compared",
+    "PyTorch",
+    "PyTorch / ours",
+];
 
 /// A GPU to measure on.
 pub(crate) struct Gpu {
@@ -88,9 +97,10 @@ impl Gpu {
     }
 
     fn section(&self, found: &[(Row, Measured)], theirs: Option<&TorchOnGpu>) -> Section {
-        let mut section = Section::new("kernels", ABOUT);
+        let mut section = Section::new("kernels: update rules on the GPU", ABOUT);
         let params = found.first().map_or(0, |(row, _)| row.params);
         let mut table = Table::new(format!("{params} parameters on {}", self.name), &COLUMNS);
+        let mut shares: Vec<(&str, f64)> = Vec::new();
         for (row, Measured { times, waits, compared, .. }) in found {
             let samples = |seconds: &[f64]| {
                 let mut samples = Samples::default();
@@ -101,6 +111,7 @@ impl Gpu {
             let bytes = (row.bytes_each * row.params) as f64;
             let reference = copy.times(bytes / times.copied as f64);
             let share = reference.over(&case).median().median;
+            shares.push((row.name, share));
             let torch = theirs.and_then(|torch| torch.seconds(row.name));
             let ratio = torch.map(|theirs| theirs / case.median().median);
             table.row(
@@ -125,7 +136,9 @@ impl Gpu {
                 ));
             }
         }
-        table.note("copy: the time in which the device copies as many bytes, in turns with the case");
+        table.note(
+            "reference copy: the time in which the device copies as many bytes, in turns with the case",
+        );
         table.note("compared: elements with equal bits on the CPU after the first step");
         table.note(format!(
             "{}: with a quarter of the parameters, because it needs many vectors",
@@ -137,6 +150,8 @@ impl Gpu {
         if self.stand_in {
             table.note("on the stand-in for a driver: no time applies to a GPU");
         }
+        section.verdict.extend(kernels::spread(&shares, "cases"));
+        section.plots.push(kernels::by_share(&shares, "Speed of every case"));
         section.tables.push(table);
         section
     }

@@ -11,7 +11,8 @@ use meshstep_shard::{Memory, Optimizer, Options, Outcome, Plan, Stage, StepArgs}
 use meshstep_tensor::{Category, DType, Layout, Meter};
 
 use crate::measure::effort::Effort;
-use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
+use crate::measure::record::{Cell, Plot, Section, Shape, Table, Wanted};
+use crate::measure::show::size;
 use crate::memory::Process;
 
 const ABOUT: &str = "Peak bytes of one of 2 ranks with AdamW in f32: after construction, with all gradients, and after the step; \
@@ -48,7 +49,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     let mut section = Section::new("memory", ABOUT);
     let small = Gpt2 { vocab: 4096, context: 128, hidden: 256, layers: 4 };
     let models: &[(&str, Gpt2)] = &[
-        ("a small one", small),
+        ("a small GPT", small),
         ("GPT-2 small", Gpt2::SMALL),
         ("GPT-2 medium", Gpt2::MEDIUM),
         ("GPT-2 large", Gpt2::LARGE),
@@ -64,11 +65,13 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
         let mut table = Table::new(&title, &columns);
         let mut parts: Vec<(String, Vec<f64>)> =
             PARTS.iter().map(|part| (part.to_string(), Vec::new())).collect();
+        let mut any_counted = false;
         for (stage_name, stage) in STAGES {
             let options = Options { stage, ..Options::default() };
             let planned = Plan::new(&layout, RANKS, &options)?.memory(0, &AdamW::default());
             let fits = planned.total() * (RANKS as u64) < available;
             let counted = fits.then(|| measure(&layout, stage)).transpose()?;
+            any_counted |= counted.is_some();
             wrong += usize::from(counted.is_some_and(|counted| counted.peaks != by_part(&planned)));
             by_part(&planned)
                 .iter()
@@ -78,20 +81,43 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
         }
         parts.retain(|(_, values)| values.iter().any(|value| *value > 0.0));
         section.tables.push(table);
-        let columns = STAGES.iter().map(|(name, _)| (*name).to_owned()).collect();
-        section.plots.push(Plot::Columns {
-            title: format!("Planned: {title}"),
-            unit: "GB".into(),
-            columns,
-            parts,
-        });
+        let names: Vec<String> = STAGES.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let totals: Vec<f64> =
+            (0..names.len()).map(|i| parts.iter().map(|(_, values)| values[i]).sum()).collect();
+        if section.verdict.is_empty() || any_counted {
+            section.verdict = vec![saved(name, &names, &totals, any_counted)];
+        }
+        let caption = format!(
+            "Peak of one of {RANKS} ranks, planned before the run{}; less is better. Parts are numbered as in the legend.",
+            if any_counted { " and counted in it" } else { ", too large to be run here" }
+        );
+        let shape = Shape::Bars { label: "memory of a rank, GB".into(), names, parts };
+        section.plots.push(Plot::new(format!("Memory: {title}"), caption, shape));
     }
     section.bar(
         "stages with counted peaks that differ from the plan's, by purpose",
         wrong as f64,
         Wanted::AtMost(0.0),
     );
+    let exact = match wrong {
+        0 => "Every counted peak equals its plan, by purpose and to the byte.".to_owned(),
+        wrong => format!("{wrong} counted peaks differ from their plan."),
+    };
+    section.verdict.push(exact);
     Ok(section)
+}
+
+/// Returns a sentence on the stage with the least memory; the first stage is the unsharded one.
+fn saved(model: &str, names: &[String], totals: &[f64], counted: bool) -> String {
+    let least = totals.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(i, _)| i);
+    format!(
+        "With {model}, {} needs {} on each of {RANKS} ranks instead of {} unsharded, {:.0}% less ({}).",
+        names[least],
+        size(1e9 * totals[least]),
+        size(1e9 * totals[0]),
+        100.0 * (1.0 - totals[least] / totals[0]),
+        if counted { "planned, and counted in a run" } else { "planned only" }
+    )
 }
 
 fn cells(planned: &Memory, counted: Option<Counted>) -> Vec<Cell> {

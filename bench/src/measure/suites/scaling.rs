@@ -16,7 +16,7 @@ use meshstep_tensor::DType;
 
 use super::{comm, many};
 use crate::measure::effort::Effort;
-use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
+use crate::measure::record::{Cell, Plot, Scale, Section, Shape, Table, Wanted};
 use crate::measure::show::size;
 
 const ABOUT: &str = "Updates by size in turns with a copy of the same bytes; steps by ranks, which share this machine's cores; a step with \
@@ -43,9 +43,10 @@ fn by_parameters(section: &mut Section, effort: Effort) -> Result<()> {
         &[100_000, 1_000_000, 4_000_000],
         &[100_000, 1_000_000, 10_000_000, 30_000_000, 100_000_000, 300_000_000],
     );
-    let mut table = Table::new("AdamW in f32", &["update", "copy", "a parameter", "update / copy"]);
+    let mut table =
+        Table::new("AdamW in f32", &["update", "reference copy", "a parameter", "update / reference copy"]);
     let (mut update_curve, mut copy_curve, mut flat) = (Vec::new(), Vec::new(), Vec::new());
-    for &len in lens {
+    for (place, &len) in lens.iter().enumerate() {
         let [copy, update] =
             case("adamw", len)?.times(if len > FLAT_FROM { 7 } else { effort.pick(5, 21) })?;
         let over = update.over(&copy).median();
@@ -53,8 +54,8 @@ fn by_parameters(section: &mut Section, effort: Effort) -> Result<()> {
         if len >= FLAT_FROM {
             flat.push(over.median);
         }
-        update_curve.push((len as f64, time.median / len as f64 * 1e9));
-        copy_curve.push((len as f64, copy.median().median / len as f64 * 1e9));
+        update_curve.push((place as f64, time.median / len as f64 * 1e9));
+        copy_curve.push((place as f64, copy.median().median / len as f64 * 1e9));
         table.row(
             format!("{len}"),
             [
@@ -66,13 +67,25 @@ fn by_parameters(section: &mut Section, effort: Effort) -> Result<()> {
         );
     }
     section.tables.push(table);
-    let (x, y) = (Scale::log("parameters"), Scale::linear("ns a parameter"));
-    let curves = vec![("update".to_owned(), update_curve), ("copy of the same bytes".to_owned(), copy_curve)];
-    section.plots.push(Plot::Curves { title: "Cost of a parameter".to_owned(), x, y, curves });
+    if let (Some((_, ns)), Some(len)) = (update_curve.last(), lens.last()) {
+        let millions = *len as f64 / 1e6;
+        section.verdict.push(format!(
+            "With {millions:.0} million parameters an AdamW update takes {ns:.2} ns for each."
+        ));
+    }
+    let x = Scale::named("parameters, millions", lens.iter().map(|len| format!("{}", *len as f64 / 1e6)));
+    let y = Scale::amount("time of a parameter, ns");
+    let curves = vec![
+        ("update".to_owned(), update_curve),
+        ("reference copy of the same bytes".to_owned(), copy_curve),
+    ];
+    let caption =
+        "Less is better. Small vectors stay in the processor's cache, and the left end may be lower.";
+    section.plots.push(Plot::new("Cost of an AdamW update", caption, Shape::Curves { x, y, curves }));
     if let (Some(least), Some(most)) =
         (flat.iter().copied().reduce(f64::min), flat.iter().copied().reduce(f64::max))
     {
-        let what = format!("update / copy from {FLAT_FROM} parameters on: most / least");
+        let what = format!("update / reference copy from {FLAT_FROM} parameters on: most / least");
         section.bar(what, most / least, Wanted::AtMost(1.0 + FLAT));
     }
     Ok(())
@@ -83,20 +96,23 @@ fn by_ranks(section: &mut Section, effort: Effort) -> Result<()> {
     let stages = [Stage::Replicated, Stage::Zero1, Stage::Zero2];
     let mut table = Table::new("a step by ranks", &["unsharded", "stage 1", "stage 2"]);
     let mut curves: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
-    for ranks in [1usize, 2, 4, 8, 16] {
+    let worlds = [1usize, 2, 4, 8, 16];
+    for (place, ranks) in worlds.into_iter().enumerate() {
         let rounds = effort.pick(3, 9);
         let samples = together(ranks, (stages.len(), rounds), |comm| {
             Steps::new(&comm, &stages, &layout, Grads::There)
         })?;
         for (name, samples) in ["unsharded", "stage 1", "stage 2"].iter().zip(&samples) {
-            comm::point(&mut curves, name, (ranks as f64, samples.median().median * 1e3));
+            comm::point(&mut curves, name, (place as f64, samples.median().median * 1e3));
         }
         table.row(format!("{ranks} ranks"), samples.iter().map(|samples| Cell::Time(samples.median())));
     }
     table.note("each rank has its own gradients and parameters, so the bytes grow with the ranks, while the number of cores is constant");
     section.tables.push(table);
-    let (x, y) = (Scale::log("ranks"), Scale::log("ms"));
-    section.plots.push(Plot::Curves { title: "A step by ranks".to_owned(), x, y, curves });
+    let x = Scale::named("ranks", worlds.iter().map(usize::to_string));
+    let y = Scale::amount("time of a step, ms");
+    let caption = "Less is better. All ranks share the cores of this machine, and each adds its own bytes, so the time grows with them.";
+    section.plots.push(Plot::new("A step by ranks", caption, Shape::Curves { x, y, curves }));
     Ok(())
 }
 
@@ -133,6 +149,10 @@ fn plans(section: &mut Section, clusters: &[usize]) -> Result<()> {
         table.row(format!("{ranks} ranks"), [Cell::Seconds(seconds), most, Cell::Bytes(totals.wire.total())]);
     }
     section.tables.push(table);
+    let largest = clusters.iter().max().unwrap_or(&0);
+    section
+        .verdict
+        .push(format!("The slowest plan of a cluster, of up to {largest} ranks, is made in {slowest:.2} s."));
     section.bar("slowest plan, in seconds", slowest, Wanted::AtMost(1.0));
     Ok(())
 }

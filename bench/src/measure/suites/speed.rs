@@ -9,7 +9,8 @@ use meshstep_bench_cases::step::{Grads, Steps, bytes_a_param, moved_a_param};
 use meshstep_tensor::Layout;
 
 use crate::measure::effort::Effort;
-use crate::measure::record::{Cell, Plot, Section, Table, Wanted};
+use crate::measure::record::{Cell, Plot, Section, Shape, Table, Wanted};
+use crate::measure::show::time_compared;
 use crate::measure::suites::references;
 use crate::measure::suites::spans::{self, Spans};
 
@@ -26,7 +27,7 @@ const OVER_UNSHARDED: f64 = 1.02;
 const ONE_PASS: f64 = 0.95;
 
 pub(crate) fn run(effort: Effort) -> Result<Section> {
-    let mut section = Section::new("speed", ABOUT);
+    let mut section = Section::new("speed of a step", ABOUT);
     let (count, len) = (16, effort.pick(1 << 15, 1 << 20));
     let layout = even(count, len)?;
     let rounds = effort.pick(5, 21);
@@ -80,7 +81,7 @@ fn references(passes: &PassTimes, params: usize) -> Table {
 fn tell(section: &mut Section, title: &str, samples: &[Samples], least: Option<f64>) {
     let mut table = Table::new(
         format!("{RANKS} ranks, {title}"),
-        &["a step", "copy", "over the copy", "overhead against unsharded"],
+        &["a step", "reference copy", "over the reference copy", "overhead against unsharded"],
     );
     for ((name, _), own) in STAGES.iter().zip(samples) {
         let (time, over) = (own.median(), own.over(&samples[0]));
@@ -89,13 +90,23 @@ fn tell(section: &mut Section, title: &str, samples: &[Samples], least: Option<f
         let times_copy = least.map_or(Cell::None, |least| Cell::Number(time.median / least));
         table.row(*name, [Cell::Time(time), copy, times_copy, Cell::Overhead(overhead.median())]);
     }
+    let compared = |i: usize| time_compared(&samples[i].over(&samples[0]).median());
+    section.verdict.push(format!(
+        "A step of {RANKS} ranks, {title}, compared with the unsharded one: stage 1 needs {}, stage 2 {}.",
+        compared(2),
+        compared(3)
+    ));
     if let Some(least) = least {
         table.note(format!(
-            "copy: {} bytes per parameter at the speed of a copy in place in this run",
+            "reference copy: {} bytes per parameter at the speed of a copy in place in this run",
             bytes_a_param(RANKS)
         ));
         let found = samples[2].median().median / least;
-        section.bar(format!("stage 1, {title}: ratio to the copy"), found, Wanted::AtMost(OVER_COPY));
+        section.bar(
+            format!("stage 1, {title}: ratio to the reference copy"),
+            found,
+            Wanted::AtMost(OVER_COPY),
+        );
     } else {
         for (i, stage) in [(2, "stage 1"), (3, "stage 2")] {
             let found = samples[i].over(&samples[0]).median().median;
@@ -126,8 +137,10 @@ fn where_it_goes(layout: &Layout, effort: Effort) -> Result<(Table, Plot)> {
         table.row(*name, each.iter().copied().chain([each.iter().sum()]).map(Cell::Seconds));
     }
     table.note("reduce, exchange and gather include the waits for the other ranks and their data; the norm is taken during reduce");
-    let columns = STAGES.iter().map(|(name, _)| (*name).to_owned()).collect();
-    let plot = Plot::Columns { title: "Where a step's time goes".into(), unit: "ms".into(), columns, parts };
+    let names = STAGES.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let caption = "Rank 0 in the mean of a few steps; less is better. Parts are numbered as in the legend, from left to right.";
+    let shape = Shape::Bars { label: "time of a step, ms".into(), names, parts };
+    let plot = Plot::new("Where a step's time goes", caption, shape);
     Ok((table, plot))
 }
 

@@ -10,7 +10,7 @@ use meshstep_shard::{Optimizer, Options, Outcome, Owners, Plan, Stage, StepArgs}
 use meshstep_tensor::{DType, Layout};
 
 use crate::measure::effort::Effort;
-use crate::measure::record::{Cell, Plot, Scale, Section, Table, Wanted};
+use crate::measure::record::{Cell, Plot, Scale, Section, Shape, Table, Wanted};
 use crate::measure::suites::comm::point;
 
 const ABOUT: &str = "AdamW in f32: 4 bytes of parameters, 4 of gradients and 8 of state for each of P parameters, on n ranks. The \
@@ -41,7 +41,7 @@ fn sent(stage: Stage, n: f64) -> f64 {
 }
 
 pub(crate) fn run(effort: Effort) -> Result<Section> {
-    let mut section = Section::new("stages", ABOUT);
+    let mut section = Section::new("stages: bytes held and sent", ABOUT);
     classic(&mut section)?;
     traffic(&mut section, effort)?;
     balance(&mut section, effort)?;
@@ -117,6 +117,13 @@ fn traffic(section: &mut Section, effort: Effort) -> Result<()> {
     table
         .note("means over all ranks; stage 3's units are gathered for the forward and for the backward pass");
     section.tables.push(table);
+    section.verdict.push(match wrong {
+        0 => format!(
+            "On {ranks} ranks every stage sends exactly the planned bytes. By the formulas stages 1 and 2 send as many as the \
+             unsharded step, and stage 3 half as many again."
+        ),
+        wrong => format!("{wrong} ranks and stages send other bytes than planned."),
+    });
     section.bar("ranks and stages with other bytes sent than planned", wrong as f64, Wanted::AtMost(0.0));
     section.bar("largest relative difference of sent bytes from their formula", off, Wanted::AtMost(NEAR));
     Ok(())
@@ -173,16 +180,16 @@ fn balance(section: &mut Section, effort: Effort) -> Result<()> {
     for (model, layout) in &models {
         for (way, stage) in ways {
             let mut cells = Vec::new();
-            for &ranks in worlds {
+            for (place, &ranks) in worlds.iter().enumerate() {
                 let most = fullest(layout, ranks, stage)?;
                 if stage == Stage::Zero1 {
                     worst = worst.max(most);
                 }
                 // Flat chunks share one curve, because the models do not differ visibly.
                 if stage != Stage::Zero1 {
-                    point(&mut curves, &format!("{model}, {way}"), (ranks as f64, most));
+                    point(&mut curves, &format!("{model}, {way}"), (place as f64, most));
                 } else if *model == "GPT-2 small" {
-                    point(&mut curves, way, (ranks as f64, most));
+                    point(&mut curves, way, (place as f64, most));
                 }
                 cells.push(Cell::Number(most));
             }
@@ -190,8 +197,18 @@ fn balance(section: &mut Section, effort: Effort) -> Result<()> {
         }
     }
     section.tables.push(table);
-    let (x, y) = (Scale::log("ranks"), Scale::log("most / even"));
-    section.plots.push(Plot::Curves { title: "Balance".to_owned(), x, y, curves });
+    let whole =
+        curves.iter().flat_map(|(_, points): &(String, Vec<(f64, f64)>)| points).map(|(_, most)| *most);
+    section.verdict.push(format!(
+        "The fullest rank holds at most {worst:.2} times an even part with flat chunks, as this library divides, and up to {:.1} times \
+         if whole parameters are dealt out (planned, up to {} ranks).",
+        whole.fold(0.0, f64::max),
+        worlds.last().unwrap_or(&0)
+    ));
+    let x = Scale::named("ranks", worlds.iter().map(usize::to_string));
+    let y = Scale::amount("fullest rank / even part");
+    let caption = "Less is better, and 1 is an even division. Computed from plans, without a run.";
+    section.plots.push(Plot::new("Balance of the optimizer state", caption, Shape::Curves { x, y, curves }));
     // A limit that whole parameters cannot meet.
     section.bar("flat chunks: most / even, at worst", worst, Wanted::AtMost(1.05));
     Ok(())

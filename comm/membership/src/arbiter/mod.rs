@@ -15,6 +15,41 @@ use std::time::Duration;
 ///
 /// Only `state` survives the arbiter. Workers repeat their requests until they are answered, so a successor recovers the other
 /// fields.
+///
+/// ```
+/// use meshstep_membership::{Answer, Arbiter, Ask, Ballot, Config, Decision, Digest, FromArbiter, Member, Output, Place, Request};
+/// use meshstep_membership::{Seat, ToArbiter, Word, Worker};
+/// use std::time::Duration;
+///
+/// let (digest, now) = (Digest { plan: 1, rule: 2 }, Duration::ZERO);
+/// let (mut arbiter, Output { log, .. }) = Arbiter::new(Config::new(digest, 1), None, now)?;
+/// assert_eq!(log.map(|state| state.term), Some(1)); // to be written before any message is sent
+/// let worker = Worker { id: 7, life: 1 };
+/// let mut member = Member::new(worker, digest, "10.0.0.7 1 2 3".to_owned(), Duration::from_secs(60));
+///
+/// // Carries messages, as bytes, until the request is answered.
+/// let mut ask = |arbiter: &mut Arbiter, request: Request| -> Option<Answer> {
+///     let number = member.begin(request, now);
+///     for message in member.tick(now) {
+///         let message = ToArbiter::decode(&message.encode())?;
+///         let Output { send, .. } = arbiter.hear(message, now);
+///         send.iter().filter_map(|answer| FromArbiter::decode(&answer.encode())).for_each(|answer| member.hear(answer));
+///     }
+///     member.take(number, now)?.ok()
+/// };
+/// assert_eq!(ask(&mut arbiter, Request::Join), Some(Answer::Welcome));
+/// let Some(Answer::Granted(round)) = ask(&mut arbiter, Request::Boundary(16)) else { panic!("no round") };
+/// assert!(matches!(&round.members[..], [Seat { id: 7, .. }]));
+/// let vote = Request::Vote { round: round.number, ballot: Ballot::Ready };
+/// assert_eq!(ask(&mut arbiter, vote), Some(Answer::Decided(Decision::Commit {})));
+/// assert!(matches!(&arbiter.state().members[..], [Place { counts: true, .. }]));
+///
+/// // A beat is acknowledged with the time for which the worker stays a member.
+/// let beat = ToArbiter { worker, term: 1, epoch: round.epoch, after: round.number, ask: Ask::Beat { sent: now } };
+/// let answers = arbiter.hear(beat, now).send;
+/// assert!(matches!(answers[..], [FromArbiter { word: Word::Heard { .. }, .. }]), "{answers:?}");
+/// # Ok::<(), meshstep_membership::ConfigError>(())
+/// ```
 #[derive(Debug)]
 pub struct Arbiter {
     config: Config,

@@ -31,6 +31,41 @@ const GRACE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(5);
 
 /// The arbiter of a run. It serves until it is dropped; a service started again with the same log continues from its last state.
+///
+/// ```
+/// use meshstep_membership::{Ballot, Caller, Config, Contact, Digest, Log, Membership, Remote, Service, Standby, StandbyCopy};
+/// use std::time::Duration;
+///
+/// # let dir = std::env::temp_dir().join(format!("meshstep-service-doc-{}", std::process::id()));
+/// # std::fs::create_dir_all(&dir)?;
+/// let (digest, here) = (Digest { plan: 1, rule: 2 }, "127.0.0.1:0".parse()?);
+/// let (log, copy) = (dir.join("run.log"), dir.join("copy.log"));
+/// let arbiter = Service::start(here, None, "run", Config::new(digest, 1), &log)?;
+/// let standby = Standby::start(&[arbiter.addr()], None, "run", &copy)?; // usually on another machine
+/// let contact = Contact::free(here.ip())?; // where members of an epoch meet
+/// let worker = Remote::join(Caller {
+///     addrs: vec![arbiter.addr()],
+///     token: None, // everything stays on loopback addresses
+///     run: "run".to_owned(),
+///     id: 7,
+///     digest,
+///     contact: contact.to_string(),
+///     deadline: Duration::from_secs(60),
+///     alone: 0,
+/// })?;
+/// let round = worker.boundary(16)?;
+/// let comm = Contact::connect(&round, "run", None, Duration::from_secs(60))?;
+/// assert_eq!(meshstep_comm::Communicator::world_size(&*comm), 1);
+/// assert!(worker.vote(&round, Ballot::Ready)?.is_commit());
+/// worker.leave()?;
+/// let StandbyCopy { term, .. } = standby.kept();
+/// assert!(term <= arbiter.term());
+/// drop((standby, arbiter));
+/// let (_, state) = Log::open(&log)?; // an arbiter that is started again goes on from here
+/// assert!(state.is_some_and(|state| state.round >= round.number));
+/// # std::fs::remove_dir_all(&dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Service {
     shared: Arc<Shared>,

@@ -145,3 +145,37 @@ fn a_long_log_begins_anew_with_its_last_record() {
     drop(log);
     assert_eq!(Log::open(&path).unwrap().1, Some(long));
 }
+
+/// A name beside the log that leads elsewhere: a reader of the folder could make the arbiter write over any of its files.
+#[cfg(unix)]
+#[test]
+fn links_are_not_followed_and_their_targets_stay() {
+    for suffix in ["", ".lock", ".new"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, precious) = (dir.path().join("log"), dir.path().join("precious"));
+        std::fs::write(&precious, "precious").unwrap();
+        let link = dir.path().join(format!("log{suffix}"));
+        if suffix == ".new" {
+            let (mut log, _) = Log::open(&path).unwrap();
+            std::os::unix::fs::symlink(&precious, &link).unwrap();
+            // Until the log begins anew.
+            let mut longest = 0;
+            for round in 0.. {
+                log.append(&state(round)).unwrap();
+                let len = std::fs::metadata(&path).unwrap().len();
+                if len < longest {
+                    break;
+                }
+                longest = len;
+            }
+            assert!(!link.exists(), "the new file is the log now");
+            drop(log);
+            assert!(Log::open(&path).unwrap().1.is_some());
+        } else {
+            std::os::unix::fs::symlink(&precious, &link).unwrap();
+            let error = Log::open(&path).map(drop).unwrap_err();
+            assert!(matches!(error, LogError::System { what: "open", .. }), "{error}");
+        }
+        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious", "log{suffix}");
+    }
+}

@@ -50,6 +50,14 @@ pub struct Muon {
 }
 
 /// Adjustment of Muon's learning rate to a matrix's shape.
+///
+/// ```
+/// use meshstep_optim::{Adjust, Muon, Rule, Sees};
+///
+/// let rule = Muon { adjust: Adjust::MatchRmsAdamW, ..Muon::default() };
+/// assert_eq!(rule.sees(), Sees::Matrix);
+/// assert!(rule.reach(1e-3, Some((400, 100))) > 1e-3); // 0.2 sqrt(400) times the rate
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Adjust {
     /// `sqrt(max(1, rows / cols))`.

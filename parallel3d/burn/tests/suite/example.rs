@@ -1,15 +1,22 @@
-//! The example `classifier`: on threads, and as processes with a launcher's variables. Its program is built with the tests.
+//! The example `classifier`: on threads, and as processes with a launcher's variables; and the example `burn_speed`. Their programs are built
+//! with the tests.
 
 use meshstep_cases::process::free_addr;
 use std::process::{Child, Command, Stdio};
 
-/// Starts the example with these variables.
-fn start(variables: &[(&str, String)]) -> Child {
+/// Returns a command for the example.
+fn program(name: &str) -> Command {
     let test = std::env::current_exe().unwrap();
-    let program = test.parent().and_then(|deps| deps.parent()).unwrap().join("examples/classifier");
-    let mut command = Command::new(&program);
+    let program = test.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name);
+    assert!(program.exists(), "{}: build the examples", program.display());
+    Command::new(program)
+}
+
+/// Starts the classifier with these variables.
+fn start(variables: &[(&str, String)]) -> Child {
+    let mut command = program("classifier");
     command.envs(variables.iter().map(|(name, value)| (name, value))).stdout(Stdio::piped());
-    command.spawn().unwrap_or_else(|error| panic!("{}: {error}; build the examples", program.display()))
+    command.spawn().unwrap()
 }
 
 /// Asserts that a rank's loss has fallen, and returns its distance from one rank's weights.
@@ -51,4 +58,13 @@ fn the_classifier_learns_as_processes() {
         start(&[&place[..], &world[..], &port[..]].concat())
     };
     check((0..2).map(rank).collect(), 2);
+}
+
+#[test]
+fn speeds_are_printed_as_a_table() {
+    let output = program("burn_speed").arg("brief").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let row: Vec<f64> =
+        text.lines().nth(2).unwrap().split_whitespace().map(|word| word.parse().unwrap()).collect();
+    assert!(output.status.success() && row.len() == 4 && row[0] == 800.0 && row[1] > 0.0, "{text}");
 }

@@ -5,6 +5,25 @@ use candle_core::{D, Module, Result, Tensor};
 use meshstep_parallel3d::{Axis, Placement};
 
 /// Embedding `[vocab, width]` cut by rows: each rank looks up the tokens in its part of the vocabulary.
+///
+/// ```
+/// use candle_core::{Device, Module, Tensor};
+/// use meshstep_candle::parallel::{Collectives, LayerError, Residual, VocabEmbedding, cause};
+///
+/// // Four tokens, two of them on each rank.
+/// let ranks = meshstep_comm::loopback::spawn(2, |tp| -> candle_core::Result<Vec<f32>> {
+///     let (rank, stream) = (tp.rank() as f32, Residual::whole(Collectives::new(tp)));
+///     let rows = Tensor::new(&[[20.0 * rank], [20.0 * rank + 10.0]], &Device::Cpu)?;
+///     let embedding = VocabEmbedding::new(rows, stream);
+///     let unknown = embedding.forward(&Tensor::new(&[4u32], &Device::Cpu)?).unwrap_err();
+///     assert!(matches!(cause(&unknown), Some(LayerError::NoSuchToken { token: 4, vocab: 4 })));
+///     embedding.forward(&Tensor::new(&[3u32, 0, 1], &Device::Cpu)?)?.flatten_all()?.to_vec1()
+/// })?;
+/// for embedded in ranks {
+///     assert_eq!(embedded?, [30.0, 0.0, 10.0]);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct VocabEmbedding {
     weight: Tensor,

@@ -6,6 +6,8 @@
 mod gpt;
 #[path = "../../examples/mlp.rs"]
 mod mlp;
+#[path = "../../examples/candle_speed.rs"]
+mod speed;
 
 use meshstep_cases::process::{launched, role};
 
@@ -14,6 +16,21 @@ fn numbers(text: &str, before: &str) -> Vec<f32> {
     let after = |line: &str| line.split_once(before).map(|(_, rest)| rest.to_owned());
     let number = |rest: String| rest.split([' ', ';']).next().unwrap().parse().unwrap();
     text.lines().filter_map(after).map(number).collect()
+}
+
+#[test]
+fn speed() {
+    let text =
+        speed::run(&speed::Race { lens: &[800, 80], turns: 1, turn: std::time::Duration::ZERO }).unwrap();
+    let rows: Vec<Vec<f64>> = text
+        .lines()
+        .skip(1)
+        .map(|line| line.split_whitespace().map(|word| word.parse().unwrap()).collect())
+        .collect();
+    assert!(
+        rows.len() == 2 && rows[0][0] == 800.0 && rows.iter().all(|row| row.len() == 4 && row[1] > 0.0),
+        "{text}"
+    );
 }
 
 #[test]

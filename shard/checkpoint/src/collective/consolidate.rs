@@ -27,6 +27,26 @@ const WINDOW: u64 = 2 << 20;
 const SENT: u64 = u64::from_le_bytes(*b"elements");
 
 /// Elements of a whole vector that are contiguous in row-major order.
+///
+/// [`consolidate`] has an example with one sink; this one counts elements by vector:
+///
+/// ```
+/// use meshstep_checkpoint::{Window, consolidate};
+/// use meshstep_shard::prelude::*;
+///
+/// loopback::spawn(1, |comm| -> Result<(), meshstep_checkpoint::Error> {
+///     let layout = Layout::builder().param("w", &[3], DType::F32).build()?;
+///     let mut opt = Optimizer::new(comm, layout, Sgd::default(), |_, _| Ok(()), Options::default())?;
+///     let mut elements = 0;
+///     consolidate(&mut opt, 0, &mut |Window { values, .. }| {
+///         elements += values.len();
+///         Ok(())
+///     })?;
+///     assert_eq!(elements, 3);
+///     Ok(())
+/// })?.into_iter().collect::<Result<(), _>>()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Window<'a> {
     /// Name of the parameter.

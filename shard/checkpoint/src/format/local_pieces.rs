@@ -5,6 +5,19 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Local part of a tensor on one rank: boxes of the whole tensor, and their places in the local tensor.
+///
+/// ```
+/// use meshstep_checkpoint::{CoverError, LocalPieces, Part, Piece, Region, check_cover};
+///
+/// // The right half of a 4 x 6 matrix, a tensor of 4 x 3 on this rank.
+/// let right = Region { offsets: vec![0, 3], extents: vec![4, 3] };
+/// let held = LocalPieces { shape: vec![4, 6], local: vec![4, 3], boxes: vec![(right.clone(), Region::whole(&[4, 3]))] };
+/// let parts: Vec<Part> = held.parts(3..6); // the second row of it
+/// assert_eq!(parts[0].global, Piece { region: right.clone(), range: 3..6 });
+///
+/// let alone = [Piece { region: right, range: 0..12 }];
+/// assert!(matches!(check_cover(&[4, 6], &alone), Err(CoverError::Cuts { dim: 1, at: 0, next: 3, .. })));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalPieces {
     /// Shape of the whole tensor.

@@ -29,6 +29,51 @@ pub const WINDOW: u64 = 1 << 20;
 pub const MOST_DIMS: usize = 64;
 
 /// Contents of a checkpoint.
+///
+/// ```
+/// use meshstep_checkpoint::{Checked, FileEntry, Manifest, Piece, PieceEntry, Run, Save, Saved, SavedFile, SavedVectors};
+/// use meshstep_checkpoint::{SlotEntry, Store, Stored, TensorEntry, Type, Unsharded, Whose, save};
+/// use meshstep_shard::prelude::*;
+///
+/// # let dir = std::env::temp_dir().join(format!("meshstep-manifest-doc-{}", std::process::id()));
+/// # std::fs::create_dir_all(&dir)?;
+/// let store = Store::new(&dir);
+/// let saved = loopback::spawn(2, |comm| -> Result<u64, meshstep_checkpoint::Error> {
+///     let layout = Layout::builder().param("w", &[8, 16], DType::F32).build()?;
+///     let ones = |p: &Param, mut out: SliceMut| out.copy_from((&vec![1f32; p.len()]).into());
+///     let options = Options { stage: Stage::Zero1, ..Options::default() };
+///     save(&mut Optimizer::new(comm, layout, AdamW::default(), ones, options)?, &store, Save::default())
+/// })?;
+/// saved.into_iter().collect::<Result<Vec<u64>, _>>()?;
+///
+/// let saved: Saved = store.latest()?;
+/// let Manifest { step, mesh, files, tensors, .. } = saved.manifest();
+/// assert_eq!((*step, &**mesh), (0, meshstep_checkpoint::ModelPlacement::mesh(&Unsharded { ranks: 2 }).as_str()));
+/// let FileEntry { name, .. } = &files[1];
+/// assert!(name.ends_with(".safetensors"));
+/// let TensorEntry { shape, slots, .. } = &tensors["w"];
+/// let SlotEntry { dtype, pieces } = &slots["param"];
+/// assert_eq!((*dtype, pieces.len()), (Type::F32, 2)); // each rank has written a half
+/// let PieceEntry { stored: Stored { file, bytes, .. }, .. } = &pieces[1];
+/// let opened: SavedFile = saved.file(*file)?;
+/// drop(opened);
+/// assert_eq!(*bytes, 64 * 4);
+/// let Checked { files, slots, .. } = saved.verify()?; // every byte
+/// assert_eq!((files, slots), (2, 3));
+///
+/// // The second row, whatever file it is in.
+/// let row = Piece { range: 16..32, ..Piece::whole(shape) };
+/// let Run { from, to, len } = Piece::whole(shape).runs(&row).next().ok_or("a row has elements")?;
+/// assert_eq!((from, to, len), (16, 0, 16));
+/// let (mut reader, mut sum): (SavedVectors<'_>, f32) = (saved.vectors(), 0.0);
+/// reader.read("w", "param", &row, |_, bytes| -> Result<(), meshstep_checkpoint::CheckpointError> {
+///     sum += bytes.chunks(4).map(|number| f32::from_le_bytes([number[0], number[1], number[2], number[3]])).sum::<f32>();
+///     Ok(())
+/// })?;
+/// assert_eq!((sum, Whose::Slot { tensor: "w", slot: "param" }.to_string()), (16.0, r#"slot "param" of tensor "w""#.to_owned()));
+/// # std::fs::remove_dir_all(&dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {

@@ -64,6 +64,41 @@ pub struct Folder {
 }
 
 /// Step that is being saved; it holds the store's lock. Dropping it leaves a folder that the next save removes.
+///
+/// ```
+/// use meshstep_checkpoint::{Disk, Draft, Folder, Manifest, Os, Reader, ShardWriter, Store, Type, Vector, Writer};
+///
+/// # let dir = std::env::temp_dir().join(format!("meshstep-draft-doc-{}", std::process::id()));
+/// # std::fs::create_dir_all(&dir)?;
+/// let store = Store::on(std::sync::Arc::new(Os), &dir);
+/// let draft: Draft = store.begin(7)?;
+/// let folder: Folder = draft.folder(); // other ranks write their files there
+/// let vectors = [Vector { key: "loader".to_owned(), dtype: Type::U8, shape: vec![4] }];
+/// let mut file: ShardWriter = folder.file(0, "rank-0.safetensors", &vectors)?;
+/// file.begin();
+/// file.write(b"4711")?;
+/// let (entry, stored) = file.finish()?;
+/// let manifest = Manifest {
+///     format: meshstep_checkpoint::FORMAT,
+///     step: 7,
+///     mesh: "ranks=1".to_owned(),
+///     files: vec![entry],
+///     tensors: [].into(),
+///     settings: [].into(),
+///     blobs: [("loader".to_owned(), stored[0].clone())].into(),
+/// };
+/// draft.publish(&manifest)?; // a step is visible whole or not at all
+/// assert_eq!(store.latest()?.blob("loader")?.as_deref(), Some(&b"4711"[..]));
+///
+/// // Any storage with files is a disk.
+/// let mut scratch: Box<dyn Writer> = Os.create(&dir.join("scratch"))?;
+/// scratch.write_at(0, b"abc")?;
+/// scratch.sync()?;
+/// let scratch: Box<dyn Reader> = Os.open(&dir.join("scratch"))?;
+/// assert_eq!(scratch.len()?, 3);
+/// # std::fs::remove_dir_all(&dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Draft {
     store: Store,

@@ -24,6 +24,38 @@ pub struct LocalPlan {
 }
 
 /// One kind of state of some parameters, exchanged as a whole.
+///
+/// ```
+/// use meshstep_local::{Chosen, Fragment, LocalError, LocalPlan, LocalWarning, Merge, OnFailure, Outer, ParamSpec, Select, Slots, Timing, What};
+/// use meshstep_optim::{AdamW, Rule, Sgd};
+/// use meshstep_tensor::DType::F32;
+/// use std::sync::Arc;
+///
+/// // An outer optimizer for the first half of the model, means for the head, and the head's first moments in another step.
+/// let outer = Outer { rule: Arc::new(Sgd { momentum: 0.9, ..Sgd::default() }), lr: 0.7 };
+/// let half = Fragment {
+///     params: Select::Part { index: 0, of: 2 },
+///     merge: Merge::Outer(outer),
+///     on_failure: OnFailure::Retry,
+///     ..Fragment::mean(What::Params, Timing::every(50))
+/// };
+/// let head = Fragment { params: Select::Names(vec!["head".to_owned()]), ..Fragment::mean(What::Params, Timing::every(10)) };
+/// let moments = Timing { offset: 5, ..Timing::every(10) };
+/// let moments = Fragment { params: Select::Names(vec!["head".to_owned()]), ..Fragment::mean(What::State(Slots::First), moments) };
+/// let plan = LocalPlan::new(vec![half, head, moments]);
+///
+/// let rule: Arc<dyn Rule> = Arc::new(AdamW::default());
+/// let param = |position, name: &str, len| {
+///     ParamSpec { name: name.to_owned(), len, whole: len, position, values: F32, state: F32, rule: Arc::clone(&rule) }
+/// };
+/// let params = [param(0, "body", 100), param(1, "head", 100)];
+/// assert_eq!(plan.fragments[0].params.resolve(&params)?, [Chosen { param: 0, range: 0..100 }]);
+/// assert!(plan.check(&params)?.iter().all(|warning| matches!(warning, LocalWarning::SecondMomentsApart { .. })));
+/// let unknown = Fragment { params: Select::Names(vec!["tail".to_owned()]), ..Fragment::mean(What::Params, Timing::every(10)) };
+/// assert!(matches!(LocalPlan::new(vec![]).check(&params), Err(LocalError::NoFragments)));
+/// assert!(LocalPlan::new(vec![unknown]).check(&params).is_err());
+/// # Ok::<(), LocalError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Fragment {
     /// The parameters.

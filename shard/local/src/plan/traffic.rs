@@ -28,6 +28,22 @@ pub struct Worker {
 }
 
 /// Traffic of one rank to other workers.
+///
+/// ```
+/// use meshstep_local::{LocalPlan, LocalTraffic, Ring, Shares};
+/// use meshstep_optim::AdamW;
+/// use meshstep_shard::{Options, Part, Sizes};
+/// use meshstep_tensor::{DType, Layout};
+///
+/// // Four workers of one rank each, 1000 parameters, means every 10 steps.
+/// let layout = Layout::builder().param("w", &[1000], DType::F32).build()?;
+/// let part = Part::new(layout, Sizes::all(1), [], &Options::default())?;
+/// let shares = Shares { part: &part, rules: AdamW::default().into(), shard: 0 };
+/// let place = Ring { ranks: 4, rank: 0 };
+/// let sent: LocalTraffic = LocalPlan::local_sgd(10).traffic_of(&[shares], place, place, 0..100)?;
+/// assert_eq!((sent.exchanges, sent.elements, sent.payload), (10, 10_000, 10 * 2 * 750 * 4));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct LocalTraffic {
     /// Elements contributed, each counted once: a vector of P elements reduced every step counts P in every step.

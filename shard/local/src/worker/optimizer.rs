@@ -49,6 +49,36 @@ pub struct LocalOptimizer {
 }
 
 /// Outcome of a step, on this worker and between workers.
+///
+/// ```
+/// use meshstep_local::{Exchanged, LocalOptimizer, LocalPlan, LocalStep, Veto, Workers};
+/// use meshstep_shard::prelude::*;
+///
+/// type Failed = Box<dyn std::error::Error + Send + Sync>;
+///
+/// let ranks = loopback::spawn(2, |world| -> Result<(), Failed> {
+///     let rank = world.rank();
+///     let (comm, workers) = Workers::split(world, rank as u32)?;
+///     let layout = Layout::builder().param("w", &[1], DType::F32).build()?;
+///     let options = Options { non_finite: NonFinite::Propagate, ..Options::default() };
+///     let inner = Optimizer::new(comm, layout, Sgd::default(), |_, _| Ok(()), options)?;
+///     let mut local = LocalOptimizer::new(inner, workers, LocalPlan::local_sgd(1))?;
+///     let mut step = |grad: f32| -> Result<LocalStep, Failed> {
+///         let mb = local.micro_batch(1)?;
+///         mb.grad("w", &[grad])?;
+///         mb.finish()?;
+///         Ok(local.step(StepArgs { lr: 1.0, ..StepArgs::default() })?)
+///     };
+///     let first = step(1.0)?;
+///     assert_eq!((first.step, first.exchanged.merged), (0, vec![0]));
+///     // A worker with an infinite parameter spoils no other: the exchange fails on all.
+///     let Exchanged { failed, .. } = step(if rank == 1 { f32::INFINITY } else { 0.0 })?.exchanged;
+///     assert!(matches!(failed[..], [(0, Veto::NotFinite { .. })]), "{failed:?}");
+///     Ok(())
+/// })?;
+/// ranks.into_iter().collect::<Result<(), Failed>>().map_err(|error| error.to_string())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "the outcome says whether the step was applied or skipped, and what was exchanged"]
 pub struct LocalStep {

@@ -65,6 +65,25 @@ pub struct ShardedLbfgs {
 }
 
 /// Result of a step: the same on every rank.
+///
+/// ```
+/// use meshstep_optim::Lbfgs;
+/// use meshstep_shard::prelude::*;
+/// use meshstep_shard::LbfgsStep;
+///
+/// loopback::spawn(2, |comm| -> Result<(), meshstep_shard::Error> {
+///     let layout = Layout::builder().param("w", &[1], DType::F64).build()?;
+///     let mut opt = ShardedLbfgs::new(comm, layout, Lbfgs::default(), |_, _| Ok(()), Options::default())?;
+///     let step: LbfgsStep = opt.step(|mb| -> Result<f64, meshstep_shard::Error> {
+///         let w = mb.param("w")?.typed::<f64>()?[0];
+///         mb.grad("w", &[w - 2.0])?;
+///         Ok((w - 2.0).powi(2) / 2.0)
+///     })?;
+///     assert!(step.report.loss < 1e-12 && step.evaluating >= step.report.evaluations);
+///     Ok(())
+/// })?.into_iter().collect::<Result<(), _>>()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LbfgsStep {
     /// The algorithm's report; `folds` are its exchanges, of one collective each.

@@ -29,7 +29,7 @@ const HISTORY_VECTORS: usize = 2 * HISTORY;
 /// Minimum number of vectors that an iteration of L-BFGS reads. Written vectors are not counted.
 const READ: usize = 2 * (HISTORY_VECTORS + 1) + 1 + 3;
 
-/// Least ratio to torch of an iteration of L-BFGS whose vectors are short.
+/// Least ratio to torch of an iteration of L-BFGS on short vectors.
 const IN_CACHE: f64 = 1.3;
 /// Share of the speed of reading that an iteration of L-BFGS on long vectors is to reach.
 const LBFGS: f64 = 1.0 / 1.3;

@@ -13,7 +13,7 @@ use anyhow::Result;
 use crate::args::bench::PeerPart;
 use crate::measure::effort::Effort;
 use crate::measure::peers::{self, Mpi, TorchPair};
-use crate::measure::record::Section;
+use crate::measure::record::{Bar, Section};
 use ranks::{RANKS, largest};
 
 const ABOUT: &str = "Ratio of the other system's time to ours: medians of ratios, round by round, in turns. Updates have as many \
@@ -37,7 +37,7 @@ pub(crate) fn run(
     left_out: &mut Vec<String>,
 ) -> Result<Section> {
     let wants = |part: PeerPart| parts.is_empty() || parts.contains(&part);
-    let mut section = Section::new("peers", ABOUT);
+    let mut section = Section::new("peers: other systems", ABOUT);
     if wants(PeerPart::Updates) {
         alone::candle(&mut section, effort)?;
     }
@@ -58,10 +58,23 @@ pub(crate) fn run(
             Err(why) => left_out.push(format!("OpenMPI: {why:#}")),
         }
     }
+    section.verdict.extend(compared(&section.bars));
     if effort.quick {
         section.bars.clear();
     }
     Ok(section)
+}
+
+/// Returns a sentence on all ratios of the other system's time to ours, if there are any.
+fn compared(bars: &[Bar]) -> Option<String> {
+    let ratios: Vec<f64> =
+        bars.iter().filter(|bar| bar.what.contains("theirs / ours")).map(|bar| bar.found).collect();
+    let (least, most) = (ratios.iter().copied().reduce(f64::min)?, ratios.iter().copied().reduce(f64::max)?);
+    let faster = ratios.iter().filter(|ratio| **ratio > 1.0).count();
+    Some(format!(
+        "This library was faster in {faster} of {} comparisons with other systems; their time divided by ours is {least:.2} to {most:.2}.",
+        ratios.len()
+    ))
 }
 
 /// Runs the comparisons with PyTorch in which this library's ranks are threads.

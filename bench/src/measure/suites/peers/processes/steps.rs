@@ -43,7 +43,7 @@ impl Contest<'_> {
         Ok(())
     }
 
-    /// Compares steps whose time is that of messages and calls.
+    /// Compares steps that spend their time on messages and calls.
     pub(super) fn small_steps(&mut self, section: &mut Section, effort: Effort) -> Result<()> {
         let title = format!("small clipped steps, each the mean of {TIMES} in a row,");
         let mut table = Table::new(self.title(&title), COLUMNS);
