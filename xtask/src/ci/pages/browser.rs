@@ -78,7 +78,8 @@ impl Browser {
         let flags = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars --force-device-scale-factor=1";
         let scheme = format!("--blink-settings=preferredColorScheme={}", if looks.dark { 0 } else { 1 });
         let size = format!("--window-size={},{height}", looks.width.max(LEAST));
-        Cmd::built(self.0, flags).arg(&scheme).arg(&size)
+        // A browser that hangs is ended after two minutes.
+        Cmd::built("timeout", &format!("120 {} {flags}", self.0)).arg(&scheme).arg(&size)
     }
 }
 
