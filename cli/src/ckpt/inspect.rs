@@ -10,8 +10,9 @@ use crate::number::grouped;
 /// Returns the whole report as text.
 pub(super) fn report(saved: &Saved) -> String {
     let manifest = saved.manifest();
-    let Manifest { format, step, mesh, files, tensors, settings, blobs } = manifest;
-    let mut text = format!("step {step}, saved on {}, format {format}\n\n", shown(mesh));
+    let Manifest { format, step, run, mesh, files, tensors, settings, blobs } = manifest;
+    let run = run.map_or_else(String::new, |run| format!("run {run}, "));
+    let mut text = format!("step {step}, {run}saved on {}, format {format}\n\n", shown(mesh));
     text += &tensor_table(manifest);
     let slots = tensors.values().flat_map(|tensor| tensor.slots.values());
     let (vectors, pieces) = slots.fold((0, 0), |(n, pieces), slot| (n + 1, pieces + slot.pieces.len()));

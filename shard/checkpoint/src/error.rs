@@ -4,6 +4,7 @@ use super::bytes_error::BytesError;
 use super::format::coverage::CoverError;
 use super::format::mismatch::Mismatch;
 use super::pytorch::PyTorchError;
+use super::store::job_lock::{Holder, RunId};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -94,11 +95,50 @@ pub enum CheckpointError {
         /// The folder.
         dir: PathBuf,
     },
-    /// Another save to the same folder is in progress, of this process or another.
-    #[error("another save to {} is in progress: pass the `Saver` of this job's as `Save::after`, or wait for another job's, or use another folder", .dir.display())]
+    /// Another save of this job to the same folder is in progress.
+    #[error("another save to {} is in progress: pass its `Saver` as `Save::after`, or use another folder", .dir.display())]
     Locked {
         /// The folder.
         dir: PathBuf,
+    },
+    /// Another job holds the folder.
+    #[error("{} is held by {}: wait for the end of that job, or save to another folder", .dir.display(), shown_holder(.holder.as_ref()))]
+    Held {
+        /// The folder.
+        dir: PathBuf,
+        /// Process of rank 0 of that job; `None` if the file LOCK does not name it.
+        holder: Option<Holder>,
+    },
+    /// A job of another host has held the folder, and has not released it.
+    #[error(
+        "{} is held by {holder}, or was by the time that process died; if that job has ended, call `Store::taking_over`", .dir.display()
+    )]
+    Abandoned {
+        /// The folder.
+        dir: PathBuf,
+        /// Process of rank 0 of that job.
+        holder: Holder,
+    },
+    /// The file LOCK of this job's folder was removed or replaced.
+    #[error(
+        "{} was removed or replaced while this job held it, so another job may save there: end one of the two, then open a new `Store`", .path.display()
+    )]
+    LostLock {
+        /// Path of the file.
+        path: PathBuf,
+    },
+    /// The folder's checkpoints are of another run.
+    #[error(
+        "{} holds checkpoints of {}, and this job continues {}: load one of them first, or call `Store::adopting`, or save to another folder",
+        .dir.display(), shown_run(*.found), shown_run(*.own)
+    )]
+    OtherRun {
+        /// The folder.
+        dir: PathBuf,
+        /// Run of the newest checkpoint there; `None` if an earlier version saved it.
+        found: Option<RunId>,
+        /// Run of this job; `None` if it has neither saved nor loaded a checkpoint of a numbered run with this store.
+        own: Option<RunId>,
     },
     /// The step exists already.
     #[error("{} exists: a checkpoint is never written over; remove it first, or save a later step", .path.display())]
@@ -331,6 +371,14 @@ impl CheckpointError {
     pub fn memory<E: ToString>(error: E) -> Self {
         CheckpointError::Memory { message: error.to_string() }
     }
+}
+
+fn shown_holder(of: Option<&Holder>) -> String {
+    of.map_or_else(|| "another job".to_owned(), Holder::to_string)
+}
+
+pub(super) fn shown_run(run: Option<RunId>) -> String {
+    run.map_or_else(|| "no numbered run".to_owned(), |run| format!("run {run}"))
 }
 
 /// Disk operations of this code.

@@ -34,7 +34,7 @@
 //!
 //! | function | purpose |
 //! |---|---|
-//! | [`save`], [`save_async`], [`load`] | folders: from any ranks to any others |
+//! | [`claim`], [`save`], [`save_async`], [`load`] | folders: from any ranks to any others |
 //! | [`serialize`], [`deserialize`] | bytes in memory, for the same rank of the same layout |
 //! | [`reshard`] | moves to other ranks without files |
 //! | [`consolidate`] | whole vectors on one rank |
@@ -72,6 +72,7 @@ mod tensors;
 
 pub use bytes_error::BytesError;
 pub use collective::background::{Saver, Saving, Stall, save_async};
+pub use collective::claim::claim;
 pub use collective::compatibility::Cast;
 pub use collective::consolidate::{Sink, Window, consolidate};
 pub use collective::in_memory::{deserialize, serialize};
@@ -91,7 +92,8 @@ pub use format::mismatch::Mismatch;
 pub use format::piece::{Piece, Region, Run};
 pub use format::placement::{ModelPlacement, Unsharded};
 pub use pytorch::{export_pytorch, import_pytorch};
-pub use store::disk::{Disk, Os, Reader, Writer};
+pub use store::disk::{Disk, LockedFile, Os, Reader, Writer};
+pub use store::job_lock::{Holder, RunId};
 pub use store::reader::{Saved, SavedFile};
 pub use store::shard_file::{ShardWriter, Vector};
 pub use store::tensor_reader::SavedVectors;

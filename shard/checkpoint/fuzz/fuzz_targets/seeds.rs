@@ -186,7 +186,7 @@ fn step() -> (Manifest, Vec<Vec<u8>>) {
     let settings = [("rule".to_owned(), json!({ "lr": 1e-4, "betas": [0.9, 0.95] }))].into();
     let mesh = "dp=2".to_owned();
     let blobs = Default::default();
-    (Manifest { format: FORMAT, step: 1, mesh, files: entries, tensors, settings, blobs }, files)
+    (Manifest { format: FORMAT, step: 1, run: None, mesh, files: entries, tensors, settings, blobs }, files)
 }
 
 /// A file in memory.

@@ -56,7 +56,8 @@ pub(crate) struct Staged {
 /// Each rank reads the bytes it needs, and checks every window of 1 MiB that contains them. The values stay in host memory until every
 /// rank has read its own; then they are copied, which does not fail. This takes as much additional memory as this rank's parameters and
 /// state, and up to 32 MiB for reading (64 MiB if types change). An error is the same on every rank ([`Error::Failed`] names the lowest
-/// rank that failed), and has changed nothing on any rank. Later steps are the same as without the interruption.
+/// rank that failed), and has changed nothing on any rank. Later steps are the same as without the interruption, and later saves to `store`
+/// belong to the same run.
 ///
 /// | `thing` | loads |
 /// |---|---|
@@ -86,6 +87,7 @@ pub fn load<T: Saveable + ?Sized>(thing: &mut T, store: &Store, load: Load) -> R
         let staged = ranks.agree(stage(parts, &saved, &load, &*placing))?;
         let Staged { vectors, t, settings, missing, unexpected, cast, blobs: [blobs, own_blobs] } = staged;
         take_in(parts, &vectors, &t, &settings)?;
+        store.follow(saved.manifest().run);
         Ok(Loaded { saved, missing, unexpected, cast, blobs, own_blobs })
     })
 }

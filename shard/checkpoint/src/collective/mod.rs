@@ -1,6 +1,7 @@
 //! Calls of all ranks: saves, loads, background saves, resharding, and checkpoints in memory.
 
 pub(crate) mod background;
+pub(crate) mod claim;
 pub(crate) mod compatibility;
 pub(crate) mod consolidate;
 pub(crate) mod in_memory;

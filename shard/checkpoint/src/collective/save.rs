@@ -12,6 +12,7 @@ use crate::format::manifest::{FORMAT, Manifest, SlotEntry, TensorEntry};
 use crate::format::placement::ModelPlacement;
 use crate::format::settings::Settings;
 use crate::parts::{Live, SavedParts};
+use crate::store::job_lock::RunId;
 use crate::store::reader::of_rank;
 use crate::store::{Draft, Folder, Store};
 use crate::tensors::{Named, ReadSource, SavedTensor};
@@ -46,6 +47,9 @@ impl fmt::Debug for Save<'_> {
         shown.finish_non_exhaustive()
     }
 }
+
+/// Word of a rank that knows no run.
+const UNKNOWN: u64 = 0;
 
 /// Save that all ranks have agreed on. It is of one moment: the source passed to it must hold the vectors of that moment.
 #[derive(Debug)]
@@ -146,11 +150,18 @@ impl Agreed {
     /// Begins the step on rank 0, in a folder that all ranks see. Collective.
     pub(crate) fn open(&self, store: &Store, ranks: &Ranks) -> Result<Option<Draft>, Error> {
         let first = ranks.rank() == 0;
+        // Rank 0 may have joined since the run's last save.
+        let known = ranks.words(store.run().map_or(UNKNOWN, |run| run.0))?;
+        let known = known.into_iter().find(|&run| run != UNKNOWN).map(RunId);
+        store.follow(store.run().or(known));
         // Removing the remains of earlier attempts may take long.
         let draft =
             ranks.agree_on_first(first.then(|| Box::new(|| store.begin(self.step)) as Work<'_, _>))?;
-        match prove(&store.folder(self.step), ranks) {
-            Ok(()) => Ok(draft),
+        match prove(&store.folder(self.step), draft.as_ref(), ranks) {
+            Ok(run) => {
+                store.follow(Some(run));
+                Ok(draft)
+            }
             Err(error) => {
                 draft.into_iter().for_each(Draft::discard);
                 Err(error)
@@ -197,14 +208,14 @@ impl Agreed {
     fn publish(&self, draft: Draft, written: &[Vec<u8>]) -> Result<(), CheckpointError> {
         let written: Result<Vec<Written>, _> =
             written.iter().map(|text| serde_json::from_slice(text)).collect();
-        let manifest = self.manifest(written.map_err(CheckpointError::memory)?);
+        let manifest = self.manifest(draft.run(), written.map_err(CheckpointError::memory)?);
         match self.keep {
             Some(keep) => draft.publish_keeping(&manifest, keep),
             None => draft.publish(&manifest),
         }
     }
 
-    fn manifest(&self, written: Vec<Written>) -> Manifest {
+    fn manifest(&self, run: RunId, written: Vec<Written>) -> Manifest {
         let mut tensors: Vec<TensorEntry> = self.contents.iter().map(empty).collect();
         let (mut files, mut blobs) = (Vec::new(), BTreeMap::new());
         for own in written {
@@ -220,6 +231,7 @@ impl Agreed {
         Manifest {
             format: FORMAT,
             step: self.step,
+            run: Some(run),
             mesh: self.mesh.clone(),
             files,
             tensors: names.zip(tensors).collect(),
@@ -229,13 +241,16 @@ impl Agreed {
     }
 }
 
-/// Checks that all ranks see the same folder as rank 0. Collective.
-fn prove(folder: &Folder, ranks: &Ranks) -> Result<(), Error> {
-    let first = ranks.rank() == 0;
-    let proof = ranks.first_word(random())?;
+/// Checks that all ranks see the same folder as rank 0, and returns the run of its draft. Collective.
+fn prove(folder: &Folder, draft: Option<&Draft>, ranks: &Ranks) -> Result<RunId, Error> {
+    let first = draft.is_some();
+    let mut words = [random(), draft.map_or(UNKNOWN, |draft| draft.run().0)];
+    ranks.first_words(&mut words)?;
+    let [proof, run] = words;
     ranks.agree(if first { folder.show(proof) } else { Ok(()) })?;
     ranks.agree(folder.shows(proof))?;
-    ranks.agree(if first { folder.hide() } else { Ok(()) })
+    ranks.agree(if first { folder.hide() } else { Ok(()) })?;
+    Ok(RunId(run))
 }
 
 /// Returns a parameter's entry without any pieces.

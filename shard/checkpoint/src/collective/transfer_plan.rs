@@ -103,6 +103,7 @@ impl Moves {
         Manifest {
             format: FORMAT,
             step: 0,
+            run: None,
             mesh: String::new(),
             files: Vec::new(),
             tensors: first.iter().flat_map(|side| side.tensors.iter().map(entry)).collect(),

@@ -13,6 +13,7 @@ use super::coverage;
 use super::piece::{Piece, Region};
 use super::unique_keys;
 use crate::error::CheckpointError;
+use crate::store::job_lock::RunId;
 use meshstep_tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,6 +82,9 @@ pub struct Manifest {
     pub format: u32,
     /// Number of steps taken, skipped ones included.
     pub step: u64,
+    /// Run that the checkpoint belongs to; `None` if an earlier version saved it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunId>,
     /// Ranks that saved the checkpoint, for people: `tp=2,dp=4`.
     pub mesh: String,
     /// Files beside the manifest.

@@ -4,8 +4,8 @@ use super::direct_io::OnceRead;
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 
 /// Storage for files. Paths are the caller's; a symbolic link at the end of a path is not followed.
 pub trait Disk: Debug + Send + Sync {
@@ -23,8 +23,9 @@ pub trait Disk: Debug + Send + Sync {
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Returns when the names in a folder survive a crash.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Takes a lock until the result is dropped or this process ends in any way; `None` if another holder has it.
-    fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>>;
+    /// Locks a file, which is created if it does not exist, until the result is dropped or this process ends in any way; `None` if another
+    /// holder has it, in this process too.
+    fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn LockedFile>>>;
     /// Returns true if a path ends in a symbolic link; false on disks without links.
     fn is_link(&self, _path: &Path) -> io::Result<bool> {
         Ok(false)
@@ -37,6 +38,14 @@ pub trait Writer: Debug + Send {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Returns when the written bytes survive a crash; [`Disk::sync_dir`] does the same for the name.
     fn sync(&mut self) -> io::Result<()>;
+}
+
+/// File locked by [`Disk::lock`].
+pub trait LockedFile: Debug + Send + Sync {
+    /// Replaces the contents of the file.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Returns true if the path still names this file; false if the file was removed or replaced.
+    fn is_in_place(&self) -> io::Result<bool>;
 }
 
 /// File opened for reading.
@@ -103,12 +112,12 @@ impl Disk for Os {
         File::open(dir)?.sync_all()
     }
 
-    fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>> {
+    fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn LockedFile>>> {
         let options =
             OpenOptions::new().write(true).create(true).truncate(false).custom_flags(no_links()).clone();
         let file = options.open(path)?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(Box::new(file))),
+            Ok(()) => Ok(Some(Box::new(OsLock { file, path: path.to_owned() }))),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
         }
@@ -116,6 +125,29 @@ impl Disk for Os {
 
     fn is_link(&self, path: &Path) -> io::Result<bool> {
         Ok(fs::symlink_metadata(path)?.is_symlink())
+    }
+}
+
+/// File locked by the system, and its path.
+#[derive(Debug)]
+struct OsLock {
+    file: File,
+    path: PathBuf,
+}
+
+impl LockedFile for OsLock {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.write_all_at(bytes, 0)
+    }
+
+    fn is_in_place(&self) -> io::Result<bool> {
+        let own = self.file.metadata()?;
+        match fs::symlink_metadata(&self.path) {
+            Ok(found) => Ok((found.dev(), found.ino()) == (own.dev(), own.ino())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! Folder of checkpoints: a step becomes the newest one in a single atomic exchange.
 //!
 //! ```text
-//! dir/LOCK                     held while one job saves here
+//! dir/LOCK                     locked by the job that saves here, as long as it runs; names its process
 //! dir/tmp-000000000400/..      a step that is being saved; removed by the next holder of the lock
 //! dir/step-000000000400/..     a complete step: files, and manifest.json
-//! dir/LATEST                   {"step", "manifest": "<BLAKE3 of manifest.json>"}
+//! dir/LATEST                   {"step", "manifest": "<BLAKE3 of manifest.json>", "run": "<number of the run>"}
 //! ```
 //!
 //! The files are synced first, then the manifest, then their folder. A rename gives the folder its final name, and its parent is synced
@@ -12,14 +12,16 @@
 
 pub(crate) mod direct_io;
 pub(crate) mod disk;
+pub(crate) mod job_lock;
 pub(crate) mod reader;
 pub(crate) mod shard_file;
 pub(crate) mod tensor_reader;
 pub(crate) mod verify;
 
-use crate::error::{CheckpointError, io};
+use crate::error::{CheckpointError, io, shown_run};
 use crate::format::manifest::Manifest;
 use crate::store::disk::{Disk, Os};
+use crate::store::job_lock::{Busy, JobLock, RunId};
 use crate::store::reader::{Saved, read_all};
 use crate::store::shard_file::{ShardWriter, Vector};
 use serde::{Deserialize, Serialize};
@@ -27,7 +29,6 @@ use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-const LOCK: &str = "LOCK";
 const LATEST: &str = "LATEST";
 const NEXT: &str = "LATEST.tmp";
 pub(crate) const MANIFEST: &str = "manifest.json";
@@ -47,13 +48,27 @@ pub(crate) const MANIFEST_MOST: u64 = 1 << 30;
 struct Latest {
     step: u64,
     manifest: String,
+    /// Missing in folders of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    run: Option<RunId>,
 }
 
-/// Folder of checkpoints.
+/// Folder of checkpoints. Reading it takes no lock.
+///
+/// **One job, one folder.** The first save, or [`claim`](Self::claim), takes the folder for this job, until the last clone of the store is
+/// dropped or the process ends in any way. Another job is refused with [`CheckpointError::Held`], which names the process. Only rank 0's
+/// store takes the folder; the other ranks' stores name the same one. A job keeps one store for its whole life.
+///
+/// **One run, one folder.** All checkpoints of a run have its number, which the first save draws and a load continues. A save to a folder
+/// with checkpoints that this job has neither saved nor loaded is [`CheckpointError::OtherRun`], unless the store is
+/// [`adopting`](Self::adopting) them.
 #[derive(Clone, Debug)]
 pub struct Store {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
+    job: Arc<JobLock>,
+    adopts: bool,
+    takes_over: bool,
 }
 
 /// Folder of a step that is being saved, as any rank sees it.
@@ -63,7 +78,7 @@ pub struct Folder {
     dir: PathBuf,
 }
 
-/// Step that is being saved; it holds the store's lock. Dropping it leaves a folder that the next save removes.
+/// Step that is being saved; it is the only one of its store. Dropping it leaves a folder that the next save removes.
 ///
 /// ```
 /// use meshstep_checkpoint::{Disk, Draft, Folder, Manifest, Os, Reader, ShardWriter, Store, Type, Vector, Writer};
@@ -81,6 +96,7 @@ pub struct Folder {
 /// let manifest = Manifest {
 ///     format: meshstep_checkpoint::FORMAT,
 ///     step: 7,
+///     run: Some(draft.run()),
 ///     mesh: "ranks=1".to_owned(),
 ///     files: vec![entry],
 ///     tensors: [].into(),
@@ -104,8 +120,8 @@ pub struct Draft {
     store: Store,
     step: u64,
     dir: PathBuf,
-    /// Released when the draft is dropped.
-    _lock: Box<dyn Debug + Send + Sync>,
+    run: RunId,
+    _busy: Busy,
 }
 
 impl Store {
@@ -116,7 +132,37 @@ impl Store {
 
     /// Same as [`new`](Self::new) on another disk.
     pub fn on(disk: Arc<dyn Disk>, dir: impl Into<PathBuf>) -> Self {
-        Store { disk, dir: dir.into() }
+        Store { disk, dir: dir.into(), job: Arc::default(), adopts: false, takes_over: false }
+    }
+
+    /// Makes the checkpoints in the folder those of this job's run, though this job has not loaded them. They may be of another run, or of
+    /// an earlier version, which did not number runs.
+    #[must_use]
+    pub fn adopting(self) -> Self {
+        Store { adopts: true, ..self }
+    }
+
+    /// Takes the folder over from a job of another host that has not released it ([`CheckpointError::Abandoned`]). That job must have ended:
+    /// this host cannot find out. The folder of a dead job of this host needs no such word.
+    #[must_use]
+    pub fn taking_over(self) -> Self {
+        Store { takes_over: true, ..self }
+    }
+
+    /// Takes the folder for this job now, instead of at its first save; rank 0 calls it, before it loads. Returns
+    /// [`CheckpointError::Held`] with the holder's process while another job has the folder.
+    pub fn claim(&self) -> Result<(), CheckpointError> {
+        self.job.take(&*self.disk, &self.dir, self.takes_over).map(drop)
+    }
+
+    /// Returns the run of this job; `None` before its first save or load here.
+    pub fn run(&self) -> Option<RunId> {
+        self.job.run()
+    }
+
+    /// Continues `run` from now on.
+    pub(crate) fn follow(&self, run: Option<RunId>) {
+        self.job.set_run(run);
     }
 
     /// Returns the saved steps in ascending order.
@@ -128,8 +174,12 @@ impl Store {
 
     /// Opens the newest complete step.
     pub fn latest(&self) -> Result<Saved, CheckpointError> {
-        let Latest { step, manifest } = self.announced()?;
-        Saved::open(Arc::clone(&self.disk), &self.dir.join(name(SAVED, step)), Some(&manifest))
+        let Latest { step, manifest, run } = self.announced()?;
+        let saved = Saved::open(Arc::clone(&self.disk), &self.dir.join(name(SAVED, step)), Some(&manifest))?;
+        match run {
+            Some(_) if run != saved.manifest().run => Err(contradiction("LATEST", run, saved.manifest().run)),
+            _ => Ok(saved),
+        }
     }
 
     /// Reads LATEST.
@@ -155,23 +205,21 @@ impl Store {
     /// Makes the step that was saved as `step` the newest, for a job that goes on from there, or because a later one is damaged. Later
     /// steps stay until the same steps are saved again.
     pub fn roll_back(&self, step: u64) -> Result<(), CheckpointError> {
-        let _lock = self.lock()?;
-        self.announce(step, self.open(step)?.hash())
+        let _busy = self.change()?;
+        let saved = self.open(step)?;
+        self.announce(step, saved.hash(), saved.manifest().run)
     }
 
-    /// Begins to save `step`, which must come after the newest step, and removes the remains of earlier attempts. Returns an error if
-    /// LATEST cannot be trusted.
+    /// Begins to save `step`, which must come after the newest step, and removes the remains of earlier attempts. Takes the folder for this
+    /// job. Returns an error if LATEST cannot be trusted.
     pub fn begin(&self, step: u64) -> Result<Draft, CheckpointError> {
-        let lock = self.lock()?;
-        match self.latest().map(|latest| latest.manifest().step) {
-            Err(CheckpointError::Nothing { .. }) => {}
-            Ok(latest) if latest < step => {}
-            Ok(latest) if latest == step => {
-                return Err(CheckpointError::Exists { path: self.dir.join(name(SAVED, step)) });
+        let busy = self.change()?;
+        let run = self.continued(step).inspect_err(|_| {
+            // A job that may not save here leaves the folder to the one that may.
+            if busy.fresh {
+                self.job.release();
             }
-            Ok(latest) => return Err(CheckpointError::Behind { dir: self.dir.clone(), step, latest }),
-            Err(error) => return Err(error),
-        }
+        })?;
         let names = self.names()?;
         for name in names.iter().filter(|name| step_of(DRAFT, name).is_some() || *name == NEXT) {
             let path = self.dir.join(name);
@@ -183,7 +231,30 @@ impl Store {
         }
         let dir = self.dir.join(name(DRAFT, step));
         self.disk.create_dir(&dir).map_err(io("creating", &dir))?;
-        Ok(Draft { store: self.clone(), step, dir, _lock: lock })
+        self.follow(Some(run));
+        Ok(Draft { store: self.clone(), step, dir, run, _busy: busy })
+    }
+
+    /// Returns the run that goes on with `step`, if this job may save it here.
+    fn continued(&self, step: u64) -> Result<RunId, CheckpointError> {
+        let own = self.run();
+        let (latest, found) = match self.latest() {
+            Ok(latest) => (latest.manifest().step, latest.manifest().run),
+            Err(CheckpointError::Nothing { .. }) => return Ok(own.unwrap_or_else(RunId::new)),
+            Err(error) => return Err(error),
+        };
+        let run = match (found, own) {
+            (Some(found), Some(own)) if found == own => own,
+            _ if self.adopts => found.or(own).unwrap_or_else(RunId::new),
+            _ => return Err(CheckpointError::OtherRun { dir: self.dir.clone(), found, own }),
+        };
+        match latest {
+            latest if latest < step => Ok(run),
+            latest if latest == step => {
+                Err(CheckpointError::Exists { path: self.dir.join(name(SAVED, step)) })
+            }
+            latest => Err(CheckpointError::Behind { dir: self.dir.clone(), step, latest }),
+        }
     }
 
     /// Returns the folder in which `step` is being saved, by this or another rank.
@@ -193,7 +264,7 @@ impl Store {
 
     /// Removes all but the newest `keep` of the steps up to the one that LATEST names, which always stays.
     pub fn keep(&self, keep: usize) -> Result<(), CheckpointError> {
-        let _lock = self.lock()?;
+        let _busy = self.change()?;
         self.keep_newest(keep)
     }
 
@@ -221,15 +292,13 @@ impl Store {
             .try_for_each(|stale| self.disk.remove(&stale).map_err(io("removing", &stale)))
     }
 
-    fn lock(&self) -> Result<Box<dyn Debug + Send + Sync>, CheckpointError> {
-        let path = self.dir.join(LOCK);
-        let lock = self.disk.lock(&path).map_err(io("locking", &path))?;
-        lock.ok_or_else(|| CheckpointError::Locked { dir: self.dir.clone() })
+    fn change(&self) -> Result<Busy, CheckpointError> {
+        self.job.busy(&*self.disk, &self.dir, self.takes_over)
     }
 
     /// Exchanges LATEST.
-    fn announce(&self, step: u64, manifest: &str) -> Result<(), CheckpointError> {
-        let (next, latest) = (self.dir.join(NEXT), Latest { step, manifest: manifest.to_owned() });
+    fn announce(&self, step: u64, manifest: &str, run: Option<RunId>) -> Result<(), CheckpointError> {
+        let (next, latest) = (self.dir.join(NEXT), Latest { step, manifest: manifest.to_owned(), run });
         // A job that was stopped here has left this file, and no longer holds the lock.
         match self.disk.remove(&next) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -293,7 +362,12 @@ impl Draft {
         self.folder().file(index, file, vectors)
     }
 
-    /// Makes the step the newest one. Every file must be complete.
+    /// Returns the run that the step belongs to.
+    pub fn run(&self) -> RunId {
+        self.run
+    }
+
+    /// Makes the step the newest one. Every file must be complete, and the manifest of this run.
     pub fn publish(self, manifest: &Manifest) -> Result<(), CheckpointError> {
         self.complete(manifest)
     }
@@ -337,7 +411,10 @@ impl Draft {
 
     fn exchange(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
         manifest.check()?;
-        let Draft { store: Store { disk, dir: parent }, step, dir, .. } = self;
+        if manifest.run != Some(self.run) {
+            return Err(contradiction("the manifest", manifest.run, Some(self.run)));
+        }
+        let Draft { store: Store { disk, dir: parent, .. }, step, dir, .. } = self;
         let (text, path) = (manifest.to_text(), dir.join(MANIFEST));
         if text.len() as u64 > MANIFEST_MOST {
             return Err(CheckpointError::TooLarge { path, most: MANIFEST_MOST, found: text.len() as u64 });
@@ -347,8 +424,13 @@ impl Draft {
         let saved = parent.join(name(SAVED, *step));
         disk.rename(dir, &saved).map_err(io("renaming", dir))?;
         disk.sync_dir(parent).map_err(io("syncing", parent))?;
-        self.store.announce(*step, &blake3::hash(text.as_bytes()).to_hex())
+        self.store.announce(*step, &blake3::hash(text.as_bytes()).to_hex(), manifest.run)
     }
+}
+
+fn contradiction(what: &str, found: Option<RunId>, expected: Option<RunId>) -> CheckpointError {
+    let reason = format!("it is of {}, not of {}", shown_run(found), shown_run(expected));
+    CheckpointError::Contradiction { what: what.to_owned(), reason }
 }
 
 /// Writes and syncs a small file.

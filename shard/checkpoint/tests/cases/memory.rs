@@ -1,6 +1,6 @@
 //! Files in memory, for reading.
 
-use meshstep_checkpoint::{Disk, Reader, Writer};
+use meshstep_checkpoint::{Disk, LockedFile, Reader, Writer};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::io;
@@ -48,7 +48,7 @@ impl Disk for Memory {
         refused()
     }
 
-    fn lock(&self, _: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>> {
+    fn lock(&self, _: &Path) -> io::Result<Option<Box<dyn LockedFile>>> {
         refused()
     }
 }

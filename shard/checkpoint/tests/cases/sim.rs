@@ -1,6 +1,6 @@
 //! Disk in memory. A crash keeps everything that was synced, and a random part of everything else, in any order.
 
-use meshstep_checkpoint::{Disk, Reader, Writer};
+use meshstep_checkpoint::{Disk, LockedFile, Reader, Writer};
 use rand::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
@@ -296,14 +296,24 @@ impl Disk for Sim {
         self.log(Event::Sync { node: self.find(dir)? })
     }
 
-    fn lock(&self, _: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>> {
+    fn lock(&self, _: &Path) -> io::Result<Option<Box<dyn LockedFile>>> {
         let free = !std::mem::replace(&mut self.state().held, true);
-        Ok(free.then(|| Box::new(Held(self.clone())) as Box<dyn Debug + Send + Sync>))
+        Ok(free.then(|| Box::new(Held(self.clone())) as Box<dyn LockedFile>))
     }
 }
 
 #[derive(Debug)]
 struct Held(Sim);
+
+impl LockedFile for Held {
+    fn write(&mut self, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn is_in_place(&self) -> io::Result<bool> {
+        Ok(true)
+    }
+}
 
 impl Drop for Held {
     fn drop(&mut self) {

@@ -37,7 +37,13 @@ pub(crate) fn save(store: &Store, step: u64, half: u64) -> Result<(), Checkpoint
     let tensor = TensorEntry { shape: vec![2, half], t: step, slots };
     let tensors = [("w".to_owned(), tensor)].into();
     let (settings, blobs) = (BTreeMap::new(), BTreeMap::new());
-    draft.publish(&Manifest { format: FORMAT, step, mesh: "dp=2".into(), files, tensors, settings, blobs })
+    let (run, mesh) = (Some(draft.run()), "dp=2".into());
+    draft.publish(&Manifest { format: FORMAT, step, run, mesh, files, tensors, settings, blobs })
+}
+
+/// Opens the folder of a job that starts again, and reads its steps without a call that would tell the store their run.
+fn store_on(sim: &Sim) -> Store {
+    Store::on(Arc::new(sim.clone()), DIR).adopting()
 }
 
 /// Checks that every existing step is complete, and returns the steps.
@@ -77,7 +83,7 @@ pub(crate) fn load(store: &Store, half: u64) -> Result<u64, CheckpointError> {
 #[test]
 fn what_was_saved_is_loaded_and_the_newest_is_the_latest() {
     let sim = Sim::new(DIR);
-    let store = Store::on(Arc::new(sim.clone()), DIR);
+    let store = store_on(&sim);
     assert!(matches!(store.latest(), Err(CheckpointError::Nothing { .. })));
     // More than a window, and not a multiple of one.
     let half = WINDOW / 4 + 33;
@@ -96,7 +102,7 @@ fn what_was_saved_is_loaded_and_the_newest_is_the_latest() {
 #[test]
 fn a_job_that_rolls_back_loses_no_step_but_those_it_saves_again() {
     let sim = Sim::new(DIR);
-    let store = Store::on(Arc::new(sim.clone()), DIR);
+    let store = store_on(&sim);
     [10, 20, 30, 40].into_iter().for_each(|step| save(&store, step, 16).unwrap());
     assert!(store.roll_back(15).is_err());
     store.roll_back(20).unwrap();
@@ -115,7 +121,7 @@ fn a_job_that_rolls_back_loses_no_step_but_those_it_saves_again() {
 #[test]
 fn one_job_saves_at_a_time() {
     let sim = Sim::new(DIR);
-    let store = Store::on(Arc::new(sim.clone()), DIR);
+    let store = store_on(&sim);
     let draft = store.begin(1).unwrap();
     assert!(matches!(store.begin(2), Err(CheckpointError::Locked { .. })));
     drop(draft);
@@ -126,7 +132,7 @@ fn one_job_saves_at_a_time() {
 #[test]
 fn after_a_crash_anywhere_the_latest_step_is_complete() {
     let sim = Sim::new(DIR);
-    let store = Store::on(Arc::new(sim.clone()), DIR);
+    let store = store_on(&sim);
     let mut ends = Vec::new();
     for step in [1, 2, 3] {
         save(&store, step, 16).unwrap();
@@ -140,7 +146,7 @@ fn after_a_crash_anywhere_the_latest_step_is_complete() {
         for seed in 0..seeds {
             let random = &mut StdRng::seed_from_u64(seed);
             let after = sim.crashed(count, random);
-            let store = Store::on(Arc::new(after.clone()), DIR);
+            let store = store_on(&after);
             let begun = ends.iter().filter(|&&end| end <= count).count() as u64;
             let step =
                 load(&store, 16).unwrap_or_else(|error| panic!("before event {count}, seed {seed}: {error}"));
@@ -158,7 +164,7 @@ fn after_a_crash_anywhere_the_latest_step_is_complete() {
                 save(&store, step + 1, 16).unwrap();
                 assert_eq!(load(&store, 16), Ok(step + 1));
                 let second = after.crashed(random.random_range(0..=after.events()), random);
-                let store = Store::on(Arc::new(second), DIR);
+                let store = store_on(&second);
                 let newest = load(&store, 16).unwrap();
                 assert!(all(&store).unwrap().contains(&newest) && (newest == step || newest == step + 1));
             }
@@ -170,13 +176,13 @@ fn after_a_crash_anywhere_the_latest_step_is_complete() {
 #[test]
 fn a_failure_before_any_event_leaves_the_step_before() {
     let sim = Sim::new(DIR);
-    save(&Store::on(Arc::new(sim.clone()), DIR), 1, 16).unwrap();
+    save(&store_on(&sim), 1, 16).unwrap();
     let first = sim.events();
-    save(&Store::on(Arc::new(sim.clone()), DIR), 2, 16).unwrap();
+    save(&store_on(&sim), 2, 16).unwrap();
     let end = sim.events();
     for event in first..end {
         let sim = Sim::new(DIR);
-        let store = Store::on(Arc::new(sim.clone()), DIR);
+        let store = store_on(&sim);
         save(&store, 1, 16).unwrap();
         sim.fail_at(event);
         let error = save(&store, 2, 16).unwrap_err();
@@ -193,7 +199,7 @@ fn a_failure_before_any_event_leaves_the_step_before() {
 #[test]
 fn what_is_left_of_an_announcement_stops_no_roll_back() {
     let sim = Sim::new(DIR);
-    let store = Store::on(Arc::new(sim.clone()), DIR);
+    let store = store_on(&sim);
     [10, 20].into_iter().for_each(|step| save(&store, step, 16).unwrap());
     let left = Path::new(DIR).join("LATEST.tmp");
     sim.create(&left).unwrap().write_at(0, b"{").unwrap();
@@ -205,7 +211,7 @@ fn what_is_left_of_an_announcement_stops_no_roll_back() {
 #[test]
 fn after_a_crash_anywhere_in_a_roll_back_the_newest_step_is_that_of_before_or_after() {
     let sim = Sim::new(DIR);
-    let store = Store::on(Arc::new(sim.clone()), DIR);
+    let store = store_on(&sim);
     [10, 20, 30].into_iter().for_each(|step| save(&store, step, 16).unwrap());
     let begun = sim.events();
     store.roll_back(10).unwrap();
@@ -213,7 +219,7 @@ fn after_a_crash_anywhere_in_a_roll_back_the_newest_step_is_that_of_before_or_af
     for count in begun..=end {
         for seed in 0..u64::from(cases(60, 200)) {
             let after = sim.crashed(count, &mut StdRng::seed_from_u64(seed));
-            let store = Store::on(Arc::new(after), DIR);
+            let store = store_on(&after);
             let step =
                 load(&store, 16).unwrap_or_else(|error| panic!("before event {count}, seed {seed}: {error}"));
             assert!(step == 30 && count < end || step == 10 && count > begun, "{step} before event {count}");

@@ -1,6 +1,6 @@
 //! Disk with a hook: a test sees every call first.
 
-use meshstep_checkpoint::{Disk, Reader, Writer};
+use meshstep_checkpoint::{Disk, LockedFile, Reader, Writer};
 use std::fmt::{self, Debug};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -80,7 +80,7 @@ impl<D: Disk> Disk for Hooked<D> {
         self.inner.sync_dir(dir)
     }
 
-    fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>> {
+    fn lock(&self, path: &Path) -> io::Result<Option<Box<dyn LockedFile>>> {
         (self.before)(Call::Other)?;
         self.inner.lock(path)
     }

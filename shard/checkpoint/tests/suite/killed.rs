@@ -148,11 +148,10 @@ fn what_is_newest_is_complete_whenever_a_job_is_killed() {
         last = newest;
     }
     let loaded = loopback::spawn(1, |comm| {
-        let mut opt = make(comm, LEN, Stage::Zero1);
-        checkpoint::load(&mut opt, &Store::new(dir.path()), Load::default()).unwrap();
+        let (mut opt, store) = (make(comm, LEN, Stage::Zero1), Store::new(dir.path()));
+        checkpoint::load(&mut opt, &store, Load::default()).unwrap();
         step(&mut opt, LEN);
-        checkpoint::save(&mut opt, &Store::new(dir.path()), Save { keep: Some(1), ..Save::default() })
-            .unwrap()
+        checkpoint::save(&mut opt, &store, Save { keep: Some(1), ..Save::default() }).unwrap()
     });
     println!("{stale} of {killed} kills amid a save, {last:?} the last step, {loaded:?} saved behind it");
     assert!(stale > 0, "no job was killed while it saved");

@@ -39,8 +39,9 @@ fn step(random: &mut StdRng, shape: &[u64], pieces: Vec<Piece>, dtype: Type) -> 
     let tensors = [("w".to_owned(), TensorEntry { shape: shape.to_vec(), t: 1, slots })].into();
     let (settings, blobs) = (BTreeMap::new(), BTreeMap::new());
     let listed = files.iter().enumerate().map(entry).collect();
+    let (run, mesh) = (None, String::new());
     let mut manifest =
-        Manifest { format: FORMAT, step: 1, mesh: String::new(), files: listed, tensors, settings, blobs };
+        Manifest { format: FORMAT, step: 1, run, mesh, files: listed, tensors, settings, blobs };
     repair(&mut manifest, &files);
     manifest.check().unwrap();
     (manifest, files)

@@ -1,6 +1,6 @@
 //! Disk in memory, whose files a test can change, and which fails on request.
 
-use meshstep_checkpoint::{Disk, Reader, Writer};
+use meshstep_checkpoint::{Disk, LockedFile, Reader, Writer};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::io;
@@ -130,9 +130,19 @@ impl Disk for MemoryDisk {
         self.change(|_| Ok(()))
     }
 
-    fn lock(&self, _: &Path) -> io::Result<Option<Box<dyn Debug + Send + Sync>>> {
+    fn lock(&self, _: &Path) -> io::Result<Option<Box<dyn LockedFile>>> {
         let free = !std::mem::replace(&mut locked(&self.0).held, true);
-        Ok(free.then(|| Box::new(Held(self.clone())) as Box<dyn Debug + Send + Sync>))
+        Ok(free.then(|| Box::new(Held(self.clone())) as Box<dyn LockedFile>))
+    }
+}
+
+impl LockedFile for Held {
+    fn write(&mut self, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn is_in_place(&self) -> io::Result<bool> {
+        Ok(true)
     }
 }
 

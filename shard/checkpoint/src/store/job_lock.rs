@@ -1,0 +1,245 @@
+//! Lock of one job on its folder, and the number of the run that the job continues.
+//!
+//! The system locks the file `LOCK` for the job's process until the process ends in any way. The file names the process. A process of this
+//! host that stands in an unlocked file is dead. A file system may lock for each host alone, so a process of another host that stands there
+//! may be alive: such a folder is taken over by [`Store::taking_over`](super::Store::taking_over) alone.
+
+use super::disk::{Disk, LockedFile};
+use super::reader::read_all;
+use crate::collective::save::random;
+use crate::error::{CheckpointError, io};
+use rustix::process::{Pid, test_kill_process};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Name of the locked file.
+const LOCK: &str = "LOCK";
+
+/// Maximum length of the locked file in bytes.
+const MOST: u64 = 4096;
+
+/// Time within which a new holder writes its name to the file, and the interval between two looks.
+const NAMED_WITHIN: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(10);
+
+/// First second after the year 9999.
+const YEAR_10000: u64 = 253_402_300_800;
+
+/// Process whose job holds a folder of checkpoints.
+///
+/// ```
+/// use meshstep_checkpoint::{CheckpointError, Holder, RunId, Store};
+///
+/// # let dir = std::env::temp_dir().join(format!("meshstep-holder-doc-{}", std::process::id()));
+/// # std::fs::create_dir_all(&dir)?;
+/// let (job, other) = (Store::new(&dir), Store::new(&dir));
+/// job.claim()?;
+/// let Err(CheckpointError::Held { holder: Some(Holder { pid, .. }), .. }) = other.claim() else {
+///     panic!("one job holds the folder");
+/// };
+/// assert_eq!(pid, std::process::id());
+/// drop(job); // and every clone of it
+/// other.claim()?;
+/// let run: Option<RunId> = other.run(); // known after the first save or load
+/// assert_eq!(run, None);
+/// # std::fs::remove_dir_all(&dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Holder {
+    /// Name of the host.
+    pub host: String,
+    /// Number of the process on that host.
+    pub pid: u32,
+    /// Time at which the process took the folder, in seconds since 1970.
+    pub since: u64,
+}
+
+/// Number of a run: all checkpoints of one training run have it, and those of other runs have another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RunId(pub u64);
+
+/// Lock of a job, shared by all clones of a store.
+#[derive(Debug, Default)]
+pub(crate) struct JobLock {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The locked file, once this job holds the folder.
+    file: Option<Box<dyn LockedFile>>,
+    run: Option<RunId>,
+    /// True during a save, and while steps are removed.
+    busy: bool,
+}
+
+/// Permission to change the folder, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Busy {
+    lock: Arc<JobLock>,
+    /// True if the folder was taken for this change.
+    pub(crate) fresh: bool,
+}
+
+impl JobLock {
+    /// Takes the folder for this job unless it holds it already; returns true if it was taken now.
+    pub(crate) fn take(&self, disk: &dyn Disk, dir: &Path, take_over: bool) -> Result<bool, CheckpointError> {
+        let mut state = self.state();
+        let path = dir.join(LOCK);
+        if let Some(file) = &state.file {
+            return match file.is_in_place() {
+                Ok(true) => Ok(false),
+                Ok(false) => Err(CheckpointError::LostLock { path }),
+                Err(error) => Err(io("locking", &path)(error)),
+            };
+        }
+        let Some(mut file) = disk.lock(&path).map_err(io("locking", &path))? else {
+            return Err(CheckpointError::Held { dir: dir.to_owned(), holder: named(disk, &path) });
+        };
+        let here = Holder::here();
+        match written(disk, &path) {
+            Some(holder) if holder.host != here.host && !take_over => {
+                return Err(CheckpointError::Abandoned { dir: dir.to_owned(), holder });
+            }
+            _ => {}
+        }
+        file.write(&serde_json::to_vec(&here).unwrap_or_default()).map_err(io("locking", &path))?;
+        state.file = Some(file);
+        Ok(true)
+    }
+
+    /// Takes the folder, and begins a change of it.
+    pub(crate) fn busy(
+        self: &Arc<Self>,
+        disk: &dyn Disk,
+        dir: &Path,
+        take_over: bool,
+    ) -> Result<Busy, CheckpointError> {
+        let fresh = self.take(disk, dir, take_over)?;
+        match std::mem::replace(&mut self.state().busy, true) {
+            false => Ok(Busy { lock: Arc::clone(self), fresh }),
+            true => Err(CheckpointError::Locked { dir: dir.to_owned() }),
+        }
+    }
+
+    /// Releases the folder.
+    pub(crate) fn release(&self) {
+        if let Some(mut file) = self.state().file.take() {
+            // The system releases the lock in any case; a name that stays is one of a dead process.
+            let _ = file.write(b"");
+        }
+    }
+
+    pub(crate) fn run(&self) -> Option<RunId> {
+        self.state().run
+    }
+
+    pub(crate) fn set_run(&self, run: Option<RunId>) {
+        self.state().run = run;
+    }
+
+    /// A panic of another holder leaves no half-made state: each change is one assignment.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for JobLock {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.lock.state().busy = false;
+    }
+}
+
+/// Returns the holder of a file that is locked by another job. A job that has just locked the file has not written its name yet: the file
+/// is empty, or names a dead process. Returns `None` if the file stays without a name.
+fn named(disk: &dyn Disk, path: &Path) -> Option<Holder> {
+    let mut looks = NAMED_WITHIN.as_millis() / LOOK.as_millis();
+    loop {
+        let found = written(disk, path);
+        looks -= 1;
+        if looks == 0 || found.as_ref().is_some_and(Holder::may_live) {
+            return found;
+        }
+        sleep(LOOK);
+    }
+}
+
+/// Returns the process that stands in the file.
+fn written(disk: &dyn Disk, path: &Path) -> Option<Holder> {
+    let text = read_all(disk, path, MOST).ok()?;
+    let holder: Holder = serde_json::from_slice(&text).ok()?;
+    (!holder.host.chars().any(char::is_control)).then_some(holder)
+}
+
+impl Holder {
+    /// Returns this process, from now on.
+    fn here() -> Self {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        Holder { host, pid: std::process::id(), since }
+    }
+
+    /// Returns false if the process is one of this host that does not exist.
+    fn may_live(&self) -> bool {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        self.host != Holder::here().host
+            || pid.is_none_or(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Holder { host, pid, since } = self;
+        write!(f, "process {pid} on {host}")?;
+        match *since < YEAR_10000 {
+            true => {
+                let since = UNIX_EPOCH + Duration::from_secs(*since);
+                write!(f, " since {}", humantime::format_rfc3339_seconds(since))
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+impl RunId {
+    /// Returns a number that no other run has.
+    pub(crate) fn new() -> Self {
+        // Ranks use zero for a run that they do not know.
+        RunId(random().max(1))
+    }
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl Serialize for RunId {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for RunId {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        let run = u64::from_str_radix(&text, 16).map(RunId);
+        match run {
+            Ok(run) if run.0 > 0 && run.to_string() == text => Ok(run),
+            _ => Err(de::Error::custom(format_args!("a run is 16 hexadecimal digits, not {text:?}"))),
+        }
+    }
+}
