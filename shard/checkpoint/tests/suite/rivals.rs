@@ -122,7 +122,9 @@ fn no_step_is_lost_however_two_jobs_start_and_die() {
         // A job may be killed between the save and the report.
         assert!((reported..=reported + 1).contains(&newest), "pair {pair}: {newest} after {reported}");
         let kept = store.steps().unwrap();
-        assert!(newest < 2 || kept.ends_with(&[newest - 1, newest]), "pair {pair}: {kept:?}");
+        // The folder may also have the step before them, and a step that never became the newest.
+        let both = newest < 2 || [newest - 1, newest].iter().all(|step| kept.contains(step));
+        assert!(both, "pair {pair}: {newest} of {kept:?}");
         saved += newest - last;
         last = newest;
     }
