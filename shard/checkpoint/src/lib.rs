@@ -64,6 +64,7 @@ mod error;
 pub mod extend;
 mod failure;
 mod format;
+mod io_error;
 mod parts;
 pub mod pytorch;
 mod saveable;

@@ -6,17 +6,19 @@
 //! ```
 //!
 //! Reading checks everything that can be checked without the other files: the manifest's own hash, that names are plain file names, that
-//! pieces lie in their files without sharing bytes, and that each vector's pieces cover the whole tensor. Time and memory of these checks
-//! grow in proportion to the length of the text, whatever values it holds.
+//! pieces lie in their files without sharing bytes, and that each vector's pieces cover the whole tensor. Time grows in proportion to the
+//! length of the text, whatever values it holds, and memory to three times that length at most, the text included. Settings are limited to
+//! 16 MiB of text, and to values that take about 32 MiB.
 
-use super::coverage;
+use super::catalog::Catalog;
 use super::piece::{Piece, Region};
-use super::unique_keys;
+use super::unique_keys::{self, Refused};
+use super::{consistency, hashes, parse};
 use crate::error::CheckpointError;
 use meshstep_tensor::DType;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
 use std::path::Path;
 
 /// Format version that this program writes and reads.
@@ -74,8 +76,7 @@ pub const MOST_DIMS: usize = 64;
 /// # std::fs::remove_dir_all(&dir)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Manifest {
     /// Format version, [`FORMAT`].
     pub format: u32,
@@ -106,8 +107,7 @@ pub struct FileEntry {
 }
 
 /// Parameter and its state.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TensorEntry {
     /// Shape of the whole parameter.
     pub shape: Vec<u64>,
@@ -118,8 +118,7 @@ pub struct TensorEntry {
 }
 
 /// Vector of a parameter.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SlotEntry {
     /// Element type, by its name in safetensors.
     pub dtype: Type,
@@ -132,8 +131,10 @@ pub struct SlotEntry {
 #[serde(deny_unknown_fields)]
 pub struct PieceEntry {
     /// First index of the box in each dimension.
+    #[serde(deserialize_with = "parse::dims")]
     pub offsets: Vec<u64>,
     /// Number of indices of the box in each dimension.
+    #[serde(deserialize_with = "parse::dims")]
     pub extents: Vec<u64>,
     /// Elements of the box, in row-major order.
     pub range: [u64; 2],
@@ -153,8 +154,9 @@ pub struct Stored {
     pub at: u64,
     /// Number of bytes.
     pub bytes: u64,
-    /// XXH3 hash of each [`WINDOW`] of the bytes, in hexadecimal digits.
-    pub xxh3: Vec<String>,
+    /// XXH3 hash of each [`WINDOW`] of the bytes; as text, 16 hexadecimal digits.
+    #[serde(with = "hashes")]
+    pub xxh3: Vec<u64>,
 }
 
 /// Owner of stored bytes.
@@ -215,6 +217,8 @@ impl Type {
         self.dtype().is_some_and(DType::is_float)
     }
 
+    pub(crate) const ALL: [Type; 6] = [Type::F64, Type::F32, Type::BF16, Type::F16, Type::U16, Type::U8];
+
     const NUMBERS: [Type; 5] = [Type::F64, Type::F32, Type::BF16, Type::F16, Type::U16];
 
     /// Returns the size of an element in bytes.
@@ -255,139 +259,98 @@ impl Manifest {
 
     /// Parses and checks the text of the manifest at `path`.
     pub fn from_text(path: &Path, text: &[u8]) -> Result<Self, CheckpointError> {
+        let catalog = Catalog::parse(path, text)?;
+        catalog.check(path)?;
+        Ok(catalog.unpack())
+    }
+
+    /// Checks that the manifest is consistent.
+    pub fn check(&self) -> Result<(), CheckpointError> {
+        let settings = serde_json::to_vec(&self.settings).unwrap_or_default();
+        unique_keys::check_settings(&settings)?;
+        consistency::check(&Catalog::pack(self)?)
+    }
+
+    /// Returns every stored range of bytes with its owner: vectors by name, each with its pieces in order, then blobs.
+    pub fn stored(&self) -> impl Iterator<Item = (Whose<'_>, &Stored)> {
+        let slots = self.tensors.iter().flat_map(|(tensor, entry)| {
+            entry.slots.iter().map(move |(slot, entry)| (Whose::Slot { tensor, slot }, entry))
+        });
+        let pieces = slots.flat_map(|(whose, entry)| entry.pieces.iter().map(move |of| (whose, &of.stored)));
+        pieces.chain(self.blobs.iter().map(|(name, stored)| (Whose::Blob(name), stored)))
+    }
+}
+
+impl Catalog {
+    /// Parses and checks the text of the manifest at `path`, and frees the text in between.
+    pub(crate) fn from_text(path: &Path, text: Vec<u8>) -> Result<Self, CheckpointError> {
+        let mut catalog = Self::parse(path, &text)?;
+        drop(text);
+        catalog.shrink();
+        catalog.check(path)?;
+        Ok(catalog)
+    }
+
+    /// Parses the text of the manifest at `path`.
+    fn parse(path: &Path, text: &[u8]) -> Result<Self, CheckpointError> {
         let syntax = |reason: String| CheckpointError::Syntax { path: path.to_owned(), reason };
-        let cut = text.len().checked_sub(BEFORE.len() + DIGITS + AFTER.len());
+        let cut = text.len().checked_sub(TAIL);
         let (body, tail) =
             cut.map(|cut| text.split_at(cut)).ok_or_else(|| syntax("it is too short".into()))?;
-        let digits =
-            tail.strip_prefix(BEFORE.as_bytes()).and_then(|rest| rest.strip_suffix(AFTER.as_bytes()));
-        let digits = digits.ok_or_else(|| syntax("its last member is not its hash".into()))?;
+        let digits = own_hash(tail).ok_or_else(|| syntax("its last member is not its hash".into()))?;
         let (expected, found) = (String::from_utf8_lossy(digits), blake3::hash(body).to_hex());
         if expected != found.as_str() {
             let what = "the manifest's own bytes".to_owned();
             let (expected, found) = (expected.into_owned(), found.to_string());
             return Err(CheckpointError::Hash { path: path.to_owned(), what, expected, found });
         }
-        let mut whole = body.to_vec();
-        whole.push(b'}');
-        unique_keys::check(&whole).map_err(|error| syntax(error.to_string()))?;
-        let manifest: Manifest = serde_json::from_slice(&whole).map_err(|error| syntax(error.to_string()))?;
-        match manifest.check() {
-            Ok(()) => Ok(manifest),
-            Err(error) => Err(CheckpointError::Manifest { path: path.to_owned(), source: Box::new(error) }),
-        }
+        unique_keys::check_manifest(text).map_err(|refused| match refused {
+            Refused::Syntax(error) => syntax(short(&error)),
+            Refused::Settings(error) => of_manifest(path, error),
+        })?;
+        parse::parse(text).map_err(|error| syntax(short(&error)))
     }
 
-    /// Checks that the manifest is consistent.
-    pub fn check(&self) -> Result<(), CheckpointError> {
-        if self.format != FORMAT {
-            return Err(CheckpointError::Format { found: self.format, known: FORMAT });
-        }
-        self.check_names()?;
-        for (name, tensor) in &self.tensors {
-            for (slot, entry) in &tensor.slots {
-                self.check_slot(name, slot, &tensor.shape, entry)?;
+    fn check(&self, path: &Path) -> Result<(), CheckpointError> {
+        consistency::check(self).map_err(|error| of_manifest(path, error))
+    }
+}
+
+/// Length of the end of a manifest, which has its hash.
+pub(crate) const TAIL: usize = BEFORE.len() + DIGITS + AFTER.len();
+
+/// Returns the digits of a manifest's hash; `tail` is the manifest's end.
+pub(crate) fn own_hash(tail: &[u8]) -> Option<&[u8]> {
+    tail.strip_prefix(BEFORE.as_bytes()).and_then(|rest| rest.strip_suffix(AFTER.as_bytes()))
+}
+
+fn of_manifest(path: &Path, error: CheckpointError) -> CheckpointError {
+    CheckpointError::Manifest { path: path.to_owned(), source: Box::new(error) }
+}
+
+/// Returns the text of an error, which may repeat any text of the manifest, cut after about a thousand signs.
+fn short(error: &serde_json::Error) -> String {
+    struct Short(String);
+
+    impl fmt::Write for Short {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            const MOST: usize = 1000;
+            match text.char_indices().nth(MOST.saturating_sub(self.0.len())) {
+                Some((end, _)) => {
+                    self.0.push_str(&text[..end]);
+                    Err(fmt::Error)
+                }
+                None => {
+                    self.0.push_str(text);
+                    Ok(())
+                }
             }
         }
-        for (name, stored) in &self.blobs {
-            self.check_stored(stored).map_err(|reason| contradiction(Whose::Blob(name), reason))?;
-        }
-        check_apart(self.stored().collect())
     }
 
-    /// Returns every stored range of bytes with its owner: vectors by name, each with its pieces in order, then blobs.
-    pub fn stored(&self) -> impl Iterator<Item = (Whose<'_>, &Stored)> {
-        let pieces = self.pieces().map(|(whose, _, piece)| (whose, &piece.stored));
-        pieces.chain(self.blobs.iter().map(|(name, stored)| (Whose::Blob(name), stored)))
+    let mut text = Short(String::new());
+    match write!(text, "{error}") {
+        Ok(()) => text.0,
+        Err(fmt::Error) => text.0 + "...",
     }
-
-    /// Returns every piece with its owner and its element type.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = (Whose<'_>, Type, &PieceEntry)> {
-        let slots = self.tensors.iter().flat_map(|(tensor, entry)| {
-            entry.slots.iter().map(move |(slot, entry)| (Whose::Slot { tensor, slot }, entry))
-        });
-        slots.flat_map(|(whose, entry)| entry.pieces.iter().map(move |piece| (whose, entry.dtype, piece)))
-    }
-
-    fn check_slot(
-        &self,
-        tensor: &str,
-        slot: &str,
-        shape: &[u64],
-        entry: &SlotEntry,
-    ) -> Result<(), CheckpointError> {
-        let whose = Whose::Slot { tensor, slot };
-        if shape.len() > MOST_DIMS {
-            let reason = format!("it has {} dimensions, {MOST_DIMS} are the most", shape.len());
-            return Err(contradiction(whose, reason));
-        }
-        for piece in &entry.pieces {
-            self.check_piece(entry.dtype, piece).map_err(|reason| contradiction(whose, reason))?;
-        }
-        let pieces: Vec<Piece> = entry.pieces.iter().map(PieceEntry::piece).collect();
-        let (tensor, slot) = (tensor.to_owned(), slot.to_owned());
-        coverage::check(shape, &pieces).map_err(|source| CheckpointError::Cover { tensor, slot, source })
-    }
-
-    fn check_names(&self) -> Result<(), CheckpointError> {
-        let mut names = BTreeSet::new();
-        for FileEntry { name, .. } in &self.files {
-            let reason = match plain(name) {
-                false => {
-                    "a file's name is letters, digits, '.', '-' and '_', and begins with none of the signs"
-                }
-                true if !names.insert(name) => "it is listed twice",
-                true => continue,
-            };
-            return Err(contradiction(format_args!("file {name:?}"), reason.to_owned()));
-        }
-        Ok(())
-    }
-
-    fn check_piece(&self, dtype: Type, entry: &PieceEntry) -> Result<(), String> {
-        let len = entry.range[1].saturating_sub(entry.range[0]);
-        let bytes = entry.stored.bytes;
-        if len.checked_mul(dtype.size()) != Some(bytes) {
-            return Err(format!("{len} elements of {dtype:?} are not {bytes} bytes"));
-        }
-        self.check_stored(&entry.stored)
-    }
-
-    fn check_stored(&self, stored: &Stored) -> Result<(), String> {
-        let Stored { file, at, bytes, ref xxh3 } = *stored;
-        let Some(entry) = self.files.get(file) else {
-            return Err(format!("there are {} files, and none with index {file}", self.files.len()));
-        };
-        if at.checked_add(bytes).is_none_or(|end| end > entry.bytes) {
-            let FileEntry { name, bytes: all, .. } = entry;
-            return Err(format!("{bytes} bytes from {at} on do not lie in {name:?}, which has {all}"));
-        }
-        let windows = bytes.div_ceil(WINDOW);
-        match xxh3.len() as u64 == windows {
-            true => Ok(()),
-            false => Err(format!("{bytes} bytes have {windows} windows, not {}", xxh3.len())),
-        }
-    }
-}
-
-/// Checks that no two stored ranges share bytes.
-fn check_apart(mut taken: Vec<(Whose<'_>, &Stored)>) -> Result<(), CheckpointError> {
-    taken.retain(|(_, stored)| stored.bytes > 0);
-    taken.sort_by_key(|(_, stored)| (stored.file, stored.at));
-    let apart = |a: &Stored, b: &Stored| a.file != b.file || a.at + a.bytes <= b.at;
-    match taken.windows(2).find(|pair| !apart(pair[0].1, pair[1].1)) {
-        Some(pair) => Err(contradiction(pair[1].0, format!("it shares bytes with {}", pair[0].0))),
-        None => Ok(()),
-    }
-}
-
-/// Returns true for a plain file name, which cannot lead out of its folder: letters, digits, `.`, `-` and `_`, beginning with a letter or
-/// digit.
-pub(crate) fn plain(name: &str) -> bool {
-    let first = name.bytes().next().is_some_and(|c| c.is_ascii_alphanumeric());
-    first && name.len() <= 200 && name.bytes().all(|c| c.is_ascii_alphanumeric() || b".-_".contains(&c))
-}
-
-fn contradiction(what: impl fmt::Display, reason: String) -> CheckpointError {
-    CheckpointError::Contradiction { what: what.to_string(), reason }
 }

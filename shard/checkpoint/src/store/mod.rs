@@ -12,6 +12,7 @@
 
 pub(crate) mod direct_io;
 pub(crate) mod disk;
+pub(crate) mod found;
 pub(crate) mod reader;
 pub(crate) mod shard_file;
 pub(crate) mod tensor_reader;
@@ -163,7 +164,7 @@ impl Store {
     /// LATEST cannot be trusted.
     pub fn begin(&self, step: u64) -> Result<Draft, CheckpointError> {
         let lock = self.lock()?;
-        match self.latest().map(|latest| latest.manifest().step) {
+        match self.latest().map(|latest| latest.step()) {
             Err(CheckpointError::Nothing { .. }) => {}
             Ok(latest) if latest < step => {}
             Ok(latest) if latest == step => {
@@ -198,7 +199,7 @@ impl Store {
     }
 
     fn keep_newest(&self, keep: usize) -> Result<(), CheckpointError> {
-        let latest = self.latest()?.manifest().step;
+        let latest = self.latest()?.step();
         let mut steps = self.steps()?;
         steps.retain(|&step| step <= latest);
         self.retire(&steps[..steps.len().saturating_sub(keep.max(1))])

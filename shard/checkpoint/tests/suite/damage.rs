@@ -103,7 +103,7 @@ fn a_manifest_that_contradicts_itself_is_refused() {
         ("rank-1.safetensors", "rank-0.safetensors", "listed twice"),
         ("\"file\":1", "\"file\":0", "shares bytes"),
         ("\"file\":1", "\"file\":2", "there are 2 files"),
-        ("\"bytes\":160,\"xxh3\":[\"", "\"bytes\":160,\"xxh3\":[\"\",\"", "windows"),
+        ("\"bytes\":160,\"xxh3\":[\"", "\"bytes\":160,\"xxh3\":[\"0123456789abcdef\",\"", "windows"),
         ("\"bytes\":160", "\"bytes\":18446744073709551615", "are not"),
         ("\"format\":1", "\"format\":2", "format 2"),
         ("\"format\":1", "\"format\":1,\"more\":1", "unknown field"),

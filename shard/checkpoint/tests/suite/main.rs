@@ -34,6 +34,8 @@ mod hooked;
 mod killed;
 mod layouts;
 mod lbfgs;
+mod manifest_memory;
+mod manifest_ranks;
 mod memory;
 mod one_file;
 mod os;
