@@ -84,9 +84,10 @@ pub use contents::{Contents, Saveable};
 pub use error::CheckpointError;
 pub use failure::{Error, Failed};
 pub use format::coverage::{CoverError, check as check_cover};
+pub use format::dims::MOST_DIMS;
 pub use format::local_pieces::{LocalPieces, Part, writers};
 pub use format::manifest::{
-    FORMAT, FileEntry, MOST_DIMS, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW, Whose,
+    FORMAT, FileEntry, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW, Whose,
 };
 pub use format::mismatch::Mismatch;
 pub use format::piece::{Piece, Region, Run};

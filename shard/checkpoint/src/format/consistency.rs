@@ -3,7 +3,8 @@
 
 use super::catalog::{Catalog, SlotRef, StoredRef, TensorRef};
 use super::coverage::{self, Located};
-use super::manifest::{FORMAT, MOST_DIMS, Type, WINDOW, Whose};
+use super::dims::{MOST_DIMS, too_many};
+use super::manifest::{FORMAT, Type, WINDOW, Whose};
 use crate::error::CheckpointError;
 use std::fmt;
 
@@ -12,7 +13,7 @@ const NAME: usize = 1 << 12;
 pub(crate) const TEXT: usize = 1 << 16;
 
 /// Stored bytes: file, first byte, end, and the number of the entry in the order of the catalog.
-type Span = (u32, u64, u64, u32);
+type Taken = (u32, u64, u64, u32);
 
 /// Checks a catalog.
 pub(crate) fn check(catalog: &Catalog) -> Result<(), CheckpointError> {
@@ -75,7 +76,7 @@ fn check_slot(
     let whose = Whose::Slot { tensor: tensor.name, slot };
     let shape = tensor.shape();
     if shape.len() > MOST_DIMS {
-        return Err(contradiction(whose, too_many_dims(shape.len())));
+        return Err(contradiction(whose, too_many(shape.len())));
     }
     let mut located = Vec::with_capacity(entry.len());
     for piece in entry.pieces() {
@@ -87,11 +88,6 @@ fn check_slot(
     }
     let (tensor, slot) = (tensor.name.to_owned(), slot.to_owned());
     coverage::check_located(&shape, located).map_err(|source| CheckpointError::Cover { tensor, slot, source })
-}
-
-/// Returns the text about a list of too many dimensions.
-pub(crate) fn too_many_dims(found: usize) -> String {
-    format!("it has {found} dimensions, {MOST_DIMS} are the most")
 }
 
 fn check_piece(catalog: &Catalog, dtype: Type, len: u64, stored: &StoredRef<'_>) -> Result<(), String> {
@@ -124,7 +120,7 @@ fn check_apart(catalog: &Catalog) -> Result<(), CheckpointError> {
         (end > stored.at).then_some((stored.file as u32, stored.at, end, i as u32))
     };
     // The number is counted first: a vector that grows would hold the spans twice.
-    let mut taken: Vec<Span> = Vec::with_capacity(catalog.stored().count());
+    let mut taken: Vec<Taken> = Vec::with_capacity(catalog.stored().count());
     taken.extend(catalog.stored().enumerate().filter_map(span));
     taken.sort_unstable();
     let Some(pair) = taken.windows(2).find(|pair| pair[0].0 == pair[1].0 && pair[0].2 > pair[1].1) else {

@@ -138,7 +138,8 @@ fn check_box(pieces: &[Located<'_>]) -> Result<(), CoverError> {
     let region = first.region();
     let all = region.elements().unwrap_or(u64::MAX);
     let mut at = 0;
-    for Range { start: next, end } in pieces.iter().map(|piece| piece.range.clone()).chain([all..all]) {
+    let ranges = pieces.iter().map(|piece| piece.range.clone());
+    for Range { start: next, end } in ranges.chain(std::iter::once(all..all)) {
         if at != next {
             return Err(CoverError::Elements { region, at, next });
         }
@@ -175,7 +176,7 @@ fn check_cuts(shape: &[u64], mut boxes: Vec<Located<'_>>) -> Result<(), CoverErr
 
 /// Takes the first number from a list.
 fn next(list: &mut &[u8]) -> u64 {
-    let mut cursor = Cursor(*list);
+    let mut cursor = Cursor(list);
     let number = cursor.number();
     *list = cursor.0;
     number

@@ -3,6 +3,7 @@
 pub(crate) mod catalog;
 pub(crate) mod consistency;
 pub(crate) mod coverage;
+pub(crate) mod dims;
 pub(crate) mod hashes;
 pub(crate) mod header;
 pub(crate) mod local_pieces;
@@ -15,5 +16,6 @@ pub(crate) mod placement;
 pub(crate) mod progress;
 pub(crate) mod rules;
 pub(crate) mod settings;
+pub(crate) mod text;
 pub(crate) mod tied_names;
 pub(crate) mod unique_keys;

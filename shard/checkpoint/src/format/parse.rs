@@ -1,8 +1,8 @@
 //! Second pass over a manifest's text: its members become records of a catalog as they are read, and no tree of values exists.
 
 use super::catalog::{Catalog, Records, put_piece, put_slot};
-use super::consistency::too_many_dims;
-use super::manifest::{FileEntry, MOST_DIMS, PieceEntry, Stored, Type};
+use super::dims::{Dims, MOST_DIMS, too_many};
+use super::manifest::{FileEntry, PieceEntry, Stored, Type};
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ struct Tensors;
 struct Blobs;
 struct Tensor<'n>(&'n str);
 struct Slots;
-struct Slot;
+struct SlotSeed;
 struct Pieces;
 
 /// Implements `DeserializeSeed` and the beginning of `Visitor` for a kind.
@@ -166,7 +166,7 @@ kind!(
         }
         let Dims { dims, found } = shape.ok_or_else(|| A::Error::missing_field("shape"))?;
         if found > MOST_DIMS {
-            let (short, why) = (tensor.get(..200).unwrap_or(tensor), too_many_dims(found));
+            let (short, why) = (tensor.get(..200).unwrap_or(tensor), too_many(found));
             return Err(A::Error::custom(format_args!("invalid shape of tensor {short:?}: {why}")));
         }
         slots.ok_or_else(|| A::Error::missing_field("slots"))?;
@@ -182,14 +182,14 @@ kind!(
     "an object of slots",
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(name) = map.next_key::<String>()? {
-            put_slot(self.1, &name, |out| map.next_value_seed(Seed(Slot, out)))?;
+            put_slot(self.1, &name, |out| map.next_value_seed(Seed(SlotSeed, out)))?;
         }
         Ok(())
     }
 );
 
 kind!(
-    Slot,
+    SlotSeed,
     Vec<u8>,
     (Type, u64),
     deserialize_map,
@@ -223,45 +223,3 @@ kind!(
         Ok(count)
     }
 );
-
-/// The first numbers of a list of dimensions, and how many there are.
-struct Dims {
-    dims: Vec<u64>,
-    found: usize,
-}
-
-impl<'de> serde::Deserialize<'de> for Dims {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_seq(EachDim)
-    }
-}
-
-struct EachDim;
-
-impl<'de> Visitor<'de> for EachDim {
-    type Value = Dims;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an array of dimensions")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Dims, A::Error> {
-        let (mut dims, mut found) = (Vec::new(), 0);
-        while let Some(dim) = seq.next_element()? {
-            found += 1;
-            if found <= MOST_DIMS {
-                dims.push(dim);
-            }
-        }
-        Ok(Dims { dims, found })
-    }
-}
-
-/// Reads the offsets or extents of a box.
-pub(super) fn dims<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u64>, D::Error> {
-    let Dims { dims, found } = serde::Deserialize::deserialize(from)?;
-    match found <= MOST_DIMS {
-        true => Ok(dims),
-        false => Err(D::Error::custom(format_args!("invalid box: {}", too_many_dims(found)))),
-    }
-}

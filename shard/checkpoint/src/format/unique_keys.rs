@@ -14,7 +14,7 @@ const MEMBER: u64 = 64;
 
 /// Checks that each member of each object is unique, nested objects included.
 pub(crate) fn check(text: &[u8]) -> Result<(), serde_json::Error> {
-    look(&mut Pass::new(text), false)
+    look(&mut KeyPass::new(text), false)
 }
 
 /// Reason why a first pass refuses a manifest.
@@ -25,7 +25,7 @@ pub(crate) enum Refused {
 
 /// [`check`] of a manifest, whose settings are measured before they are looked at.
 pub(crate) fn check_manifest(text: &[u8]) -> Result<(), Refused> {
-    let mut pass = Pass { longest: TEXT, ..Pass::new(text) };
+    let mut pass = KeyPass { longest: TEXT, ..KeyPass::new(text) };
     let looked = look(&mut pass, true);
     match (pass.large, looked) {
         (Some(large), _) => Err(Refused::Settings(large)),
@@ -35,7 +35,7 @@ pub(crate) fn check_manifest(text: &[u8]) -> Result<(), Refused> {
 
 /// Checks the size of settings that are to be saved; `text` is theirs.
 pub(crate) fn check_settings(text: &[u8]) -> Result<(), CheckpointError> {
-    let mut pass = Pass::new(text);
+    let mut pass = KeyPass::new(text);
     short(text.len())?;
     // The text was written from values, so it can be parsed.
     look(&mut pass, false).map_or(Ok(()), |()| light(pass.cost))
@@ -56,7 +56,7 @@ fn large(what: &str, most: u64, found: u64) -> Result<(), CheckpointError> {
     }
 }
 
-fn look<'t>(pass: &mut Pass<'t>, manifest: bool) -> Result<(), serde_json::Error> {
+fn look<'t>(pass: &mut KeyPass<'t>, manifest: bool) -> Result<(), serde_json::Error> {
     let mut from = serde_json::Deserializer::from_slice(pass.text);
     Look { pass, manifest }.deserialize(&mut from)?;
     from.end()
@@ -65,7 +65,7 @@ fn look<'t>(pass: &mut Pass<'t>, manifest: bool) -> Result<(), serde_json::Error
 /// Name of a member: its place in the text, or among the names with escaped signs, which have the length `u32::MAX`.
 type Name = (u32, u32);
 
-struct Pass<'t> {
+struct KeyPass<'t> {
     text: &'t [u8],
     /// Names of the members of all objects that are open.
     names: Vec<Name>,
@@ -79,13 +79,13 @@ struct Pass<'t> {
 
 /// Any JSON value in which each member of an object is unique; a manifest, if so marked.
 struct Look<'p, 't> {
-    pass: &'p mut Pass<'t>,
+    pass: &'p mut KeyPass<'t>,
     manifest: bool,
 }
 
-impl<'t> Pass<'t> {
+impl<'t> KeyPass<'t> {
     fn new(text: &'t [u8]) -> Self {
-        Pass { text, names: Vec::new(), escaped: Vec::new(), cost: 0, large: None, longest: usize::MAX }
+        KeyPass { text, names: Vec::new(), escaped: Vec::new(), cost: 0, large: None, longest: usize::MAX }
     }
 
     fn name(&self, name: Name) -> &[u8] {
@@ -94,7 +94,7 @@ impl<'t> Pass<'t> {
 
     /// Returns a name that occurs twice from number `first` on, and drops these names.
     fn end_object(&mut self, first: usize) -> Option<String> {
-        let Pass { text, names, escaped, .. } = self;
+        let KeyPass { text, names, escaped, .. } = self;
         let (own, of) = (&mut names[first..], |name: Name| bytes(text, escaped, name));
         // Most objects were written in order.
         if own.windows(2).any(|pair| of(pair[0]) >= of(pair[1])) {
@@ -225,7 +225,7 @@ impl<'t> Visitor<'t> for Look<'_, 't> {
 }
 
 /// Name of a member, which is kept.
-struct Key<'p, 't>(&'p mut Pass<'t>);
+struct Key<'p, 't>(&'p mut KeyPass<'t>);
 
 impl<'t> DeserializeSeed<'t> for Key<'_, 't> {
     type Value = Name;

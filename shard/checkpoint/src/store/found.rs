@@ -5,13 +5,13 @@ use super::reader::{Saved, gone, read_catalog, refuse_link};
 use super::{Latest, MANIFEST, MANIFEST_MOST, SAVED, Store, name};
 use crate::error::{CheckpointError, io};
 use crate::format::catalog::Catalog;
-use crate::format::manifest::{TAIL, own_hash};
+use crate::format::text::{TAIL, own_hash};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Folder of a step, and the end of its manifest, by which ranks compare what they have found.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundStep {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     step: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Found {
 
 impl Store {
     /// Finds the step that was saved as `step`, or the newest one. Reads LATEST and the last bytes of the manifest.
-    pub(crate) fn find(&self, step: Option<u64>) -> Result<Found, CheckpointError> {
+    pub(crate) fn find(&self, step: Option<u64>) -> Result<FoundStep, CheckpointError> {
         let (step, hash) = match step {
             Some(step) => (step, None),
             None => {
@@ -44,14 +44,14 @@ impl Store {
         let mut tail = vec![0; len.min(TAIL as u64) as usize];
         file.read_at(len - tail.len() as u64, &mut tail).map_err(io("reading", &path))?;
         let own_hash = own_hash(&tail).map(|digits| String::from_utf8_lossy(digits).into_owned());
-        Ok(Found { disk, dir, step, hash, len, own_hash })
+        Ok(FoundStep { disk, dir, step, hash, len, own_hash })
     }
 }
 
-impl Found {
+impl FoundStep {
     /// Returns a line that differs between different steps, for ranks to compare.
     pub(crate) fn line(&self) -> String {
-        let Found { step, len, own_hash, .. } = self;
+        let FoundStep { step, len, own_hash, .. } = self;
         let hash = own_hash.as_deref().unwrap_or("a manifest without a hash");
         format!("checkpoint to load = {hash} of step {step}, {len} bytes\n")
     }

@@ -176,8 +176,7 @@ pub fn all(len: usize) -> Vec<Greedy> {
         ),
         invalid(
             "a key",
-            placed(&format!(r#""offsets":[0],"extents":[1]"#))
-                .replace(r#""key":"""#, &format!(r#""key":"{long}""#)),
+            placed(r#""offsets":[0],"extents":[1]"#).replace(r#""key":"""#, &format!(r#""key":"{long}""#)),
             "65536 are the most",
         ),
         invalid(
