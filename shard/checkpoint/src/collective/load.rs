@@ -55,7 +55,7 @@ pub(crate) struct Staged {
 /// Loads parameters, state and progress onto any number of ranks, any stage and any buckets. Collective over all ranks of `thing`, between
 /// two steps.
 ///
-/// Rank 0 reads the manifest, and the others receive its contents, which take about a third of the file's length on each. Each rank reads
+/// Rank 0 reads the manifest, and the others receive its contents, which take about 0.4 of the file's length on each. Each rank reads
 /// the bytes it needs, and checks every window of 1 MiB that contains them. The values stay in host memory until every
 /// rank has read its own; then they are copied, which does not fail. This takes as much additional memory as this rank's parameters and
 /// state, and up to 32 MiB for reading (64 MiB if types change). An error is the same on every rank ([`Error::Failed`] names the lowest
