@@ -3,14 +3,12 @@
 use super::bytes_error::BytesError;
 use super::format::coverage::CoverError;
 use super::format::mismatch::Mismatch;
+use super::io_error::{self, Word};
 use super::pytorch::PyTorchError;
 use super::store::job_lock::{Holder, RunId};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
-
-/// Static text of this code. The alias keeps serde from borrowing a `&str` from its input.
-type Word = &'static str;
 
 /// Reason why a checkpoint was not saved or not loaded. Nothing was changed.
 ///
@@ -79,12 +77,12 @@ pub enum CheckpointError {
     #[error("{doing} {}: {message}", .path.display())]
     Io {
         /// Operation, such as `reading`.
-        #[serde(deserialize_with = "read_doing")]
+        #[serde(deserialize_with = "io_error::read_doing")]
         doing: Word,
         /// Path of the operation.
         path: PathBuf,
         /// Kind of the system's error.
-        #[serde(serialize_with = "write_kind", deserialize_with = "read_kind")]
+        #[serde(serialize_with = "io_error::write_kind", deserialize_with = "io_error::read_kind")]
         kind: io::ErrorKind,
         /// Text of the system's error.
         message: String,
@@ -228,6 +226,16 @@ pub enum CheckpointError {
         /// Maximum length in bytes.
         most: u64,
         /// Length found.
+        found: u64,
+    },
+    /// The settings are larger than any that are saved.
+    #[error("the settings take {found} bytes {what}, {most} are the most; pass large data as a blob")]
+    Settings {
+        /// `as text`, or `as values in memory`, which is an estimate.
+        what: String,
+        /// Maximum in bytes.
+        most: u64,
+        /// Size found.
         found: u64,
     },
     /// The checkpoint has no vector of this name.
@@ -379,61 +387,6 @@ fn shown_holder(of: Option<&Holder>) -> String {
 
 pub(super) fn shown_run(run: Option<RunId>) -> String {
     run.map_or_else(|| "no numbered run".to_owned(), |run| format!("run {run}"))
-}
-
-/// Disk operations of this code.
-const DOINGS: [&str; 11] = [
-    "opening",
-    "measuring",
-    "reading",
-    "creating",
-    "writing",
-    "syncing",
-    "renaming",
-    "removing",
-    "listing",
-    "locking",
-    "using",
-];
-
-/// Kinds of disk errors.
-const KINDS: [io::ErrorKind; 22] = [
-    io::ErrorKind::NotFound,
-    io::ErrorKind::PermissionDenied,
-    io::ErrorKind::AlreadyExists,
-    io::ErrorKind::InvalidInput,
-    io::ErrorKind::InvalidData,
-    io::ErrorKind::TimedOut,
-    io::ErrorKind::WriteZero,
-    io::ErrorKind::Interrupted,
-    io::ErrorKind::Unsupported,
-    io::ErrorKind::UnexpectedEof,
-    io::ErrorKind::OutOfMemory,
-    io::ErrorKind::NotADirectory,
-    io::ErrorKind::IsADirectory,
-    io::ErrorKind::DirectoryNotEmpty,
-    io::ErrorKind::ReadOnlyFilesystem,
-    io::ErrorKind::StaleNetworkFileHandle,
-    io::ErrorKind::StorageFull,
-    io::ErrorKind::QuotaExceeded,
-    io::ErrorKind::FileTooLarge,
-    io::ErrorKind::InvalidFilename,
-    io::ErrorKind::CrossesDevices,
-    io::ErrorKind::ResourceBusy,
-];
-
-fn read_doing<'de, D: Deserializer<'de>>(from: D) -> Result<Word, D::Error> {
-    let text = String::deserialize(from)?;
-    Ok(DOINGS.into_iter().find(|&doing| doing == text).unwrap_or("using"))
-}
-
-fn write_kind<S: Serializer>(kind: &io::ErrorKind, to: S) -> Result<S::Ok, S::Error> {
-    format!("{kind:?}").serialize(to)
-}
-
-fn read_kind<'de, D: Deserializer<'de>>(from: D) -> Result<io::ErrorKind, D::Error> {
-    let text = String::deserialize(from)?;
-    Ok(KINDS.into_iter().find(|kind| format!("{kind:?}") == text).unwrap_or(io::ErrorKind::Other))
 }
 
 /// Returns a function for `map_err` that adds the operation and the path.

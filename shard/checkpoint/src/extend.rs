@@ -11,12 +11,14 @@
 //! | [`CheckpointCall`] | calls that some types do not support |
 //! | [`Copies`] | placement of several groups or workers |
 //! | [`Ranks`] | exchanges of the ranks that save or load together |
+//! | [`Catalog`], [`SlotRef`] | contents of a saved step |
 //! | [`Fitting`], [`Read`], [`read_own`], [`read_same`], [`STAGING`] | vectors of a saved step, and their values |
 
 pub use crate::collective::compatibility::Fitting;
 pub use crate::collective::load::{read_own, read_same};
 pub use crate::collective::ranks::Ranks;
 pub use crate::collective::write::STAGING;
+pub use crate::format::catalog::{Catalog, SlotRef};
 pub use crate::format::placement::Copies;
 pub use crate::format::progress::{MOST_STEPS, SavedProgress};
 pub use crate::format::settings::Settings;

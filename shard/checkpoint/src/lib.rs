@@ -64,6 +64,7 @@ mod error;
 pub mod extend;
 mod failure;
 mod format;
+mod io_error;
 mod parts;
 pub mod pytorch;
 mod saveable;
@@ -84,21 +85,23 @@ pub use contents::{Contents, Saveable};
 pub use error::CheckpointError;
 pub use failure::{Error, Failed};
 pub use format::coverage::{CoverError, check as check_cover};
+pub use format::dims::MOST_DIMS;
 pub use format::local_pieces::{LocalPieces, Part, writers};
 pub use format::manifest::{
-    FORMAT, FileEntry, MOST_DIMS, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW, Whose,
+    FORMAT, FileEntry, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, WINDOW, Whose,
 };
 pub use format::mismatch::Mismatch;
 pub use format::piece::{Piece, Region, Run};
 pub use format::placement::{ModelPlacement, Unsharded};
 pub use pytorch::{export_pytorch, import_pytorch};
+pub use store::Store;
 pub use store::disk::{Disk, LockedFile, Os, Reader, Writer};
+pub use store::draft::{Draft, Folder};
 pub use store::job_lock::{Holder, RunId};
 pub use store::reader::{Saved, SavedFile};
 pub use store::shard_file::{ShardWriter, Vector};
 pub use store::tensor_reader::SavedVectors;
 pub use store::verify::Checked;
-pub use store::{Draft, Folder, Store};
 
 /// Keeps the crate's README.md true.
 #[cfg(doctest)]

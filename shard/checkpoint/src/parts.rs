@@ -6,7 +6,7 @@ use crate::collective::load_options::Load;
 use crate::collective::ranks::Ranks;
 use crate::error::CheckpointError;
 use crate::failure::Error;
-use crate::format::manifest::Manifest;
+use crate::format::catalog::Catalog;
 use crate::format::placement::ModelPlacement;
 use crate::format::rules::SavedRules;
 use crate::format::settings::{Settings, TiedNames};
@@ -104,8 +104,8 @@ pub trait SavedParts {
     }
 
     /// Selects the part of a saved step to load; [`tensors`](Self::tensors) describes that part from then on.
-    fn choose<'m>(&mut self, manifest: &'m Manifest, _: &Load) -> Result<Cow<'m, Manifest>, CheckpointError> {
-        Ok(Cow::Borrowed(manifest))
+    fn choose<'m>(&mut self, saved: &'m Catalog, _: &Load) -> Result<Cow<'m, Catalog>, CheckpointError> {
+        Ok(Cow::Borrowed(saved))
     }
 
     /// Returns every parameter, in the same order on all ranks.

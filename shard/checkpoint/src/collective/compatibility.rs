@@ -2,8 +2,9 @@
 
 use super::load_options::Load;
 use crate::error::CheckpointError;
-use crate::format::manifest::{Manifest, SlotEntry, TensorEntry, Type};
-use crate::format::mismatch::Mismatch;
+use crate::format::catalog::{Catalog, SlotRef, TensorRef};
+use crate::format::manifest::Type;
+use crate::format::mismatch::{LISTED, Mismatch};
 use crate::format::tied_names::find;
 use crate::tensors::{MASTER, Named, PARAM, SavedTensor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +28,7 @@ pub struct Cast {
 #[derive(Clone, Debug, Default)]
 pub struct Fitting<'m> {
     /// Sources of each parameter's vectors, in order; `None` for a vector that stays as it is.
-    pub sources: Vec<Vec<Option<&'m SlotEntry>>>,
+    pub sources: Vec<Vec<Option<SlotRef<'m>>>>,
     /// Number of updates of each parameter; `None` leaves it as it is.
     pub t: Vec<Option<u64>>,
     /// Vectors that the checkpoint lacks.
@@ -42,20 +43,22 @@ pub struct Fitting<'m> {
 pub(crate) const MOST_UPDATES: u64 = 1 << 53;
 
 impl<'m> Fitting<'m> {
-    /// Finds the sources of `contents` in `manifest`; `tied` maps other names of parameters to the names they denote.
+    /// Finds the sources of `contents` in `saved`; `tied` maps other names of parameters to the names they denote.
     pub(crate) fn new(
         contents: &[SavedTensor],
-        manifest: &'m Manifest,
+        saved: &'m Catalog,
         tied: &BTreeMap<String, String>,
         load: &Load,
     ) -> Result<Self, CheckpointError> {
         let mut fitting = Fitting::default();
+        // An error lists a part.
+        let unlisted = if load.partial { usize::MAX } else { LISTED };
         let mut known = BTreeSet::new();
         for content in contents {
-            let found = find(&content.name, &manifest.tensors, tied);
-            known.extend(found.map(|(name, _)| name));
+            let found = find(&content.name, |name| saved.tensor(name), tied);
+            known.extend(found.map(|tensor| tensor.name));
             match found {
-                Some((_, tensor)) => fitting.add(content, tensor)?,
+                Some(tensor) => fitting.add(content, &tensor, unlisted)?,
                 None => {
                     fitting.missing.push(content.name.clone());
                     fitting.sources.push(vec![None; content.vectors.len()]);
@@ -63,18 +66,27 @@ impl<'m> Fitting<'m> {
                 }
             }
         }
-        let unknown = manifest.tensors.keys().filter(|name| !known.contains(&***name));
-        fitting.unexpected.extend(unknown.cloned());
+        let unknown = || saved.tensors().map(|tensor| tensor.name).filter(|name| !known.contains(name));
+        let rest = unlisted.saturating_sub(fitting.unexpected.len());
+        // The names are counted first: a vector that grows would hold them twice.
+        fitting.unexpected.reserve_exact(unknown().take(rest).count());
+        fitting.unexpected.extend(unknown().take(rest).map(str::to_owned));
         if !load.partial {
             fitting.check()?;
         }
         Ok(fitting)
     }
 
-    fn add(&mut self, content: &SavedTensor, tensor: &'m TensorEntry) -> Result<(), CheckpointError> {
+    /// Adds the sources of a parameter; lists no more than `most` vectors as unexpected.
+    fn add(
+        &mut self,
+        content: &SavedTensor,
+        tensor: &TensorRef<'m>,
+        most: usize,
+    ) -> Result<(), CheckpointError> {
         let SavedTensor { name, holding, vectors, .. } = content;
-        if tensor.shape != holding.shape {
-            let (tensor, saved, here) = (name.clone(), tensor.shape.clone(), holding.shape.clone());
+        if tensor.shape() != holding.shape {
+            let (tensor, saved, here) = (name.clone(), tensor.shape(), holding.shape.clone());
             return Err(Mismatch::Shape { tensor, saved, here }.into());
         }
         if tensor.t >= MOST_UPDATES {
@@ -88,7 +100,7 @@ impl<'m> Fitting<'m> {
             match source {
                 Some((from, slot)) => {
                     used.insert(&*vector.name);
-                    if from != vector.name && !tensor.slots.contains_key(&vector.name) {
+                    if from != vector.name && tensor.slot(&vector.name).is_none() {
                         self.missing.push(named());
                     }
                     if from != vector.name || slot.dtype != vector.dtype {
@@ -104,8 +116,9 @@ impl<'m> Fitting<'m> {
             }
             sources.push(source.map(|(_, slot)| slot));
         }
-        let unused = tensor.slots.keys().filter(|slot| !used.contains(&***slot));
-        self.unexpected.extend(unused.map(|slot| format!("{name}:{slot}")));
+        let unused = tensor.slots().map(|(slot, _)| slot).filter(|slot| !used.contains(slot));
+        let rest = most.saturating_sub(self.unexpected.len());
+        self.unexpected.extend(unused.take(rest).map(|slot| format!("{name}:{slot}")));
         self.sources.push(sources);
         // If a vector is missing, `t` stays: moments without updates would otherwise be treated as those of many updates.
         self.t.push(whole.then_some(tensor.t));
@@ -115,7 +128,8 @@ impl<'m> Fitting<'m> {
     /// Refuses every difference.
     fn check(&self) -> Result<(), Mismatch> {
         if !self.missing.is_empty() {
-            return Err(Mismatch::Missing { vectors: self.missing.clone() });
+            let listed = &self.missing[..self.missing.len().min(LISTED)];
+            return Err(Mismatch::Missing { vectors: listed.to_vec() });
         }
         if !self.unexpected.is_empty() {
             return Err(Mismatch::Unexpected { vectors: self.unexpected.clone() });
@@ -128,10 +142,10 @@ impl<'m> Fitting<'m> {
 
 /// Returns the most precise saved source of a vector: the vector itself; the master for a parameter that was saved rounded; the parameter
 /// for a master that was not saved.
-fn source<'m>(vector: &Named, tensor: &'m TensorEntry) -> Option<(&'m str, &'m SlotEntry)> {
-    let slot = |name: &str| tensor.slots.get_key_value(name).map(|(name, slot)| (&**name, slot));
+fn source<'m>(vector: &Named, tensor: &TensorRef<'m>) -> Option<(&'m str, SlotRef<'m>)> {
+    let slot = |name: &str| tensor.slot(name);
     let same = slot(&vector.name).filter(|(_, slot)| slot.dtype == vector.dtype);
-    let floats = |found: &(&str, &SlotEntry)| found.1.dtype.is_float() && vector.dtype.is_float();
+    let floats = |found: &(&str, SlotRef<'_>)| found.1.dtype.is_float() && vector.dtype.is_float();
     let other = match &*vector.name {
         PARAM => slot(MASTER).or_else(|| slot(PARAM)),
         MASTER => slot(MASTER).or_else(|| slot(PARAM)),

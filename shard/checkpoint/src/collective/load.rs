@@ -2,11 +2,13 @@
 
 use super::compatibility::{Cast, Fitting};
 use super::load_options::Load;
+use super::ranks::Work;
 use super::read::{Want, read_all};
 use crate::contents::Saveable;
 use crate::error::CheckpointError;
 use crate::failure::Error;
-use crate::format::manifest::{SlotEntry, WINDOW, Whose};
+use crate::format::catalog::SlotRef;
+use crate::format::manifest::{WINDOW, Whose};
 use crate::format::placement::ModelPlacement;
 use crate::format::progress::SavedProgress;
 use crate::format::settings::{Settings, TiedNames};
@@ -53,7 +55,8 @@ pub(crate) struct Staged {
 /// Loads parameters, state and progress onto any number of ranks, any stage and any buckets. Collective over all ranks of `thing`, between
 /// two steps.
 ///
-/// Each rank reads the bytes it needs, and checks every window of 1 MiB that contains them. The values stay in host memory until every
+/// Rank 0 reads the manifest, and the others receive its contents, which take about 0.4 of the file's length on each. Each rank reads
+/// the bytes it needs, and checks every window of 1 MiB that contains them. The values stay in host memory until every
 /// rank has read its own; then they are copied, which does not fail. This takes as much additional memory as this rank's parameters and
 /// state, and up to 32 MiB for reading (64 MiB if types change). An error is the same on every rank ([`Error::Failed`] names the lowest
 /// rank that failed), and has changed nothing on any rank. Later steps are the same as without the interruption, and later saves to `store`
@@ -80,14 +83,15 @@ pub fn load<T: Saveable + ?Sized>(thing: &mut T, store: &Store, load: Load) -> R
     parts.call_all(&format!("load\nwhat to load = {load:?}"), ready)?;
     let ranks = parts.group();
     parts.apart(|parts| {
-        let opened = load.step.map_or_else(|| store.latest(), |step| store.open(step));
-        let saved = ranks.agree(opened)?;
-        let text = format!("checkpoint to load = {} of step {}\n", saved.hash(), saved.manifest().step);
-        meshstep_shard::same_everywhere(&*parts.ranks(), parts.optimizer().options(), &text)?;
+        let found = ranks.agree(store.find(load.step))?;
+        meshstep_shard::same_everywhere(&*parts.ranks(), parts.optimizer().options(), &found.line())?;
+        let read: Option<Work<'_, _>> = (ranks.rank() == 0).then(|| Box::new(|| found.read()) as _);
+        let read = ranks.agree_on_first(read)?;
+        let saved = found.opened(ranks.share_catalog(read)?);
         let staged = ranks.agree(stage(parts, &saved, &load, &*placing))?;
         let Staged { vectors, t, settings, missing, unexpected, cast, blobs: [blobs, own_blobs] } = staged;
         take_in(parts, &vectors, &t, &settings)?;
-        store.follow(saved.manifest().run);
+        store.follow(saved.run());
         Ok(Loaded { saved, missing, unexpected, cast, blobs, own_blobs })
     })
 }
@@ -127,15 +131,15 @@ fn stage(
     load: &Load,
     placing: &dyn ModelPlacement,
 ) -> Result<Staged, CheckpointError> {
-    let manifest = parts.choose(saved.manifest(), load)?;
+    let chosen = parts.choose(saved.catalog(), load)?;
     let contents = parts.tensors(placing)?;
-    let settings = Settings::new(saved.manifest().settings.clone());
+    let settings = Settings::new(saved.catalog().settings().clone());
     let progress = SavedProgress::read(&settings)?;
-    let steps = progress.steps.or(Some(saved.manifest().step));
+    let steps = progress.steps.or(Some(saved.step()));
     let settings = settings.with(&SavedProgress { steps, ..progress });
     let TiedNames { mut tied } = settings.section()?;
     tied.extend(placing.tied());
-    let fitting = Fitting::new(&contents, &manifest, &tied, load)?;
+    let fitting = Fitting::new(&contents, &chosen, &tied, load)?;
     if !load.other_settings {
         parts.compare_settings(&settings, &parts.all_settings(placing))?;
     }
@@ -164,13 +168,13 @@ pub fn read_own(
 /// Reads elements `range` of the local part of a vector from each of several tensors.
 pub fn read_same(
     saved: &Saved,
-    from: &[(&SavedTensor, &SlotEntry)],
+    from: &[(&SavedTensor, SlotRef<'_>)],
     (slot, range, dtype): (&str, Range<usize>, DType),
     meter: &Meter,
 ) -> Result<Vec<Buffer>, CheckpointError> {
     let mut wants = Vec::new();
     for (content, from) in from {
-        wants.push(want(content, (0, Slot::Params), from, slot, (range.clone(), dtype), meter)?);
+        wants.push(want(content, (0, Slot::Params), *from, slot, (range.clone(), dtype), meter)?);
     }
     read_all(saved, &mut wants, meter)?;
     Ok(wants.into_iter().map(|want| want.into).collect())
@@ -179,11 +183,11 @@ pub fn read_same(
 /// Returns the caller's bytes: those shared by all ranks, and those of this rank.
 fn blobs(saved: &Saved, rank: usize) -> Result<[BTreeMap<String, Vec<u8>>; 2], CheckpointError> {
     let mut found = [BTreeMap::new(), BTreeMap::new()];
-    for name in saved.manifest().blobs.keys() {
+    for (name, _) in saved.catalog().blobs() {
         let (own, given) = match name.rsplit_once('@') {
             Some((given, of)) if of == rank.to_string() => (true, given),
             Some(_) => continue,
-            None => (false, &**name),
+            None => (false, name),
         };
         let bytes = saved.blob(name)?.unwrap_or_default();
         found[usize::from(own)].insert(given.to_owned(), bytes);
@@ -249,7 +253,7 @@ fn within(these: &Range<usize>, those: &Range<usize>) -> bool {
 fn want<'a>(
     content: &'a SavedTensor,
     (param, slot): (usize, Slot),
-    from: &'a SlotEntry,
+    from: SlotRef<'a>,
     name: &str,
     (range, dtype): (Range<usize>, DType),
     meter: &Meter,

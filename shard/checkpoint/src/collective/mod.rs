@@ -11,6 +11,7 @@ pub(crate) mod ranks;
 pub(crate) mod read;
 pub(crate) mod reshard;
 pub(crate) mod save;
+pub(crate) mod share_catalog;
 pub(crate) mod snapshot;
 pub(crate) mod transfer_plan;
 pub(crate) mod windowed_transfer;

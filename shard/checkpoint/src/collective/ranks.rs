@@ -56,12 +56,8 @@ impl Ranks {
         if words == 0 {
             return Ok(vec![Vec::new(); lens.len()]);
         }
-        let mut mine = vec![0; words];
-        for (word, bytes) in mine.iter_mut().zip(bytes.chunks(8)) {
-            let mut padded = [0; 8];
-            padded[..bytes.len()].copy_from_slice(bytes);
-            *word = u64::from_le_bytes(padded);
-        }
+        let mut mine = padded(bytes);
+        mine.resize(words, 0);
         let all = gather_words(&*self.comm, &self.options, &mine)?;
         let of = |(words, &len): (&[u64], &u64)| {
             let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -117,15 +113,41 @@ impl Ranks {
     /// Returns `made` if every rank succeeded; otherwise the error of the lowest rank that failed. Collective.
     pub fn agree<T>(&self, made: Result<T, CheckpointError>) -> Result<T, Error> {
         let objection = made.as_ref().err().map_or(Vec::new(), encode);
-        let objections = self.gather(&objection)?;
-        let failed = objections.iter().enumerate().find(|(_, objection)| !objection.is_empty());
+        let lens = self.words(objection.len() as u64)?;
+        // The other ranks' errors stay with them: a thousand of them could take much memory.
+        let failed = lens.iter().zip(0..).find(|(len, _)| **len > 0);
         match (failed, made) {
-            (Some((rank, objection)), _) => Err(Failed { rank, error: decode(objection) }.into()),
+            (Some((&len, rank)), _) => {
+                let text = self.text_of(rank, len as usize, &objection)?;
+                Err(Failed { rank, error: decode(&text) }.into())
+            }
             (None, Ok(made)) => Ok(made),
             // The text of this rank's error is empty.
             (None, Err(error)) => Err(Failed { rank: self.rank(), error }.into()),
         }
     }
+
+    /// Returns rank `rank`'s text, which has `len` bytes. Collective.
+    fn text_of(&self, rank: usize, len: usize, own: &[u8]) -> Result<Vec<u8>, meshstep_shard::Error> {
+        let mut words = vec![0; len.div_ceil(8)];
+        if self.rank() == rank {
+            words = padded(own);
+        }
+        let (queue, meter) = self.memory();
+        host_words::all_reduce(&*self.comm, queue, meter, &mut words, Reduction::Max)?;
+        let mut text: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        text.truncate(len);
+        Ok(text)
+    }
+}
+
+/// Returns bytes as words, with zeros behind them.
+fn padded(bytes: &[u8]) -> Vec<u64> {
+    let (words, rest) = bytes.as_chunks();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let last = (!rest.is_empty()).then_some(last);
+    words.iter().copied().chain(last).map(u64::from_le_bytes).collect()
 }
 
 impl Ranks {

@@ -1,8 +1,9 @@
 //! One rank's reads of a checkpoint: its own elements, from windows that are checked as a whole.
 
 use crate::error::CheckpointError;
+use crate::format::catalog::{PieceRef, SlotRef};
 use crate::format::local_pieces::Part;
-use crate::format::manifest::{PieceEntry, SlotEntry, Type, WINDOW};
+use crate::format::manifest::{Type, WINDOW};
 use crate::format::piece::Run;
 use crate::store::direct_io::SLACK;
 use crate::store::reader::{Saved, SavedFile, unreadable};
@@ -20,7 +21,7 @@ pub(crate) struct Want<'a> {
     pub(crate) param: usize,
     pub(crate) slot: Slot,
     pub(crate) content: &'a SavedTensor,
-    pub(crate) from: &'a SlotEntry,
+    pub(crate) from: SlotRef<'a>,
     /// Elements of the local part of the parameter.
     pub(crate) range: Range<usize>,
     /// True if no other rank reads the same elements.
@@ -33,7 +34,7 @@ pub(crate) struct Want<'a> {
 /// Share of a request: elements `range` of the local part.
 struct Share<'w> {
     content: &'w SavedTensor,
-    from: &'w SlotEntry,
+    from: SlotRef<'w>,
     range: Range<usize>,
     once: bool,
     what: &'w str,
@@ -50,7 +51,7 @@ const READ: u64 = 4 * WINDOW;
 /// Reads all requests, several shares at a time.
 pub(crate) fn read_all(saved: &Saved, wants: &mut [Want<'_>], meter: &Meter) -> Result<(), CheckpointError> {
     let bytes: usize = wants.iter().map(|want| want.into.len() * want.into.dtype().size()).sum();
-    let pieces = wants.iter().flat_map(|want| &want.from.pieces);
+    let pieces = wants.iter().flat_map(|want| want.from.pieces());
     let longest = pieces.map(|piece| piece.stored.bytes).max().unwrap_or(0);
     let mut shares = Vec::new();
     for want in wants {
@@ -94,9 +95,9 @@ impl Want<'_> {
         let Want { content, from, range, once, what, into, .. } = self;
         let (mut range, mut rest) = (range.clone(), into.as_mut());
         while !range.is_empty() {
-            let end = cut(content, from, &range);
+            let end = cut(content, *from, &range);
             let (into, behind) = rest.split_at(end - range.start).map_err(CheckpointError::memory)?;
-            shares.push(Share { content, from, range: range.start..end, once: *once, what, into });
+            shares.push(Share { content, from: *from, range: range.start..end, once: *once, what, into });
             (range.start, rest) = (end, behind);
         }
         Ok(())
@@ -104,7 +105,7 @@ impl Want<'_> {
 }
 
 /// Returns the end of the share that begins where `range` does.
-fn cut(content: &SavedTensor, from: &SlotEntry, range: &Range<usize>) -> usize {
+fn cut(content: &SavedTensor, from: SlotRef<'_>, range: &Range<usize>) -> usize {
     let size = from.dtype.size();
     let most = |reads: usize| range.end.min(range.start.saturating_add((READ / size) as usize * reads));
     let end = most(1);
@@ -115,7 +116,7 @@ fn cut(content: &SavedTensor, from: &SlotEntry, range: &Range<usize>) -> usize {
     let mut pieces = Vec::new();
     for Part { global, local } in content.holding.parts(range.start as u64..end as u64) {
         let places: Vec<Run> = local.runs(&held).collect();
-        let runs = from.pieces.iter().map(|piece| join(piece.piece().runs(&global), &places));
+        let runs = from.pieces().map(|piece| join(piece.piece().runs(&global), &places));
         pieces.extend(runs.filter(|runs| !runs.is_empty()));
     }
     pieces.sort_by_key(|runs| runs.first().map(|run| run.to));
@@ -160,9 +161,9 @@ impl<'s> Reading<'s> {
         for Part { global, local } in content.holding.parts(range.start as u64..range.end as u64) {
             // The same elements in the whole local part.
             let places: Vec<Run> = local.runs(&held).collect();
-            for piece in &slot.pieces {
+            for piece in slot.pieces() {
                 let runs = join(piece.piece().runs(&global), &places);
-                self.piece((piece, once), slot.dtype.size(), &runs, what, &mut to)?;
+                self.piece((&piece, once), slot.dtype.size(), &runs, what, &mut to)?;
             }
         }
         Ok(())
@@ -171,7 +172,7 @@ impl<'s> Reading<'s> {
     /// Reads runs of one piece; runs near each other are read at once.
     fn piece(
         &mut self,
-        (entry, once): (&PieceEntry, bool),
+        (entry, once): (&PieceRef<'_>, bool),
         size: u64,
         runs: &[Run],
         what: &str,
@@ -183,7 +184,7 @@ impl<'s> Reading<'s> {
             let (file, mut room) = self.file(entry.stored.file, once, what)?;
             let room = room.bytes_mut().map_err(CheckpointError::memory)?;
             let mut rest = runs;
-            file.read(&entry.stored, (start, end), room, what, |at, part| {
+            file.read_part(&entry.stored, (start, end), room, what, |at, part| {
                 rest = to.scatter(rest, at / size, size, part)?;
                 Ok(())
             })?;

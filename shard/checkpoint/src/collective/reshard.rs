@@ -10,6 +10,7 @@ use super::write::STAGING;
 use crate::contents::{Contents, Saveable};
 use crate::error::CheckpointError;
 use crate::failure::Error;
+use crate::format::catalog::Catalog;
 use crate::format::local_pieces::Part;
 use crate::format::piece::Piece;
 use crate::format::placement::ModelPlacement;
@@ -258,11 +259,11 @@ fn room(
     contents: Vec<SavedTensor>,
     moves: &Moves,
 ) -> Result<TransferRoom, CheckpointError> {
-    let manifest = moves.manifest();
-    let settings = Settings::new(manifest.settings.clone());
+    let saved = Catalog::pack(&moves.manifest())?;
+    let settings = Settings::new(saved.settings().clone());
     let TiedNames { mut tied } = settings.section()?;
     tied.extend(placing.tied());
-    let Fitting { t, .. } = Fitting::new(&contents, &manifest, &tied, &Load::default())?;
+    let Fitting { t, .. } = Fitting::new(&contents, &saved, &tied, &Load::default())?;
     parts.compare_settings(&settings, &parts.all_settings(&**placing))?;
     parts.check(&settings)?;
     let meter = parts.optimizer().options().meter.clone();

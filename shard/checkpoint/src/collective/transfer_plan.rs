@@ -193,7 +193,7 @@ fn sources(first: &Side, side: Option<&Side>) -> Result<Vec<Option<usize>>, Chec
     tied.extend(names(side)?.tied);
     let numbers: BTreeMap<String, usize> =
         first.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
-    let number = |tensor: &Tensor| find(&tensor.name, &numbers, &tied).map(|(_, &number)| number);
+    let number = |tensor: &Tensor| find(&tensor.name, |name| numbers.get(name).copied(), &tied);
     Ok(side.tensors.iter().map(number).collect())
 }
 

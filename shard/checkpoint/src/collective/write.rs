@@ -3,7 +3,7 @@
 use crate::error::CheckpointError;
 use crate::format::local_pieces::Part;
 use crate::format::manifest::{FileEntry, PieceEntry, Stored, Type};
-use crate::store::Folder;
+use crate::store::draft::Folder;
 use crate::store::shard_file::{ShardWriter, Vector};
 use crate::tensors::{PARAM, ReadSource, SavedTensor, Wanted};
 use meshstep_shard::extend::VectorKind as Slot;

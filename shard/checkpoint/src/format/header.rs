@@ -1,6 +1,7 @@
 //! Header of a safetensors file. Loading a checkpoint does not use it; other programs do, so it must agree with the manifest.
 
-use super::manifest::{PieceEntry, Type};
+use super::catalog::PieceRef;
+use super::manifest::Type;
 use super::piece::product;
 use super::unique_keys;
 use crate::error::CheckpointError;
@@ -69,8 +70,13 @@ pub(crate) fn read(
 }
 
 /// Returns the difference between the header's entry of a vector and the manifest's; `data` is the offset of the data.
-pub(crate) fn agrees(said: Option<&Entry>, dtype: Type, piece: &PieceEntry, data: u64) -> Result<(), String> {
-    let PieceEntry { key, stored, .. } = piece;
+pub(crate) fn agrees(
+    said: Option<&Entry>,
+    dtype: Type,
+    piece: &PieceRef<'_>,
+    data: u64,
+) -> Result<(), String> {
+    let PieceRef { key, stored, .. } = piece;
     let Some(Entry { dtype: said, shape, data_offsets: [from, to] }) = said else {
         return Err(format!("it has no vector called {key:?}"));
     };

@@ -5,29 +5,21 @@
 //! "blake3": "<of every byte before the comma that precedes this member>"}
 //! ```
 //!
-//! Reading checks everything that can be checked without the other files: the manifest's own hash, that names are plain file names, that
-//! pieces lie in their files without sharing bytes, and that each vector's pieces cover the whole tensor. Time and memory of these checks
-//! grow in proportion to the length of the text, whatever values it holds.
+//! Writing and reading: [`text`](super::text).
 
-use super::coverage;
 use super::piece::{Piece, Region};
-use super::unique_keys;
-use crate::error::CheckpointError;
+use super::{dims, hashes};
 use crate::store::job_lock::RunId;
 use meshstep_tensor::DType;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
 
 /// Format version that this program writes and reads.
 pub const FORMAT: u32 = 1;
 
 /// Number of bytes that share one hash.
 pub const WINDOW: u64 = 1 << 20;
-
-/// Maximum number of dimensions of a tensor: the limit of programs that read safetensors.
-pub const MOST_DIMS: usize = 64;
 
 /// Contents of a checkpoint.
 ///
@@ -75,8 +67,7 @@ pub const MOST_DIMS: usize = 64;
 /// # std::fs::remove_dir_all(&dir)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Manifest {
     /// Format version, [`FORMAT`].
     pub format: u32,
@@ -110,8 +101,7 @@ pub struct FileEntry {
 }
 
 /// Parameter and its state.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TensorEntry {
     /// Shape of the whole parameter.
     pub shape: Vec<u64>,
@@ -122,8 +112,7 @@ pub struct TensorEntry {
 }
 
 /// Vector of a parameter.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SlotEntry {
     /// Element type, by its name in safetensors.
     pub dtype: Type,
@@ -136,8 +125,10 @@ pub struct SlotEntry {
 #[serde(deny_unknown_fields)]
 pub struct PieceEntry {
     /// First index of the box in each dimension.
+    #[serde(deserialize_with = "dims::deserialize")]
     pub offsets: Vec<u64>,
     /// Number of indices of the box in each dimension.
+    #[serde(deserialize_with = "dims::deserialize")]
     pub extents: Vec<u64>,
     /// Elements of the box, in row-major order.
     pub range: [u64; 2],
@@ -157,8 +148,9 @@ pub struct Stored {
     pub at: u64,
     /// Number of bytes.
     pub bytes: u64,
-    /// XXH3 hash of each [`WINDOW`] of the bytes, in hexadecimal digits.
-    pub xxh3: Vec<String>,
+    /// XXH3 hash of each [`WINDOW`] of the bytes; as text, 16 hexadecimal digits.
+    #[serde(with = "hashes")]
+    pub xxh3: Vec<u64>,
 }
 
 /// Owner of stored bytes.
@@ -219,6 +211,8 @@ impl Type {
         self.dtype().is_some_and(DType::is_float)
     }
 
+    pub(crate) const ALL: [Type; 6] = [Type::F64, Type::F32, Type::BF16, Type::F16, Type::U16, Type::U8];
+
     const NUMBERS: [Type; 5] = [Type::F64, Type::F32, Type::BF16, Type::F16, Type::U16];
 
     /// Returns the size of an element in bytes.
@@ -240,158 +234,13 @@ impl PieceEntry {
     }
 }
 
-/// Text before and after the hash.
-const BEFORE: &str = ",\n\"blake3\": \"";
-const AFTER: &str = "\"}\n";
-const DIGITS: usize = 64;
-
 impl Manifest {
-    /// Returns the manifest as text, with its hash at the end.
-    ///
-    /// # Panics
-    /// Never: all names and numbers can be written as JSON.
-    pub fn to_text(&self) -> String {
-        let mut text = serde_json::to_string(self).unwrap_or_default();
-        assert_eq!(text.pop(), Some('}'), "a struct is an object");
-        let hash = blake3::hash(text.as_bytes());
-        text + BEFORE + hash.to_hex().as_str() + AFTER
-    }
-
-    /// Parses and checks the text of the manifest at `path`.
-    pub fn from_text(path: &Path, text: &[u8]) -> Result<Self, CheckpointError> {
-        let syntax = |reason: String| CheckpointError::Syntax { path: path.to_owned(), reason };
-        let cut = text.len().checked_sub(BEFORE.len() + DIGITS + AFTER.len());
-        let (body, tail) =
-            cut.map(|cut| text.split_at(cut)).ok_or_else(|| syntax("it is too short".into()))?;
-        let digits =
-            tail.strip_prefix(BEFORE.as_bytes()).and_then(|rest| rest.strip_suffix(AFTER.as_bytes()));
-        let digits = digits.ok_or_else(|| syntax("its last member is not its hash".into()))?;
-        let (expected, found) = (String::from_utf8_lossy(digits), blake3::hash(body).to_hex());
-        if expected != found.as_str() {
-            let what = "the manifest's own bytes".to_owned();
-            let (expected, found) = (expected.into_owned(), found.to_string());
-            return Err(CheckpointError::Hash { path: path.to_owned(), what, expected, found });
-        }
-        let mut whole = body.to_vec();
-        whole.push(b'}');
-        unique_keys::check(&whole).map_err(|error| syntax(error.to_string()))?;
-        let manifest: Manifest = serde_json::from_slice(&whole).map_err(|error| syntax(error.to_string()))?;
-        match manifest.check() {
-            Ok(()) => Ok(manifest),
-            Err(error) => Err(CheckpointError::Manifest { path: path.to_owned(), source: Box::new(error) }),
-        }
-    }
-
-    /// Checks that the manifest is consistent.
-    pub fn check(&self) -> Result<(), CheckpointError> {
-        if self.format != FORMAT {
-            return Err(CheckpointError::Format { found: self.format, known: FORMAT });
-        }
-        self.check_names()?;
-        for (name, tensor) in &self.tensors {
-            for (slot, entry) in &tensor.slots {
-                self.check_slot(name, slot, &tensor.shape, entry)?;
-            }
-        }
-        for (name, stored) in &self.blobs {
-            self.check_stored(stored).map_err(|reason| contradiction(Whose::Blob(name), reason))?;
-        }
-        check_apart(self.stored().collect())
-    }
-
     /// Returns every stored range of bytes with its owner: vectors by name, each with its pieces in order, then blobs.
     pub fn stored(&self) -> impl Iterator<Item = (Whose<'_>, &Stored)> {
-        let pieces = self.pieces().map(|(whose, _, piece)| (whose, &piece.stored));
-        pieces.chain(self.blobs.iter().map(|(name, stored)| (Whose::Blob(name), stored)))
-    }
-
-    /// Returns every piece with its owner and its element type.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = (Whose<'_>, Type, &PieceEntry)> {
         let slots = self.tensors.iter().flat_map(|(tensor, entry)| {
             entry.slots.iter().map(move |(slot, entry)| (Whose::Slot { tensor, slot }, entry))
         });
-        slots.flat_map(|(whose, entry)| entry.pieces.iter().map(move |piece| (whose, entry.dtype, piece)))
+        let pieces = slots.flat_map(|(whose, entry)| entry.pieces.iter().map(move |of| (whose, &of.stored)));
+        pieces.chain(self.blobs.iter().map(|(name, stored)| (Whose::Blob(name), stored)))
     }
-
-    fn check_slot(
-        &self,
-        tensor: &str,
-        slot: &str,
-        shape: &[u64],
-        entry: &SlotEntry,
-    ) -> Result<(), CheckpointError> {
-        let whose = Whose::Slot { tensor, slot };
-        if shape.len() > MOST_DIMS {
-            let reason = format!("it has {} dimensions, {MOST_DIMS} are the most", shape.len());
-            return Err(contradiction(whose, reason));
-        }
-        for piece in &entry.pieces {
-            self.check_piece(entry.dtype, piece).map_err(|reason| contradiction(whose, reason))?;
-        }
-        let pieces: Vec<Piece> = entry.pieces.iter().map(PieceEntry::piece).collect();
-        let (tensor, slot) = (tensor.to_owned(), slot.to_owned());
-        coverage::check(shape, &pieces).map_err(|source| CheckpointError::Cover { tensor, slot, source })
-    }
-
-    fn check_names(&self) -> Result<(), CheckpointError> {
-        let mut names = BTreeSet::new();
-        for FileEntry { name, .. } in &self.files {
-            let reason = match plain(name) {
-                false => {
-                    "a file's name is letters, digits, '.', '-' and '_', and begins with none of the signs"
-                }
-                true if !names.insert(name) => "it is listed twice",
-                true => continue,
-            };
-            return Err(contradiction(format_args!("file {name:?}"), reason.to_owned()));
-        }
-        Ok(())
-    }
-
-    fn check_piece(&self, dtype: Type, entry: &PieceEntry) -> Result<(), String> {
-        let len = entry.range[1].saturating_sub(entry.range[0]);
-        let bytes = entry.stored.bytes;
-        if len.checked_mul(dtype.size()) != Some(bytes) {
-            return Err(format!("{len} elements of {dtype:?} are not {bytes} bytes"));
-        }
-        self.check_stored(&entry.stored)
-    }
-
-    fn check_stored(&self, stored: &Stored) -> Result<(), String> {
-        let Stored { file, at, bytes, ref xxh3 } = *stored;
-        let Some(entry) = self.files.get(file) else {
-            return Err(format!("there are {} files, and none with index {file}", self.files.len()));
-        };
-        if at.checked_add(bytes).is_none_or(|end| end > entry.bytes) {
-            let FileEntry { name, bytes: all, .. } = entry;
-            return Err(format!("{bytes} bytes from {at} on do not lie in {name:?}, which has {all}"));
-        }
-        let windows = bytes.div_ceil(WINDOW);
-        match xxh3.len() as u64 == windows {
-            true => Ok(()),
-            false => Err(format!("{bytes} bytes have {windows} windows, not {}", xxh3.len())),
-        }
-    }
-}
-
-/// Checks that no two stored ranges share bytes.
-fn check_apart(mut taken: Vec<(Whose<'_>, &Stored)>) -> Result<(), CheckpointError> {
-    taken.retain(|(_, stored)| stored.bytes > 0);
-    taken.sort_by_key(|(_, stored)| (stored.file, stored.at));
-    let apart = |a: &Stored, b: &Stored| a.file != b.file || a.at + a.bytes <= b.at;
-    match taken.windows(2).find(|pair| !apart(pair[0].1, pair[1].1)) {
-        Some(pair) => Err(contradiction(pair[1].0, format!("it shares bytes with {}", pair[0].0))),
-        None => Ok(()),
-    }
-}
-
-/// Returns true for a plain file name, which cannot lead out of its folder: letters, digits, `.`, `-` and `_`, beginning with a letter or
-/// digit.
-pub(crate) fn plain(name: &str) -> bool {
-    let first = name.bytes().next().is_some_and(|c| c.is_ascii_alphanumeric());
-    first && name.len() <= 200 && name.bytes().all(|c| c.is_ascii_alphanumeric() || b".-_".contains(&c))
-}
-
-fn contradiction(what: impl fmt::Display, reason: String) -> CheckpointError {
-    CheckpointError::Contradiction { what: what.to_string(), reason }
 }

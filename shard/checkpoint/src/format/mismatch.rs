@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mismatch {
-    /// Vectors that the checkpoint lacks.
+    /// Vectors that the checkpoint lacks, up to a thousand of them.
     #[error("the checkpoint has nothing for {}; load what it has with `partial`", list(.vectors))]
     Missing {
         /// Parameters, or their states as `parameter:state`.
         vectors: Vec<String>,
     },
-    /// Vectors of the checkpoint that do not exist here.
+    /// Vectors of the checkpoint that do not exist here, up to a thousand of them.
     #[error("the checkpoint has {}, which are not here; leave them out with `partial`", list(.vectors))]
     Unexpected {
         /// Parameters, or their states as `parameter:state`.
@@ -65,12 +65,16 @@ pub enum Mismatch {
 
 meshstep_tensor::debug_is_display!(Mismatch);
 
+/// Maximum number of names in an error, which all ranks exchange.
+pub(crate) const LISTED: usize = 1000;
+
 /// Lists the first few names.
 fn list(names: &[String]) -> String {
     const MOST: usize = 5;
     let shown: Vec<String> = names.iter().take(MOST).map(|name| format!("{name:?}")).collect();
     match names.len().saturating_sub(MOST) {
         0 => shown.join(", "),
+        more if names.len() >= LISTED => format!("{} and {more} more at least", shown.join(", ")),
         more => format!("{} and {more} more", shown.join(", ")),
     }
 }

@@ -44,7 +44,7 @@ impl SavedRules {
         let rules = by_param(&saved.rules);
         for (param, rule) in &by_param(&here.rules) {
             // The parameter may have been saved under another of its names.
-            if let Some((_, saved)) = find(param, &rules, &tied) {
+            if let Some(saved) = find(param, |name| rules.get(name), &tied) {
                 same(&format!("the rule of {param:?}"), saved, rule)?;
             }
         }

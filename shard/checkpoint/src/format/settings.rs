@@ -7,6 +7,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
+/// Maximum length of settings as text.
+pub(crate) const MOST_SETTINGS: u64 = 16 << 20;
+
+/// Maximum of the estimated bytes that settings take in memory.
+pub(crate) const MOST_VALUES: u64 = 32 << 20;
+
 /// The manifest's `settings`. A section is a struct with some of the members as fields; the type that a section belongs to writes and
 /// reads it. Members of other programs are left alone.
 #[derive(Clone, Debug, Default, PartialEq)]

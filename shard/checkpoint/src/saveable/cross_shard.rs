@@ -4,7 +4,7 @@ use crate::collective::load_options::Load;
 use crate::contents::{Contents, Saveable};
 use crate::error::CheckpointError;
 use crate::failure;
-use crate::format::manifest::Manifest;
+use crate::format::catalog::Catalog;
 use crate::format::placement::{Copies, ModelPlacement};
 use crate::format::progress::SavedProgress;
 use crate::format::settings::Settings;
@@ -161,17 +161,17 @@ impl SavedParts for AllGroups<'_> {
         self.cross.end_if_alone(error);
     }
 
-    fn choose<'m>(&mut self, manifest: &'m Manifest, _: &Load) -> Result<Cow<'m, Manifest>, CheckpointError> {
+    fn choose<'m>(&mut self, saved: &'m Catalog, _: &Load) -> Result<Cow<'m, Catalog>, CheckpointError> {
         let here = self.cross.groups();
-        let saved: GroupsSection = Settings::new(manifest.settings.clone()).section()?;
-        (self.apart, self.groups) = match saved.groups {
+        let section: GroupsSection = Settings::new(saved.settings().clone()).section()?;
+        (self.apart, self.groups) = match section.groups {
             Some(GroupsRecord { apart, groups }) if groups.len() == here => (apart, groups),
             Some(GroupsRecord { apart: true, groups }) => {
                 return Err(CheckpointError::Groups { saved: groups.len(), here });
             }
             _ => (false, Vec::new()),
         };
-        Ok(Cow::Borrowed(manifest))
+        Ok(Cow::Borrowed(saved))
     }
 
     fn set_updates(&mut self, t: &[Option<u64>]) {

@@ -4,7 +4,8 @@ use crate::collective::load_options::Load;
 use crate::contents::{Contents, Saveable};
 use crate::error::CheckpointError;
 use crate::failure::{self, Failed};
-use crate::format::manifest::{Manifest, Type};
+use crate::format::catalog::Catalog;
+use crate::format::manifest::Type;
 use crate::format::mismatch::Mismatch;
 use crate::format::placement::ModelPlacement;
 use crate::format::settings::Settings;
@@ -68,16 +69,16 @@ impl SavedParts for ShardedLbfgs {
         }
     }
 
-    fn choose<'m>(&mut self, manifest: &'m Manifest, _: &Load) -> Result<Cow<'m, Manifest>, CheckpointError> {
+    fn choose<'m>(&mut self, saved: &'m Catalog, _: &Load) -> Result<Cow<'m, Catalog>, CheckpointError> {
         // Refused here, because another history also has vectors of other names and types.
-        let LbfgsSection { lbfgs } = Settings::new(manifest.settings.clone()).section()?;
+        let LbfgsSection { lbfgs } = Settings::new(saved.settings().clone()).section()?;
         if let Some((_, words)) = lbfgs
             && let Err(meshstep_optim::Error::History { given, expected }) = self.state().check(&words)
         {
             let [saved, here] = [given, expected].map(|history| format!("{history:?}"));
             return Err(Mismatch::History { saved, here }.into());
         }
-        Ok(Cow::Borrowed(manifest))
+        Ok(Cow::Borrowed(saved))
     }
 
     fn tensors(&self, placing: &dyn ModelPlacement) -> Result<Vec<SavedTensor>, CheckpointError> {

@@ -1,12 +1,15 @@
 //! Complete step, opened for reading.
 
 use super::disk::{Disk, Os, Reader};
+use super::job_lock::RunId;
 use super::{MANIFEST, MANIFEST_MOST};
 use crate::error::{CheckpointError, io};
-use crate::format::manifest::{FileEntry, Manifest, Stored, WINDOW};
+use crate::format::catalog::{Catalog, StoredRef};
+use crate::format::hashes;
+use crate::format::manifest::{Manifest, Stored, WINDOW};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use twox_hash::XxHash3_64;
 
 /// Complete step. A file of it is opened when something is read from it.
@@ -14,8 +17,10 @@ use twox_hash::XxHash3_64;
 pub struct Saved {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
-    manifest: Manifest,
+    catalog: Catalog,
     hash: String,
+    /// Manifest, once it was asked for.
+    manifest: OnceLock<Manifest>,
 }
 
 /// File of a complete step, of the length that the manifest gives.
@@ -36,37 +41,38 @@ impl Saved {
 
     /// Opens the step in `dir` of a store. The manifest must have hash `hash`, if that is known.
     pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, hash: Option<&str>) -> Result<Self, CheckpointError> {
-        match disk.is_link(dir) {
-            Ok(true) => Err(CheckpointError::Link { path: dir.to_owned() }),
-            // Reading the manifest below returns `Gone` for a missing folder.
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(io("opening", dir)(error)),
-            _ => Self::read(disk, dir, hash),
-        }
+        refuse_link(&*disk, dir)?;
+        Self::read(disk, dir, hash)
     }
 
     fn read(disk: Arc<dyn Disk>, dir: &Path, hash: Option<&str>) -> Result<Self, CheckpointError> {
-        let path = dir.join(MANIFEST);
-        let text = read_all(&*disk, &path, MANIFEST_MOST).map_err(|error| match error {
-            CheckpointError::Io { kind: ErrorKind::NotFound, path, .. } => CheckpointError::Gone { path },
-            error => error,
-        })?;
-        let found = blake3::hash(&text).to_hex();
-        match hash {
-            Some(expected) if expected != found.as_str() => {
-                let (what, expected) = ("all bytes".to_owned(), expected.to_owned());
-                Err(CheckpointError::Hash { path, what, expected, found: found.to_string() })
-            }
-            _ => {
-                let manifest = Manifest::from_text(&path, &text)?;
-                check_name(dir, manifest.step)?;
-                Ok(Saved { manifest, disk, dir: dir.to_owned(), hash: found.to_string() })
-            }
-        }
+        let (catalog, hash) = read_catalog(&*disk, dir, hash)?;
+        Ok(Self::of(disk, dir, catalog, hash))
     }
 
-    /// Returns the manifest.
+    /// Returns the step in `dir` that this or another rank has read.
+    pub(crate) fn of(disk: Arc<dyn Disk>, dir: &Path, catalog: Catalog, hash: String) -> Self {
+        Saved { disk, dir: dir.to_owned(), catalog, hash, manifest: OnceLock::new() }
+    }
+
+    /// Returns the step's number of steps, without [`manifest`](Self::manifest).
+    pub fn step(&self) -> u64 {
+        self.catalog.step()
+    }
+
+    /// Returns the run that the step belongs to, without [`manifest`](Self::manifest); `None` if an earlier version saved it.
+    pub fn run(&self) -> Option<RunId> {
+        self.catalog.run()
+    }
+
+    /// Returns the contents as ranks hold them.
+    pub(crate) fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    /// Returns the manifest. The first call makes it, which takes memory for a few times the file's length; nothing else here needs it.
     pub fn manifest(&self) -> &Manifest {
-        &self.manifest
+        self.manifest.get_or_init(|| self.catalog.unpack())
     }
 
     /// Returns the manifest's BLAKE3 hash in hexadecimal digits: two steps with the same hash are the same.
@@ -76,12 +82,12 @@ impl Saved {
 
     /// Returns the caller's bytes of this name after checking their hashes; `None` if the step has no such blob.
     pub fn blob(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
-        let Some(stored) = self.manifest.blobs.get(name) else { return Ok(None) };
+        let Some(stored) = self.catalog.blob(name) else { return Ok(None) };
         let mut bytes = Vec::new();
         let mut room = vec![0; WINDOW.min(stored.bytes) as usize];
         let what = format!("blob {name:?}");
         let file = self.file(stored.file).map_err(|error| unreadable(&what, error))?;
-        file.read(stored, (0, stored.bytes), &mut room, &what, |_, part| {
+        file.read_part(&stored, (0, stored.bytes), &mut room, &what, |_, part| {
             bytes.extend_from_slice(part);
             Ok(())
         })?;
@@ -104,16 +110,18 @@ impl Saved {
     /// # Panics
     /// If the manifest has no file `index`.
     pub fn file(&self, index: usize) -> Result<SavedFile, CheckpointError> {
-        let FileEntry { name, bytes, .. } = &self.manifest.files[index];
+        let file = self.catalog.file(index);
+        assert!(file.is_some(), "the manifest has a file {index}");
+        let (name, bytes, _) = file.unwrap_or_default();
         let path = self.dir.join(name);
         let file = self.disk.open(&path).map_err(|error| match error.kind() {
             ErrorKind::NotFound if self.is_gone() => CheckpointError::Gone { path: self.dir.clone() },
             _ => io("opening", &path)(error),
         })?;
         let found = file.len().map_err(io("measuring", &path))?;
-        match found == *bytes {
+        match found == bytes {
             true => Ok(SavedFile { file, once: false, path }),
-            false => Err(CheckpointError::Size { path, expected: *bytes, found }),
+            false => Err(CheckpointError::Size { path, expected: bytes, found }),
         }
     }
 
@@ -121,6 +129,46 @@ impl Saved {
     fn is_gone(&self) -> bool {
         let manifest = self.disk.open(&self.dir.join(MANIFEST));
         manifest.is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    }
+}
+
+/// Checks that a step's folder is no link.
+pub(crate) fn refuse_link(disk: &dyn Disk, dir: &Path) -> Result<(), CheckpointError> {
+    match disk.is_link(dir) {
+        Ok(true) => Err(CheckpointError::Link { path: dir.to_owned() }),
+        // Reading the manifest returns `Gone` for a missing folder.
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(io("opening", dir)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Reads and checks the manifest in `dir`; returns its contents and its hash, which must be `hash`, if that is known.
+pub(crate) fn read_catalog(
+    disk: &dyn Disk,
+    dir: &Path,
+    hash: Option<&str>,
+) -> Result<(Catalog, String), CheckpointError> {
+    let path = dir.join(MANIFEST);
+    let text = read_all(disk, &path, MANIFEST_MOST).map_err(gone)?;
+    let found = blake3::hash(&text).to_hex().to_string();
+    match hash {
+        Some(expected) if expected != found => {
+            let (what, expected) = ("all bytes".to_owned(), expected.to_owned());
+            Err(CheckpointError::Hash { path, what, expected, found })
+        }
+        _ => {
+            let catalog = Catalog::from_text(&path, text)?;
+            check_name(dir, catalog.step())?;
+            Ok((catalog, found))
+        }
+    }
+}
+
+/// Says that a step is gone whose manifest was not found.
+pub(crate) fn gone(error: CheckpointError) -> CheckpointError {
+    match error {
+        CheckpointError::Io { kind: ErrorKind::NotFound, path, .. } => CheckpointError::Gone { path },
+        error => error,
     }
 }
 
@@ -143,6 +191,18 @@ impl SavedFile {
     pub fn read(
         &self,
         stored: &Stored,
+        (from, to): (u64, u64),
+        room: &mut [u8],
+        what: &str,
+        take: impl FnMut(u64, &[u8]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        self.read_part(&stored.into(), (from, to), room, what, take)
+    }
+
+    /// Same as [`read`](Self::read) for bytes of a catalog.
+    pub(crate) fn read_part(
+        &self,
+        stored: &StoredRef<'_>,
         (from, to): (u64, u64),
         room: &mut [u8],
         what: &str,
@@ -175,7 +235,7 @@ impl SavedFile {
     /// Fills `room` with the window that begins at byte `start` of `stored`, and checks it.
     pub(crate) fn window(
         &self,
-        stored: &Stored,
+        stored: &StoredRef<'_>,
         start: u64,
         room: &mut [u8],
         what: &str,
@@ -185,13 +245,20 @@ impl SavedFile {
     }
 
     /// Checks the hashes of `bytes`, the windows from byte `start` of `stored` on.
-    fn check(&self, stored: &Stored, start: u64, bytes: &[u8], what: &str) -> Result<(), CheckpointError> {
+    fn check(
+        &self,
+        stored: &StoredRef<'_>,
+        start: u64,
+        bytes: &[u8],
+        what: &str,
+    ) -> Result<(), CheckpointError> {
         for (start, window) in (start..).step_by(WINDOW as usize).zip(bytes.chunks(WINDOW as usize)) {
-            let expected = &stored.xxh3[(start / WINDOW) as usize];
-            let found = format!("{:016x}", XxHash3_64::oneshot(window));
-            if *expected != found {
+            // A manifest with too few hashes is refused when it is read.
+            let expected = stored.hashes.get((start / WINDOW) as usize).unwrap_or_default();
+            let found = XxHash3_64::oneshot(window);
+            if expected != found {
                 let what = format!("bytes {start} to {} of {what}", start + window.len() as u64);
-                let (path, expected) = (self.path.clone(), expected.clone());
+                let (path, [expected, found]) = (self.path.clone(), [expected, found].map(hashes::text));
                 return Err(CheckpointError::Hash { path, what, expected, found });
             }
         }

@@ -40,7 +40,7 @@ struct Hashes {
     all: blake3::Hasher,
     window: XxHash3_64,
     in_window: u64,
-    windows: Vec<String>,
+    windows: Vec<u64>,
 }
 
 /// Length in bytes from which hashing on another thread pays.
@@ -201,7 +201,7 @@ impl Hashes {
 
     fn end_window(&mut self) {
         if self.in_window > 0 {
-            self.windows.push(format!("{:016x}", self.window.finish()));
+            self.windows.push(self.window.finish());
             self.window = XxHash3_64::new();
             self.in_window = 0;
         }

@@ -3,7 +3,8 @@
 
 use super::reader::{Saved, SavedFile, unreadable};
 use crate::error::CheckpointError;
-use crate::format::manifest::{PieceEntry, SlotEntry, TensorEntry, WINDOW, Whose};
+use crate::format::catalog::{PieceRef, SlotRef};
+use crate::format::manifest::{WINDOW, Whose};
 use crate::format::piece::Piece;
 
 /// Reader of a saved step's vectors, with memory for one window and one open file at a time.
@@ -37,13 +38,13 @@ impl SavedVectors<'_> {
         wanted: &Piece,
         mut take: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (TensorEntry { shape, .. }, entry) = self.saved.slot(tensor, slot)?;
-        assert!(wanted.region.fits(shape), "{wanted:?} lies in a tensor of shape {shape:?}");
+        let (shape, entry) = self.saved.slot(tensor, slot)?;
+        assert!(wanted.region.fits(&shape), "{wanted:?} lies in a tensor of shape {shape:?}");
         let what = Whose::Slot { tensor, slot }.to_string();
-        for piece in &entry.pieces {
+        for piece in entry.pieces() {
             // Most pieces contain no wanted element.
             if piece.piece().runs(wanted).next().is_some() {
-                self.read_piece(&what, piece, entry.dtype.size(), wanted, &mut take)?;
+                self.read_piece(&what, &piece, entry.dtype.size(), wanted, &mut take)?;
             }
         }
         Ok(())
@@ -52,7 +53,7 @@ impl SavedVectors<'_> {
     fn read_piece<E: From<CheckpointError>>(
         &mut self,
         what: &str,
-        entry: &PieceEntry,
+        entry: &PieceRef<'_>,
         size: u64,
         wanted: &Piece,
         take: &mut impl FnMut(u64, &[u8]) -> Result<(), E>,
@@ -74,7 +75,7 @@ impl SavedVectors<'_> {
         Ok(())
     }
 
-    fn window(&mut self, what: &str, entry: &PieceEntry, start: u64) -> Result<&[u8], CheckpointError> {
+    fn window(&mut self, what: &str, entry: &PieceRef<'_>, start: u64) -> Result<&[u8], CheckpointError> {
         let stored = &entry.stored;
         let file = match self.file.take() {
             Some((open, file)) if open == stored.file => file,
@@ -89,9 +90,9 @@ impl SavedVectors<'_> {
 }
 
 impl Saved {
-    fn slot(&self, tensor: &str, slot: &str) -> Result<(&TensorEntry, &SlotEntry), CheckpointError> {
-        let entry = self.manifest().tensors.get(tensor);
-        let found = entry.and_then(|entry| Some((entry, entry.slots.get(slot)?)));
+    fn slot(&self, tensor: &str, slot: &str) -> Result<(Vec<u64>, SlotRef<'_>), CheckpointError> {
+        let entry = self.catalog().tensor(tensor);
+        let found = entry.and_then(|entry| Some((entry.shape(), entry.slot(slot)?.1)));
         let (tensor, slot) = (tensor.to_owned(), slot.to_owned());
         found.ok_or(CheckpointError::Unknown { tensor, slot })
     }

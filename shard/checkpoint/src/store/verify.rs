@@ -2,8 +2,9 @@
 
 use super::reader::{Saved, SavedFile, unreadable};
 use crate::error::CheckpointError;
+use crate::format::catalog::{PieceRef, StoredRef};
 use crate::format::header::{self, Header};
-use crate::format::manifest::{FileEntry, PieceEntry, Stored, Type, WINDOW, Whose};
+use crate::format::manifest::{Type, WINDOW, Whose};
 
 /// Totals of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,7 +25,7 @@ pub struct Checked {
 struct Stretch<'m> {
     at: u64,
     len: u64,
-    window: Option<(Whose<'m>, &'m Stored, u64)>,
+    window: Option<(Whose<'m>, StoredRef<'m>, u64)>,
 }
 
 impl Saved {
@@ -40,15 +41,15 @@ impl Saved {
 
     /// Checks everything even after damage, and calls `report` for each error.
     pub fn damage(&self, mut report: impl FnMut(CheckpointError)) -> Checked {
-        let manifest = self.manifest();
-        let slots = manifest.tensors.values().map(|tensor| tensor.slots.len()).sum();
-        let mut checked = Checked { tensors: manifest.tensors.len(), slots, ..Checked::default() };
-        let mut stored: Vec<_> = manifest.stored().filter(|(_, stored)| stored.bytes > 0).collect();
+        let catalog = self.catalog();
+        let slots = catalog.tensors().map(|tensor| tensor.slots().count()).sum();
+        let mut checked = Checked { tensors: catalog.count(), slots, ..Checked::default() };
+        let mut stored: Vec<_> = catalog.stored().filter(|(_, stored)| stored.bytes > 0).collect();
         stored.sort_by_key(|(_, stored)| (stored.file, stored.at));
-        let mut pieces: Vec<_> = manifest.pieces().collect();
+        let mut pieces: Vec<_> = catalog.pieces().collect();
         pieces.sort_by_key(|(.., piece)| piece.stored.file);
         let (mut stored, mut pieces) = (&stored[..], &pieces[..]);
-        for (index, entry) in manifest.files.iter().enumerate() {
+        for (index, (_, bytes, blake3)) in catalog.files().enumerate() {
             let (here, described);
             (here, stored) = stored.split_at(stored.partition_point(|(_, stored)| stored.file == index));
             (described, pieces) =
@@ -56,8 +57,8 @@ impl Saved {
             match self.file(index) {
                 Ok(file) => {
                     checked.files += 1;
-                    check_file(&file, entry, here, &mut checked, &mut report);
-                    check_header(&file, entry.bytes, described, &mut report);
+                    check_file(&file, (bytes, blake3), here, &mut checked, &mut report);
+                    check_header(&file, bytes, described, &mut report);
                 }
                 Err(error) => report(of_all(here, error)),
             }
@@ -69,18 +70,18 @@ impl Saved {
 /// Checks all hashes of a file. If only the file's own hash differs, the damage lies outside of all windows.
 fn check_file(
     file: &SavedFile,
-    entry: &FileEntry,
-    here: &[(Whose<'_>, &Stored)],
+    (bytes, expected): (u64, &str),
+    here: &[(Whose<'_>, StoredRef<'_>)],
     checked: &mut Checked,
     report: &mut impl FnMut(CheckpointError),
 ) {
     let (mut hash, mut whole) = (blake3::Hasher::new(), true);
-    let mut room = vec![0; WINDOW.min(entry.bytes) as usize];
-    for Stretch { at, len, window } in stretches(here, entry.bytes) {
-        let bytes = &mut room[..len as usize];
+    let mut room = vec![0; WINDOW.min(bytes) as usize];
+    for Stretch { at, len, window } in stretches(here, bytes) {
+        let room = &mut room[..len as usize];
         let read = match window {
-            Some((whose, stored, start)) => file.window(stored, start, bytes, &whose.to_string()),
-            None => file.fill(at, bytes),
+            Some((whose, stored, start)) => file.window(&stored, start, room, &whose.to_string()),
+            None => file.fill(at, room),
         };
         match read {
             Ok(()) => {}
@@ -93,11 +94,11 @@ fn check_file(
                 return report(unreadable(&what, error));
             }
         }
-        hash.update(bytes);
+        hash.update(room);
         checked.bytes += len;
         checked.windows += u64::from(window.is_some());
     }
-    let (expected, found) = (entry.blake3.clone(), hash.finalize().to_hex().to_string());
+    let (expected, found) = (expected.to_owned(), hash.finalize().to_hex().to_string());
     if whole && expected != found {
         let (path, what) = (file.path().to_owned(), "all bytes".to_owned());
         report(CheckpointError::Hash { path, what, expected, found });
@@ -105,7 +106,7 @@ fn check_file(
 }
 
 /// Divides a file into stretches from its first byte to its last. `here` ascends and shares no bytes.
-fn stretches<'m>(here: &[(Whose<'m>, &'m Stored)], end: u64) -> impl Iterator<Item = Stretch<'m>> {
+fn stretches<'m>(here: &[(Whose<'m>, StoredRef<'m>)], end: u64) -> impl Iterator<Item = Stretch<'m>> {
     let mut before = 0;
     let vectors = here.iter().map(|&(whose, stored)| (stored.at, stored.bytes, Some((whose, stored))));
     vectors.chain([(end, 0, None)]).flat_map(move |(at, bytes, vector)| {
@@ -126,11 +127,11 @@ fn split(from: u64, to: u64) -> impl Iterator<Item = (u64, u64, u64)> {
 }
 
 /// Adds the owners of a file's bytes to an error about the whole file.
-fn of_all(here: &[(Whose<'_>, &Stored)], error: CheckpointError) -> CheckpointError {
+fn of_all(here: &[(Whose<'_>, StoredRef<'_>)], error: CheckpointError) -> CheckpointError {
     if here.is_empty() { error } else { unreadable(&names(here), error) }
 }
 
-fn names(here: &[(Whose<'_>, &Stored)]) -> String {
+fn names(here: &[(Whose<'_>, StoredRef<'_>)]) -> String {
     match here {
         [] => "the bytes between vectors".to_owned(),
         [(one, _)] => one.to_string(),
@@ -142,7 +143,7 @@ fn names(here: &[(Whose<'_>, &Stored)]) -> String {
 fn check_header(
     file: &SavedFile,
     bytes: u64,
-    pieces: &[(Whose<'_>, Type, &PieceEntry)],
+    pieces: &[(Whose<'_>, Type, PieceRef<'_>)],
     report: &mut impl FnMut(CheckpointError),
 ) {
     let error = |whose: Whose<'_>, reason: String| {
@@ -156,7 +157,7 @@ fn check_header(
         Err(error) => return report(error),
     };
     for (whose, dtype, piece) in pieces {
-        if let Err(reason) = header::agrees(entries.get(&piece.key), *dtype, piece, data) {
+        if let Err(reason) = header::agrees(entries.get(piece.key), *dtype, piece, data) {
             report(error(*whose, reason));
         }
     }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a finding is a panic")]
 
 pub mod fuzzed;
+pub mod greedy;
 mod memory;
 mod sim;
 

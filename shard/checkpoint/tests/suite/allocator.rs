@@ -1,7 +1,8 @@
-//! The allocator of this program: the system's, which counts the bytes of each thread for tests of memory bounds.
+//! The allocator of this program: the system's, which counts the bytes of each thread, and of all, for tests of memory bounds.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 
 struct Watched;
 
@@ -13,8 +14,13 @@ thread_local! {
     static HELD: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
 }
 
-/// Counts the bytes of this thread. A thread that ends has no cells left, so it is no longer counted.
+/// Bytes that all threads hold, and their peak.
+static ALL: [AtomicIsize; 2] = [const { AtomicIsize::new(0) }; 2];
+
+/// Counts the bytes of this thread, and of all. A thread that ends has no cells left, so it is no longer counted for itself.
 fn hold(bytes: isize) {
+    let all = ALL[0].fetch_add(bytes, Relaxed) + bytes;
+    ALL[1].fetch_max(all, Relaxed);
     let count = |held: &Cell<(isize, isize)>| {
         let (now, most) = held.get();
         held.set((now + bytes, most.max(now + bytes)));
@@ -58,6 +64,14 @@ pub(crate) fn most<T>(work: impl FnOnce() -> T) -> (T, usize) {
     HELD.with(|held| held.set((before, before)));
     let result = work();
     (result, (HELD.with(Cell::get).1 - before) as usize)
+}
+
+/// Returns the most bytes that all threads hold at once during `work`, in addition to those held before. Another test must not run.
+pub(crate) fn most_of_all<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let before = ALL[0].load(Relaxed);
+    ALL[1].store(before, Relaxed);
+    let result = work();
+    (result, (ALL[1].load(Relaxed) - before) as usize)
 }
 
 #[test]

@@ -263,11 +263,10 @@ const EDITS: &[Edit] = &[
     (|m| piece(m).stored.at -= 4, &["p0", "shares bytes"]),
     (|m| m.blobs.get_mut("loader").unwrap().at = 1 << 30, &["blob \"loader\"", "do not lie in"]),
     // Hashes.
-    (|m| piece(m).stored.xxh3.push("0".repeat(16)), &[OF, "windows, not 2"]),
+    (|m| piece(m).stored.xxh3.push(0), &[OF, "windows, not 2"]),
     (|m| piece(m).stored.xxh3.clear(), &[OF, "windows, not 0"]),
-    (|m| piece(m).stored.xxh3 = vec!["0".repeat(16)], &[OF, "have hash", "/rank-0000"]),
-    (|m| piece(m).stored.xxh3 = vec!["".into()], &[OF, "have hash", "/rank-0000"]),
-    (|m| m.blobs.get_mut("loader").unwrap().xxh3 = vec!["0".into()], &["blob \"loader\"", "have hash"]),
+    (|m| piece(m).stored.xxh3 = vec![0], &[OF, "have hash", "/rank-0000"]),
+    (|m| m.blobs.get_mut("loader").unwrap().xxh3 = vec![0], &["blob \"loader\"", "have hash"]),
     // Contents.
     (|m| drop(m.tensors.remove("p2")), &["has nothing for \"p2\""]),
     (|m| drop(tensor(m).slots.remove("v")), &["has nothing for \"p0:v\""]),
@@ -306,6 +305,7 @@ fn manifests_that_are_edited_with_right_hashes_are_refused_on_all_ranks() {
         ("\"dtype\":\"F32\"", "\"dtype\":\"F31\"", "unknown variant"),
         ("\"t\":3", "\"t\":3,\"more\":1", "unknown field `more`"),
         ("\"t\":3", "\"t\":1e999", "out of range"),
+        ("\"xxh3\":[\"", "\"xxh3\":[\"\",\"", "16 lower-case hexadecimal digits"),
     ] {
         assert!(body.contains(from), "{from}");
         let files = edited(sealed(body.replacen(from, to, 1).as_bytes()));

@@ -35,6 +35,8 @@ mod jobs;
 mod killed;
 mod layouts;
 mod lbfgs;
+mod manifest_memory;
+mod manifest_ranks;
 mod memory;
 mod one_file;
 mod os;

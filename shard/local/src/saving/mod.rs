@@ -12,10 +12,11 @@ use crate::exchange::in_flight::Flight;
 use crate::exchange::owned_spans::trained;
 use mean::Weighed;
 use meshstep_checkpoint::extend::{
-    CheckpointCall, Copies, Fitting, Read, SavedParts, SavedProgress, SavedTensor, Settings, read_own,
+    Catalog, CheckpointCall, Copies, Fitting, Read, SavedParts, SavedProgress, SavedTensor, Settings,
+    read_own,
 };
 use meshstep_checkpoint::{
-    self as checkpoint, CheckpointError, Contents, Load, Manifest, ModelPlacement, Saveable, Saved,
+    self as checkpoint, CheckpointError, Contents, Load, ModelPlacement, Saveable, Saved,
 };
 use meshstep_comm::Communicator;
 use meshstep_shard::extend::{OptimizerExchange, OptimizerShard, VectorKind as Slot};
@@ -189,26 +190,20 @@ impl SavedParts for AllWorkers<'_> {
         }
     }
 
-    fn choose<'m>(
-        &mut self,
-        manifest: &'m Manifest,
-        load: &Load,
-    ) -> Result<Cow<'m, Manifest>, CheckpointError> {
-        let settings = Settings::new(manifest.settings.clone());
+    fn choose<'m>(&mut self, saved: &'m Catalog, load: &Load) -> Result<Cow<'m, Catalog>, CheckpointError> {
+        let settings = Settings::new(saved.settings().clone());
         let LocalSection { local: Some(record) } = settings.section()? else {
-            self.choose_bare(SavedProgress::read(&settings)?.steps.unwrap_or(manifest.step))?;
-            return Ok(Cow::Borrowed(manifest));
+            self.choose_bare(SavedProgress::read(&settings)?.steps.unwrap_or(saved.step()))?;
+            return Ok(Cow::Borrowed(saved));
         };
         // Each worker has one tensor for each parameter; a record of far more workers than tensors is invalid.
         let rows = record.workers.len().saturating_mul(self.local.inner.own_params().count());
-        if rows > MOST_ROWS * manifest.tensors.len().max(1) {
+        if rows > MOST_ROWS * saved.count().max(1) {
             return Err(record.of_too_many());
         }
         self.choose_of(record, load)?;
-        let Mode::Mean { anew, .. } = self.mode else { return Ok(Cow::Borrowed(manifest)) };
-        let mut chosen = manifest.clone();
-        chosen.tensors.retain(|name, _| is_of(name, &self.rows.workers, !anew));
-        Ok(Cow::Owned(chosen))
+        let Mode::Mean { anew, .. } = self.mode else { return Ok(Cow::Borrowed(saved)) };
+        Ok(Cow::Owned(saved.only(|name| is_of(name, &self.rows.workers, !anew))))
     }
 
     fn read(

@@ -126,8 +126,7 @@ pub fn repair(manifest: &mut Manifest, files: &[Vec<u8>]) {
     let pieces = slots.flat_map(|slot| slot.pieces.iter_mut().map(|piece| &mut piece.stored));
     for stored in pieces.chain(manifest.blobs.values_mut()) {
         let bytes = &files[stored.file][stored.at as usize..][..stored.bytes as usize];
-        let hash = |window| format!("{:016x}", twox_hash::XxHash3_64::oneshot(window));
-        stored.xxh3 = bytes.chunks(WINDOW as usize).map(hash).collect();
+        stored.xxh3 = bytes.chunks(WINDOW as usize).map(twox_hash::XxHash3_64::oneshot).collect();
     }
 }
 
