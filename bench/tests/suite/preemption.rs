@@ -102,20 +102,39 @@ fn undisturbed(ranks: Ranks, out: &Path) -> ([String; 3], Duration) {
     (results(out), begin.elapsed())
 }
 
+/// Starts trainings until one still runs at its moment, which is sooner each time, and gets the signal; returns its folder and its end.
+fn signalled(
+    ranks: Ranks,
+    dir: &Path,
+    signal: &str,
+    mut moment: Duration,
+    expected: &[String; 3],
+) -> (PathBuf, End) {
+    loop {
+        let out = dir.join(format!("{}", moment.as_nanos()));
+        let training = ranks.start(&out, "");
+        std::thread::sleep(moment);
+        training.signal(signal);
+        let end = training.finish();
+        if end.code != Some(0) {
+            return (out, end);
+        }
+        // This run had ended before.
+        assert_eq!(results(&out), *expected);
+        moment = moment.mul_f64(0.8);
+    }
+}
+
 /// Sends one signal at a moment of its own to each of `count` trainings, and lets each go on.
 fn at_random_moments(ranks: Ranks, count: u32) {
     let dir = tempfile::tempdir().unwrap();
     let (expected, lasts) = undisturbed(ranks, &dir.path().join("whole"));
     let mut steps = Vec::new();
     for case in 0..u64::from(count) {
-        let out = dir.path().join(case.to_string());
         let signal = if case % 3 == 1 { "-USR1" } else { "-TERM" };
-        let training = ranks.start(&out, "");
         // One moment in each part of the run.
         let part = (case as f64 + (hash(&[case]) % 1000) as f64 / 1000.0) / f64::from(count);
-        std::thread::sleep(lasts.mul_f64(0.95 * part));
-        training.signal(signal);
-        let end = training.finish();
+        let (out, end) = signalled(ranks, dir.path(), signal, lasts.mul_f64(part), &expected);
         assert_eq!(end.code, Some(143), "case {case}: {end:?}");
         // A run that has taken its last step finishes its report.
         let step = stopped_after(&end.stderr).unwrap_or(STEPS);
