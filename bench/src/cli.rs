@@ -20,7 +20,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Train the same network under ZeRO stages 0, 1 and 2, on meshes 0 to 3, compare the results bit for bit, and report
     /// the cost of each stage; or, with --local, train workers that exchange parameters only every few steps. With --local,
-    /// exits with 0 if every bar holds, 1 if one is missed, 2 if nothing was trained or the training failed.
+    /// exits with 0 if every bar holds, 1 if one is missed, 2 if nothing was trained or the training failed. Without --local,
+    /// SIGTERM and SIGUSR1 end the run after the current step with exit code 143, the first Ctrl-C with 130.
     /// RUST_LOG=meshstep=debug shows the spans of a step.
     Train(Train),
     /// Measure the cost and the savings of sharding in turns with a copy of the same bytes, and write a report. Exits with

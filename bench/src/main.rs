@@ -30,6 +30,7 @@ use args::FOLDER;
 use args::train::Train;
 use cli::{Cli, Command};
 use ranks::{Launch, Ranks};
+use train::signals::{Signals, Stopped};
 
 /// Exit code if the work could not be done; exit code 1 means that it was done and found a difference.
 const NOT_DONE: u8 = 2;
@@ -62,16 +63,41 @@ fn main() -> ExitCode {
 }
 
 fn run_train(mut asked: Train, ranks_given: bool) -> ExitCode {
-    let is_local = asked.local.local.is_some();
-    let trained = prepare(&mut asked, ranks_given).and_then(|ranks| match is_local {
-        true => train_locally(&asked, ranks),
-        false => train(&asked, ranks).map(|()| local::Verdict::Holds),
-    });
-    match trained {
+    if asked.local.local.is_none() {
+        return run_sharded(&mut asked, ranks_given);
+    }
+    match prepare(&mut asked, ranks_given).and_then(|ranks| train_locally(&asked, ranks)) {
         Ok(local::Verdict::Holds) => ExitCode::SUCCESS,
         Ok(local::Verdict::Missed) => ExitCode::FAILURE,
-        Err(error) if is_local => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
-        Err(error) => complain(&format!("{error:#}"), ExitCode::FAILURE),
+        Err(error) => complain(&format!("{error:#}"), ExitCode::from(NOT_DONE)),
+    }
+}
+
+/// Trains without workers; a signal ends the run at the next step boundary, and the exit code says so.
+fn run_sharded(asked: &mut Train, ranks_given: bool) -> ExitCode {
+    // First of all: an earlier signal ends the process.
+    let signals = match Signals::listen() {
+        Ok(signals) => signals,
+        Err(error) => return complain(&format!("{error:#}"), ExitCode::FAILURE),
+    };
+    let mut is_first = true;
+    let trained = prepare(asked, ranks_given).and_then(|ranks| {
+        is_first = ranks.is_first();
+        train(asked, ranks, &signals)
+    });
+    match trained {
+        Ok(()) if signals.preemption().is_requested() => ExitCode::from(signals.code()),
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => match error.downcast_ref::<Stopped>() {
+            Some(stopped) => {
+                if is_first {
+                    // If stderr is closed, the exit code has to suffice.
+                    let _ = writeln!(io::stderr(), "{stopped}");
+                }
+                ExitCode::from(signals.code())
+            }
+            None => complain(&format!("{error:#}"), ExitCode::FAILURE),
+        },
     }
 }
 
@@ -93,7 +119,7 @@ fn complain(error: &str, code: ExitCode) -> ExitCode {
     code
 }
 
-fn train(asked: &Train, ranks: Ranks) -> Result<()> {
+fn train(asked: &Train, ranks: Ranks, signals: &Signals) -> Result<()> {
     let folder = asked.out.clone().unwrap_or_else(|| default_out("train"));
     if ranks.is_first() {
         // Create the folder before the work, so that a failure shows early.
@@ -101,16 +127,17 @@ fn train(asked: &Train, ranks: Ranks) -> Result<()> {
             .with_context(|| format!("--out {}: cannot create the folder", folder.display()))?;
     }
     if asked.meshes().is_empty() {
-        train_stages(asked, ranks, &folder)
+        train_stages(asked, ranks, signals, &folder)
     } else {
-        train_on_meshes(asked, ranks, &folder)
+        train_on_meshes(asked, ranks, signals, &folder)
     }
 }
 
-fn train_stages(asked: &Train, ranks: Ranks, folder: &Path) -> Result<()> {
+fn train_stages(asked: &Train, ranks: Ranks, signals: &Signals, folder: &Path) -> Result<()> {
     let mut out = ranks.stdout();
     let is_first = ranks.is_first();
-    let run = train::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"), folder)?.among(ranks);
+    let run = train::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"), folder)?;
+    let run = run.among(ranks).ended_by(signals);
     writeln!(out, "{run}\n")?;
     let report = run.train()?;
     writeln!(out, "\n{}", report.table())?;
@@ -136,10 +163,11 @@ fn train_locally(asked: &Train, ranks: Ranks) -> Result<local::Verdict> {
     local::run(asked, ranks, &Path::new(FOLDER).join("Cargo.toml"), &folder, &mut out)
 }
 
-fn train_on_meshes(asked: &Train, ranks: Ranks, folder: &Path) -> Result<()> {
+fn train_on_meshes(asked: &Train, ranks: Ranks, signals: &Signals, folder: &Path) -> Result<()> {
     let mut out = ranks.stdout();
     let is_first = ranks.is_first();
-    let run = mesh::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"), folder)?.among(ranks);
+    let run = mesh::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"), folder)?;
+    let run = run.among(ranks).ended_by(signals);
     writeln!(out, "{run}\n")?;
     let trained = run.train()?;
     writeln!(out, "\n{}", mesh::table(&trained))?;

@@ -118,6 +118,7 @@ pub use config::fault::Fault;
 pub use config::options::{Clip, Combine, Initial, Missing, NonFinite, Options, StepArgs};
 pub use config::param_groups::Groups;
 pub use config::precision::{Master, Moments, Precision};
+pub use config::preemption::Preemption;
 pub use config::selection::{ByName, ByPredicate, SelectParams, Selection};
 pub use config::stage::{Owners, Stage};
 pub use cross_shard::{AssignmentError, CrossShard, Drift, SlotDrift};

@@ -38,7 +38,7 @@
 pub use crate::{
     Clip, Combine, CrossShard, DataRank, Evaluated, Gathered, Groups, Initial, Master, MicroBatch, Minimized,
     Missing, Moments, NonFinite, Optimizer, Options, Outcome, Owners, Pending, PendingGather, Precision,
-    RankRoles, ShardedLbfgs, Slot, Stage, Step, StepArgs, Until,
+    Preemption, RankRoles, ShardedLbfgs, Slot, Stage, Step, StepArgs, Until,
 };
 pub use meshstep_comm::prelude::*;
 pub use meshstep_optim::prelude::*;

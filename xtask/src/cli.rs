@@ -14,10 +14,11 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Task {
-    /// Train a GPT on real text with the optimizer sharded over loopback ranks.
+    /// Train a GPT on real text with the optimizer sharded over loopback ranks; with `--device cuda`, a burn transformer on one
+    /// GPU, which has not been run on a GPU yet.
     #[command(disable_help_flag = true)]
     Train {
-        /// Passed on to `meshstep-bench train`; `--help` lists them.
+        /// Passed on to `meshstep-bench train`; `--help` lists them, and `--device cuda --help` those of the training on a GPU.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },

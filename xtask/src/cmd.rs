@@ -55,9 +55,18 @@ impl Cmd {
         self
     }
 
-    /// Runs the command with xtask's stdin, stdout and stderr.
-    pub(crate) fn run_attached(&self) -> anyhow::Result<ExitStatus> {
-        self.status(Stdio::inherit())
+    /// Becomes the command, so that signals reach it and its end is xtask's; returns its exit code where a process cannot do that.
+    pub(crate) fn become_it(&self) -> anyhow::Result<ExitCode> {
+        #[cfg(unix)]
+        {
+            let failed = std::os::unix::process::CommandExt::exec(&mut self.command());
+            Err(failed).with_context(|| format!("cannot start: {self}"))
+        }
+        #[cfg(not(unix))]
+        {
+            let status = self.status(Stdio::inherit())?;
+            Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
+        }
     }
 
     /// Runs the command without stdin, so that it cannot wait for input.
@@ -162,16 +171,6 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// Returns the exit code as a shell reports it: 128 plus the signal's number after a signal.
-pub(crate) fn exit_code(status: ExitStatus) -> ExitCode {
-    #[cfg(unix)]
-    let by_signal = std::os::unix::process::ExitStatusExt::signal(&status).map(|signal| 128 + signal);
-    #[cfg(not(unix))]
-    let by_signal = None;
-    let code = status.code().or(by_signal).unwrap_or(1);
-    ExitCode::from(u8::try_from(code).unwrap_or(1))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,14 +196,5 @@ mod tests {
     fn a_failure_is_returned_with_its_stderr() {
         let (status, said) = Cmd::cargo("--no-such-option").status_and_stderr().unwrap();
         assert!(!status.success() && said.contains("--no-such-option"), "{said}");
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn a_signal_becomes_an_exit_code() {
-        use std::os::unix::process::ExitStatusExt;
-        assert_eq!(exit_code(ExitStatus::from_raw(9)), ExitCode::from(137));
-        assert_eq!(exit_code(ExitStatus::from_raw(3 << 8)), ExitCode::from(3));
-        assert_eq!(exit_code(ExitStatus::from_raw(0)), ExitCode::SUCCESS);
     }
 }

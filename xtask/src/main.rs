@@ -36,7 +36,7 @@ fn main() -> ExitCode {
 
 fn run(task: cli::Task) -> anyhow::Result<ExitCode> {
     match task {
-        cli::Task::Train { args } => programs::bench("train", &args),
+        cli::Task::Train { args } => programs::train(&args),
         cli::Task::Bench { args } => programs::bench("bench", &args),
         cli::Task::Parity { args } => programs::meshstep("parity", &args),
         cli::Task::Ckpt { args } => programs::meshstep("ckpt", &args),

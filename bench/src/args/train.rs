@@ -63,7 +63,8 @@ pub(crate) struct Train {
     /// A text file, or a folder with .md, .rs and .txt files [default: the Rust sources of this workspace's dependencies]
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) corpus: Option<PathBuf>,
-    /// Save a checkpoint every so many steps, and after the last step; keeps the newest two
+    /// Save a checkpoint every so many steps, after the last step, and before the end that SIGTERM, SIGUSR1 or Ctrl-C asks for;
+    /// keeps the newest two
     #[arg(long, value_name = "STEPS", value_parser = within::<1, 1_000_000>)]
     #[serde(skip)]
     pub(crate) save_every: Option<usize>,

@@ -13,6 +13,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use meshstep_parallel3d::{Axis, Mesh, Model};
+use meshstep_shard::Preemption;
 
 pub(crate) use table::{digests, table};
 pub(crate) use trained::Trained;
@@ -24,7 +25,8 @@ use crate::args::train::Train;
 use crate::corpus::{Corpus, Text};
 use crate::gpt::{Config, Param};
 use crate::ranks::Ranks;
-use crate::train::checkpoints::Checkpoints;
+use crate::train::checkpoints::{self, Checkpoints};
+use crate::train::signals::Signals;
 use crate::train::{BUCKETS, CORPUS_CAP, all_or_cause};
 
 /// Sequences of a step on all ranks together, for every mesh.
@@ -47,6 +49,7 @@ pub(crate) struct Run {
     corpus: Corpus,
     bucket: usize,
     checkpoints: Option<Checkpoints>,
+    preemption: Preemption,
 }
 
 impl Run {
@@ -67,6 +70,7 @@ impl Run {
         Ok(Self {
             checkpoints: Checkpoints::of(asked, folder, job)?,
             ranks: Ranks::Threads,
+            preemption: Preemption::new(),
             asked: asked.clone(),
             sizes,
             rows,
@@ -81,6 +85,11 @@ impl Run {
     /// Returns the run with these ranks instead of threads.
     pub(crate) fn among(self, ranks: Ranks) -> Self {
         Run { ranks, ..self }
+    }
+
+    /// Returns the run as one that ends at a step boundary when a signal asks it to.
+    pub(crate) fn ended_by(self, signals: &Signals) -> Self {
+        Run { preemption: signals.preemption().clone(), ..self }
     }
 
     /// Trains every requested stage on every mesh.
@@ -98,7 +107,12 @@ impl Run {
         let progress = self.ranks.progress(name, self.asked.steps, ranks, self.tokens());
         let ran = self.ranks.run(ranks, |world| rank::train(self, mesh, stage, world, &progress));
         progress.finish();
-        Trained::of(self, mesh, stage, &all_or_cause(ran?.results)?)
+        let done = all_or_cause(ran?.results)?;
+        if let Some(done) = done.iter().find(|done| done.preempted) {
+            let steps = done.before.len() + done.losses.len();
+            return Err(checkpoints::stopped(steps, self.checkpoints.as_ref()).into());
+        }
+        Trained::of(self, mesh, stage, &done)
     }
 
     fn params(&self) -> impl Iterator<Item = &Param> {

@@ -26,9 +26,11 @@ use crate::train::checkpoints::Journal;
 use crate::train::trainer::{self, Course, Taken, Trainer};
 use crate::train::{rules, stage_named};
 
-/// Result of one rank.
+/// Result of one rank; without parameters if the run was asked to end.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Done {
+    /// True if the run ended on request.
+    pub(super) preempted: bool,
     /// Losses of the run from earlier programs.
     #[serde(with = "bits")]
     pub(super) before: Vec<f64>,
@@ -70,6 +72,7 @@ struct Part<'a> {
 struct Record<'a> {
     steps: Range<usize>,
     journal: Journal<'a>,
+    preempted: bool,
     sent: u64,
     peak: u64,
 }
@@ -91,18 +94,19 @@ pub(super) fn train(
     let first = journal.resume(&mut trainer.optimizer, trained::losses)?;
     progress.resume(first);
     let sent_before = trainer.network.sent_by_layers();
-    let mut record = Record { steps: first..run.asked.last_step(), journal, sent: 0, peak: 0 };
+    let steps = first..run.asked.last_step();
+    let mut record = Record { steps, journal, preempted: false, sent: 0, peak: 0 };
     let seconds = trainer.train(&mut record)?;
     let after = trainer.network.sent_by_layers();
     let sent_by_layers = [after[0] - sent_before[0], after[1] - sent_before[1]];
-    let finals = trainer.network.finals(&trainer.optimizer)?;
-    let Record { journal: Journal { before, losses, norms, .. }, sent, peak, .. } = record;
-    Ok(Done { before, losses, norms, seconds, sent, sent_by_layers, peak, finals })
+    let Record { journal: Journal { before, losses, norms, .. }, preempted, sent, peak, .. } = record;
+    let finals = if preempted { Vec::new() } else { trainer.network.finals(&trainer.optimizer)? };
+    Ok(Done { preempted, before, losses, norms, seconds, sent, sent_by_layers, peak, finals })
 }
 
 impl Course<Optimizer, Part<'_>> for Record<'_> {
     fn next(&mut self, _: &mut Optimizer) -> Result<Option<u64>> {
-        Ok(self.steps.next().map(|step| step as u64))
+        Ok(self.steps.next().filter(|_| !self.preempted).map(|step| step as u64))
     }
 
     fn record(&mut self, taken: Taken, trainer: &mut Trainer<'_, Optimizer, Part<'_>>) -> Result<()> {
@@ -113,7 +117,8 @@ impl Course<Optimizer, Part<'_>> for Record<'_> {
         self.journal.losses.push(taken.loss);
         self.journal.norms.push(norm);
         (self.sent, self.peak) = (self.sent + traffic.sent, traffic.peak);
-        self.journal.save(taken.step as usize + 1, &mut trainer.optimizer)
+        self.preempted = taken.outcome.preempted();
+        self.journal.save(taken.step as usize + 1, self.preempted, &mut trainer.optimizer)
     }
 }
 
@@ -207,6 +212,7 @@ fn optimizer(run: &Run, mesh: &Mesh, stage: u8, world: Arc<dyn Communicator>) ->
         combine: Combine::Sum,
         bucket_len: Some(run.bucket),
         meter: Meter::new(),
+        preemption: run.preemption.clone(),
         ..Options::default()
     };
     let initial = |parameter: &Parameter, pieces: &[Piece], mut out: SliceMut<'_>| {

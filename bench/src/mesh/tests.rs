@@ -7,6 +7,7 @@ use super::*;
 use crate::args::meshes::compared;
 use crate::cli::{Cli, Command};
 use crate::train::compare::Finals;
+use crate::train::signals::Stopped;
 
 const SMALL: Config = Config { layers: 1, heads: 4, width: 16, context: 16 };
 
@@ -129,5 +130,26 @@ fn what_cannot_go_on_says_why() {
     at("--mesh tp=2 --stage 1 --save-every 2 --until 2").unwrap();
     refused("--mesh tp=2 --stage 1 --resume --seed 2", "of another run");
     at("--mesh tp=2 --stage 1 --save-every 2 --resume").unwrap();
-    refused("--mesh tp=2 --stage 1 --resume", "all 3 steps are done");
+    refused("--mesh tp=2 --stage 1 --save-every 1 --resume --until 2", "of step 3, after the last one, 2");
+}
+
+#[test]
+fn a_run_on_a_mesh_that_is_asked_to_end_goes_on_where_it_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |options: &str| {
+        let dir = dir.path().display();
+        run(&format!("--mesh dp=2 --stage 2 --steps 2 --checkpoints {dir} {options}")).unwrap()
+    };
+    let whole = of("").train().unwrap().swap_remove(0);
+    // The second time it is asked in its last step.
+    for steps in [1, 2] {
+        let run = of(if steps == 1 { "--save-every 5" } else { "--save-every 5 --resume" });
+        run.preemption.request();
+        let stopped = run.train().unwrap_err().downcast::<Stopped>().unwrap();
+        assert_eq!(stopped, Stopped { steps, saved: Some(dir.path().to_owned()) });
+    }
+    let resumed = of("--resume").train().unwrap().swap_remove(0);
+    assert_eq!(bits(&resumed), bits(&whole));
+    assert_eq!(resumed.digest, whole.digest);
+    assert!(resumed.ms_per_step.is_finite() && resumed.sent == 0);
 }

@@ -40,7 +40,9 @@ impl Trained {
     pub(super) fn of(run: &Run, mesh: &Mesh, stage: u8, done: &[Done]) -> Result<Self> {
         let steps = done.iter().map(|done| done.losses.len()).min().unwrap_or(0);
         let most = |value: &dyn Fn(&Done) -> u64| done.iter().map(value).max().unwrap_or(0);
-        let per_step = |value: &dyn Fn(&Done) -> u64| most(value) / steps as u64;
+        // A run that continues after its last step takes none.
+        let taken = steps.max(1);
+        let per_step = |value: &dyn Fn(&Done) -> u64| most(value) / taken as u64;
         let params = run.model.parameters().iter().enumerate();
         let finals = params.map(|(i, param)| whole(mesh, param, i, done)).collect::<Result<_>>()?;
         Ok(Self {
@@ -48,7 +50,7 @@ impl Trained {
             stage,
             losses: all_losses(mesh, done)?,
             norms: norms(mesh, done)?,
-            ms_per_step: done.iter().map(|done| done.seconds).fold(0.0, f64::max) * 1e3 / steps as f64,
+            ms_per_step: done.iter().map(|done| done.seconds).fold(0.0, f64::max) * 1e3 / taken as f64,
             sent: per_step(&|done| done.sent),
             sent_by_layers: [0, 1].map(|axis| per_step(&|done: &Done| done.sent_by_layers[axis])),
             peak: most(&|done| done.peak),

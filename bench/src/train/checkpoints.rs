@@ -1,4 +1,4 @@
-//! Saves a training run at intervals and continues from a checkpoint: its state, and its losses so far.
+//! Saves a training run at intervals and on request, and continues from a checkpoint: its state, and its losses so far.
 
 use std::path::{Path, PathBuf};
 
@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use meshstep_checkpoint::{self as checkpoint, Load, Save, Saveable, Saved, Store};
 
 use crate::args::train::Train;
+use crate::train::signals::Stopped;
 
 /// Blobs of a checkpoint besides the optimizer: the run's settings, the losses that the ranks of the saving program
 /// computed, the losses of earlier programs, and norms.
@@ -68,13 +69,16 @@ impl<'a> Journal<'a> {
         Self { checkpoints, before: Vec::new(), losses: Vec::new(), norms: Vec::new() }
     }
 
-    /// Loads the newest checkpoint if --resume was given, and returns the number of steps taken before. `whole` combines
+    /// Claims the folder if the run saves; loads the newest checkpoint if --resume was given, and returns the number of steps taken before. `whole` combines
     /// the losses of the ranks into those of the run.
     pub(crate) fn resume(
         &mut self,
         optimizer: &mut impl Saveable,
         whole: impl FnOnce(&str, &[Vec<f64>]) -> Result<Vec<f64>>,
     ) -> Result<usize> {
+        if let Some(Checkpoints { store, .. }) = self.checkpoints.filter(|c| c.every.is_some()) {
+            checkpoint::claim(optimizer, store).context("--save-every")?;
+        }
         let Some(Checkpoints { store, dir, last, job, .. }) = self.checkpoints.filter(|c| c.resume) else {
             return Ok(0);
         };
@@ -98,13 +102,19 @@ impl<'a> Journal<'a> {
             "the checkpoint has {} losses of {steps} steps",
             self.before.len()
         );
-        ensure!(steps < *last, "{}: all {last} steps are done; use more --steps", dir.display());
+        // A run that was asked to end after its last step has not reported yet.
+        ensure!(
+            steps <= *last,
+            "{}: the checkpoint is of step {steps}, after the last one, {last}; use more --steps",
+            dir.display()
+        );
         Ok(steps)
     }
 
-    /// Saves after `steps` steps if a checkpoint is due.
-    pub(crate) fn save(&self, steps: usize, optimizer: &mut impl Saveable) -> Result<()> {
-        let Some(Checkpoints { store, job, .. }) = self.checkpoints.filter(|c| c.is_due(steps)) else {
+    /// Saves after `steps` steps if a checkpoint is due, or if the run ends here on request and saves at all. Collective.
+    pub(crate) fn save(&self, steps: usize, preempted: bool, optimizer: &mut impl Saveable) -> Result<()> {
+        let due = |c: &&Checkpoints| c.is_due(steps) || (preempted && c.every.is_some());
+        let Some(Checkpoints { store, job, .. }) = self.checkpoints.filter(due) else {
             return Ok(());
         };
         let [losses, before, norms] = [&self.losses, &self.before, &self.norms].map(|values| bytes(values));
@@ -114,6 +124,12 @@ impl<'a> Journal<'a> {
         checkpoint::save(optimizer, store, save)?;
         Ok(())
     }
+}
+
+/// Returns the end of a run that was asked to end after `steps` steps.
+pub(crate) fn stopped(steps: usize, checkpoints: Option<&Checkpoints>) -> Stopped {
+    let saves = checkpoints.filter(|checkpoints| checkpoints.every.is_some());
+    Stopped { steps, saved: saves.map(|checkpoints| checkpoints.dir.clone()) }
 }
 
 fn blob(saved: &Saved, name: &str) -> Result<Vec<u8>> {

@@ -5,12 +5,14 @@ pub(crate) mod compare;
 mod rank;
 pub(crate) mod replica;
 pub(crate) mod rules;
+pub(crate) mod signals;
 pub(crate) mod trainer;
 
 use std::fmt;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use meshstep_shard::Preemption;
 
 use crate::args::train::Train;
 use crate::corpus::{Corpus, Text, byte_entropy};
@@ -22,6 +24,7 @@ use checkpoints::Checkpoints;
 use compare::{Finals, digest};
 use rank::Done;
 pub(crate) use rank::stage_named;
+use signals::Signals;
 
 /// Maximum size of the text; a run reads only a small part, and more would take time to load.
 pub(crate) const CORPUS_CAP: usize = 8 << 20;
@@ -40,6 +43,7 @@ pub(crate) struct Run {
     byte_entropy: f64,
     bucket: usize,
     checkpoints: Option<Checkpoints>,
+    preemption: Preemption,
 }
 
 impl Run {
@@ -61,6 +65,7 @@ impl Run {
         Ok(Self {
             checkpoints: Checkpoints::of(asked, folder, job)?,
             ranks: Ranks::Threads,
+            preemption: Preemption::new(),
             asked: asked.clone(),
             model,
             corpus: Corpus::new(&text.bytes, model.context)?,
@@ -73,6 +78,11 @@ impl Run {
     /// Returns the run with these ranks instead of threads.
     pub(crate) fn among(self, ranks: Ranks) -> Self {
         Run { ranks, ..self }
+    }
+
+    /// Returns the run as one that ends at a step boundary when a signal asks it to.
+    pub(crate) fn ended_by(self, signals: &Signals) -> Self {
+        Run { preemption: signals.preemption().clone(), ..self }
     }
 
     /// Trains every requested stage.
@@ -92,7 +102,8 @@ impl Run {
         Ok(self.report(stages, difference))
     }
 
-    /// Trains one stage on all ranks. Returns its report and the final parameters of each rank.
+    /// Trains one stage on all ranks. Returns its report and the final parameters of each rank; [`Stopped`](signals::Stopped) as an
+    /// error if a signal asked the run to end.
     fn stage(&self, stage: u8) -> Result<(StageReport, Vec<Finals>)> {
         let (steps, ranks, tokens) = (self.asked.steps, self.asked.ranks, self.tokens_per_step());
         let name = format!("stage {stage}");
@@ -101,6 +112,10 @@ impl Run {
         progress.finish();
         let ran = ran.with_context(|| name.clone())?;
         let done = all_or_cause(ran.results).context(name)?;
+        if let Some(done) = done.iter().find(|done| done.preempted) {
+            let steps = done.before.len() + done.losses.len();
+            return Err(checkpoints::stopped(steps, self.checkpoints.as_ref()).into());
+        }
         let report = summary(stage, &done, ran.process);
         Ok((report, done.into_iter().map(|done| done.finals).collect()))
     }
@@ -184,7 +199,7 @@ fn summary(stage: u8, done: &[Done], process: Seen) -> StageReport {
         losses: before.chain((0..steps).map(|t| mean(&|done| done.losses[t]))).collect(),
         held_out: mean(&|done| done.held_out),
         skipped: done.iter().map(|done| done.skipped).max().unwrap_or(0),
-        ms_per_step: done.iter().map(|done| done.seconds).fold(0.0, f64::max) * 1e3 / steps as f64,
+        ms_per_step: done.iter().map(|done| done.seconds).fold(0.0, f64::max) * 1e3 / steps.max(1) as f64,
         peak: Peak {
             params: most(|peak| peak.params),
             grads: most(|peak| peak.grads),
@@ -192,7 +207,7 @@ fn summary(stage: u8, done: &[Done], process: Seen) -> StageReport {
             state: most(|peak| peak.state),
             framework: most(|peak| peak.framework),
         },
-        wire_bytes: done.iter().map(|done| done.sent).max().unwrap_or(0) as f64 / steps as f64,
+        wire_bytes: done.iter().map(|done| done.sent).max().unwrap_or(0) as f64 / steps.max(1) as f64,
         digest: digest(done.iter().take(1).map(|done| &done.finals)),
         process,
     }
@@ -283,5 +298,40 @@ pub(crate) mod tests {
         };
         assert_eq!(bits(&resumed), bits(&whole));
         assert_eq!(bits(&first)[..3], bits(&whole)[..3]);
+    }
+
+    #[test]
+    fn a_run_that_is_asked_to_end_saves_where_it_is_and_goes_on_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("checkpoints");
+        let of = |options: &str| {
+            let folder = folder.display();
+            short(&format!("--stage 1 --ranks 2 --steps 4 --batch 1 --checkpoints {folder} {options}"))
+        };
+        let whole = of("").train().unwrap();
+        let asked = |options: &str| {
+            let run = of(options);
+            run.preemption.request();
+            run.train().unwrap_err().downcast::<signals::Stopped>().unwrap()
+        };
+        assert_eq!(asked(""), signals::Stopped { steps: 1, saved: None });
+        assert!(!folder.exists());
+        // One step each time, and none of them is a multiple of three but the third.
+        for (steps, options) in [(1, "--save-every 3"), (2, "--save-every 3 --resume")] {
+            assert_eq!(asked(options), signals::Stopped { steps, saved: Some(folder.clone()) });
+        }
+        // Without --save-every the last checkpoint stays what it is.
+        assert_eq!(asked("--resume"), signals::Stopped { steps: 3, saved: None });
+        let resumed = of("--resume").train().unwrap();
+        let bits = |report: &Report| (report.stages[0].losses.clone(), report.stages[0].digest.clone());
+        assert_eq!(bits(&resumed), bits(&whole));
+        // Asked in the last step, the run reports when it goes on.
+        for steps in [3, 4] {
+            assert_eq!(asked("--save-every 9 --resume").steps, steps);
+        }
+        let reported = of("--resume").train().unwrap();
+        assert_eq!(bits(&reported), bits(&whole));
+        assert_eq!(reported.stages[0].held_out.to_bits(), whole.stages[0].held_out.to_bits());
+        assert!(reported.stages[0].ms_per_step.is_finite() && reported.stages[0].wire_bytes.is_finite());
     }
 }

@@ -20,9 +20,11 @@ use crate::ranks::progress::Progress;
 use crate::ranks::{Portable, bits};
 use crate::report::Peak;
 
-/// Result of one rank.
+/// Result of one rank; without held-out loss and parameters if the run was asked to end.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Done {
+    /// True if the run ended on request.
+    pub(super) preempted: bool,
     /// Losses of the run from earlier programs.
     #[serde(with = "bits")]
     pub(super) before: Vec<f64>,
@@ -54,6 +56,7 @@ impl Portable for Done {
 struct Record<'a> {
     steps: Range<usize>,
     journal: Journal<'a>,
+    preempted: bool,
     skipped: usize,
     sent: u64,
 }
@@ -69,17 +72,24 @@ pub(super) fn train(run: &Run, stage: u8, comm: Arc<dyn Communicator>, progress:
     let mut journal = Journal::new(run.checkpoints.as_ref());
     let first = journal.resume(&mut trainer.optimizer, |_, ranks| Ok(mean(ranks)))?;
     progress.resume(first);
-    let mut record = Record { steps: first..run.asked.last_step(), journal, skipped: 0, sent: 0 };
+    let steps = first..run.asked.last_step();
+    let mut record = Record { steps, journal, preempted: false, skipped: 0, sent: 0 };
     let seconds = trainer.train(&mut record)?;
-    let Record { journal: Journal { before, losses, .. }, skipped, sent, .. } = record;
-    let (peak, finals) = (peak(&meter), trainer.network.finals(trainer.optimizer.optimizer())?);
-    let held_out = trainer.network.held_out(run.asked.held_out)?;
-    Ok(Done { before, losses, held_out, skipped, seconds, peak, sent, finals })
+    let Record { journal: Journal { before, losses, .. }, preempted, skipped, sent, .. } = record;
+    let peak = peak(&meter);
+    let (held_out, finals) = match preempted {
+        true => (f64::NAN, Finals::new()),
+        false => {
+            let finals = trainer.network.finals(trainer.optimizer.optimizer())?;
+            (trainer.network.held_out(run.asked.held_out)?, finals)
+        }
+    };
+    Ok(Done { preempted, before, losses, held_out, skipped, seconds, peak, sent, finals })
 }
 
 impl Course<Sharded, Replica<'_>> for Record<'_> {
     fn next(&mut self, _: &mut Sharded) -> Result<Option<u64>> {
-        Ok(self.steps.next().map(|step| step as u64))
+        Ok(self.steps.next().filter(|_| !self.preempted).map(|step| step as u64))
     }
 
     fn record(&mut self, taken: Taken, trainer: &mut Trainer<'_, Sharded, Replica<'_>>) -> Result<()> {
@@ -87,7 +97,8 @@ impl Course<Sharded, Replica<'_>> for Record<'_> {
         self.skipped += usize::from(matches!(taken.outcome, Outcome::Skipped { .. }));
         self.sent += traffic.sent;
         self.journal.losses.push(taken.loss);
-        self.journal.save(taken.step as usize + 1, &mut trainer.optimizer)
+        self.preempted = taken.outcome.preempted();
+        self.journal.save(taken.step as usize + 1, self.preempted, &mut trainer.optimizer)
     }
 }
 
@@ -121,6 +132,7 @@ fn optimizer(
         stage: stage_named(stage),
         bucket_len: Some(run.bucket),
         meter: meter.clone(),
+        preemption: run.preemption.clone(),
         ..Options::default()
     };
     let groups = rules::groups(run.asked.optimizer, network.params);

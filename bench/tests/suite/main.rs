@@ -9,4 +9,6 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 mod network;
+#[cfg(target_os = "linux")]
+mod preemption;
 mod workers;

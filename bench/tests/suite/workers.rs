@@ -31,7 +31,7 @@ impl Drop for Arbiter {
 }
 
 /// The program `meshstep`, which a test run of the whole workspace has built.
-fn meshstep(args: &[&str]) -> Command {
+pub(crate) fn meshstep(args: &[&str]) -> Command {
     let program = Path::new(env!("CARGO_BIN_EXE_meshstep-bench")).with_file_name("meshstep");
     if !program.exists() {
         let built = Command::new(env!("CARGO")).args(["build", "-q", "-p", "meshstep"]).status().unwrap();
@@ -48,7 +48,7 @@ fn bench(args: &[&str]) -> Command {
 }
 
 /// Variables of a launcher that runs these tests do not count.
-fn alone(mut command: Command, args: &[&str]) -> Command {
+pub(crate) fn alone(mut command: Command, args: &[&str]) -> Command {
     command.args(args);
     for name in ["RANK", "WORLD_SIZE", "MESHSTEP_TOKEN", "MESHSTEP_TOKEN_FILE"] {
         command.env_remove(name);

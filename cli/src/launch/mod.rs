@@ -122,7 +122,7 @@ fn supervise(processes: &mut [Process], events: &Receiver<Event>) -> Outcome {
                 supervision.ended(index, end, now);
                 None
             }
-            Ok(Event::Signal(signal)) => supervision.signal(signal, now),
+            Ok(Event::Signal(signal)) => Some(supervision.signal(signal)),
             Err(_) => supervision.time_is_up(now),
         };
         if let Some(Action::Send(signal)) = action {

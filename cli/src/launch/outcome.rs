@@ -39,6 +39,12 @@ impl End {
         self == End::Exit(0)
     }
 
+    /// Returns true for the codes of a rank that ended because it was asked to, such as after a checkpoint: those of SIGTERM and
+    /// Ctrl-C.
+    pub(super) fn is_on_request(self) -> bool {
+        [Signal::TERM, Signal::INT].iter().any(|signal| self == End::Exit(128 + signal.as_raw()))
+    }
+
     /// Returns the code that a shell reports.
     fn code(self) -> u8 {
         match self {
@@ -49,6 +55,7 @@ impl End {
 
     fn describe(self) -> String {
         match self {
+            End::Exit(code) if self.is_on_request() => format!("ended on request, with {code}"),
             End::Exit(code) => format!("exited with {code}"),
             End::Signal(signal) => format!("was ended by signal {signal}{}", name(signal)),
         }
@@ -56,7 +63,7 @@ impl End {
 }
 
 impl Outcome {
-    /// Returns the exit code of the first failure; 0 if there was none.
+    /// Returns the exit code of the first failure, else that of ranks that ended on request; 0 if there was neither.
     pub(super) fn code(&self) -> u8 {
         match self.cause {
             None => 0,
@@ -105,6 +112,7 @@ fn name(signal: i32) -> String {
         (Signal::SEGV, "SIGSEGV"),
         (Signal::PIPE, "SIGPIPE"),
         (Signal::TERM, "SIGTERM"),
+        (Signal::USR1, "SIGUSR1"),
     ];
     let found = known.iter().find(|(known, _)| known.as_raw() == signal);
     found.map(|(_, name)| format!(" ({name})")).unwrap_or_default()

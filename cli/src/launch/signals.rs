@@ -8,8 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::Sender;
 use std::thread::Builder;
 
-/// Signals that a terminal, a shell or a scheduler sends to end a program.
-const FORWARDED: [Signal; 3] = [Signal::INT, Signal::TERM, Signal::HUP];
+/// Signals that a terminal, a shell or a scheduler sends to end a program. Schedulers send SIGUSR1 as an early warning.
+const FORWARDED: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::USR1];
 
 /// Sends every later signal of these to `events`, instead of ending the launcher.
 pub(super) fn forward(events: &Sender<Event>) -> anyhow::Result<()> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// Time that ranks have to end by themselves after the first failure: most fail in consequence, and say what they saw.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Time that ranks have to end after SIGTERM, before SIGKILL.
+/// Time that ranks have to end after the SIGTERM that follows a failure, before SIGKILL.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// State of a launch.
@@ -16,8 +16,8 @@ pub(super) struct Supervision {
     /// End of each process; `None` while it runs.
     ends: Vec<Option<End>>,
     cause: Option<Cause>,
-    /// Number of interrupts so far.
-    interrupts: usize,
+    /// True after the first Ctrl-C.
+    interrupted: bool,
     /// Next signal to the ranks, and its time.
     due: Option<(Instant, Signal)>,
 }
@@ -31,7 +31,7 @@ pub(super) enum Action {
 
 impl Supervision {
     pub(super) fn new(processes: usize) -> Self {
-        Self { ends: vec![None; processes], cause: None, interrupts: 0, due: None }
+        Self { ends: vec![None; processes], cause: None, interrupted: false, due: None }
     }
 
     /// Returns true once all processes have ended.
@@ -44,24 +44,43 @@ impl Supervision {
         self.due.map(|(at, _)| at)
     }
 
-    /// A process has ended; the first failure ends the others, a moment later.
+    /// A process has ended; the first failure ends the others, a moment later. The end of a rank that was asked to end is no failure:
+    /// the others may still save.
     pub(super) fn ended(&mut self, index: usize, end: End, now: Instant) {
         self.ends[index] = Some(end);
-        if !end.is_success() && self.cause.is_none() {
+        let first_failure = match (end, self.cause) {
+            _ if end.is_success() || end.is_on_request() => false,
+            (_, None) => true,
+            (_, Some(Cause::Process(_, earlier))) => earlier.is_on_request(),
+            // The signal ended this one too, unless it chose a code of its own.
+            (end, Some(Cause::Signal(_))) => matches!(end, End::Exit(_)),
+        };
+        if first_failure {
             self.cause = Some(Cause::Process(index, end));
             self.due = Some((now + LAST_WORDS, Signal::TERM));
+        } else if !end.is_success() {
+            self.cause.get_or_insert(Cause::Process(index, end));
         }
     }
 
-    /// The launcher got a signal. The first Ctrl-C goes to all ranks, the second kills them; other signals end them.
-    pub(super) fn signal(&mut self, signal: Signal, now: Instant) -> Option<Action> {
-        self.interrupts += 1;
-        if self.interrupts == 1 && signal == Signal::INT {
-            return Some(Action::Send(Signal::INT));
+    /// The launcher got a signal, which goes to all ranks; they have the time that the sender leaves them. The second Ctrl-C kills
+    /// them.
+    pub(super) fn signal(&mut self, signal: Signal) -> Action {
+        match signal {
+            Signal::INT if self.interrupted => {
+                self.cause = Some(Cause::Signal(signal));
+                self.due = None;
+                return Action::Send(Signal::KILL);
+            }
+            Signal::INT => self.interrupted = true,
+            // A warning: ranks that handle it choose their codes.
+            Signal::USR1 => {}
+            _ => {
+                self.cause.get_or_insert(Cause::Signal(signal));
+            }
         }
-        self.cause.get_or_insert(Cause::Signal(signal));
-        let signal = if self.interrupts == 1 { Signal::TERM } else { Signal::KILL };
-        Some(self.send(signal, now))
+        // A closed terminal is a request to end.
+        Action::Send(if signal == Signal::HUP { Signal::TERM } else { signal })
     }
 
     /// The time of the next signal to the ranks has come.
@@ -121,27 +140,61 @@ mod tests {
     fn one_interrupt_is_forwarded_and_a_second_kills() {
         let now = Instant::now();
         let mut two = Supervision::new(2);
-        assert_eq!(two.signal(Signal::INT, now), Some(Action::Send(Signal::INT)));
-        assert_eq!((two.deadline(), two.signal(Signal::INT, now)), (None, KILL));
+        assert_eq!(two.signal(Signal::INT), Action::Send(Signal::INT));
+        assert_eq!((two.deadline(), two.signal(Signal::INT)), (None, Action::Send(Signal::KILL)));
         two.ended(0, End::Signal(9), now);
         two.ended(1, End::Signal(9), now);
         assert_eq!(two.into_outcome().code(), 128 + 2);
         // Ranks that handle the interrupt may end well.
         let mut two = Supervision::new(2);
-        two.signal(Signal::INT, now);
+        two.signal(Signal::INT);
         two.ended(0, End::Exit(0), now);
         two.ended(1, End::Exit(0), now);
         assert_eq!(two.into_outcome().code(), 0);
     }
 
     #[test]
-    fn other_signals_end_the_ranks_with_a_grace() {
+    fn other_signals_go_to_the_ranks_without_a_deadline() {
         let now = Instant::now();
+        for (signal, sent, codes) in [
+            (Signal::TERM, Signal::TERM, [143, 143]),
+            (Signal::HUP, Signal::TERM, [129, 129]),
+            (Signal::USR1, Signal::USR1, [143, 0]),
+        ] {
+            let mut two = Supervision::new(2);
+            assert_eq!((two.signal(signal), two.deadline()), (Action::Send(sent), None));
+            // A scheduler warns, and later insists.
+            assert_eq!((two.signal(Signal::TERM), two.deadline()), (Action::Send(Signal::TERM), None));
+            two.ended(0, End::Signal(15), now);
+            two.ended(1, End::Exit(0), now);
+            let expected = if signal == Signal::HUP { 129 } else { 143 };
+            assert_eq!((two.deadline(), two.into_outcome().code()), (None, expected));
+            let mut saved = Supervision::new(2);
+            saved.signal(signal);
+            [0, 1].into_iter().for_each(|index| saved.ended(index, End::Exit(143), now));
+            assert_eq!(saved.deadline(), None);
+            let mut done = Supervision::new(2);
+            done.signal(signal);
+            [0, 1].into_iter().for_each(|index| done.ended(index, End::Exit(0), now));
+            assert_eq!([saved.into_outcome().code(), done.into_outcome().code()], codes);
+        }
+    }
+
+    #[test]
+    fn a_rank_that_ends_on_request_does_not_hurry_the_others_and_a_failure_does() {
+        let now = Instant::now();
+        let mut three = Supervision::new(3);
+        three.ended(1, End::Exit(143), now);
+        assert_eq!((three.deadline(), three.is_over()), (None, false));
+        three.ended(0, End::Exit(1), now);
+        assert_eq!((three.deadline(), three.time_is_up(now)), (Some(now + LAST_WORDS), TERM));
+        three.ended(2, End::Exit(130), now);
+        assert_eq!(three.into_outcome().code(), 1);
+        // A rank that could not save fails the launch, though a signal came first.
         let mut two = Supervision::new(2);
-        assert_eq!((two.signal(Signal::TERM, now), two.deadline()), (TERM, Some(now + GRACE)));
-        two.ended(0, End::Signal(15), now);
-        assert_eq!((two.deadline(), two.signal(Signal::TERM, now)), (Some(now + GRACE), KILL));
-        two.ended(1, End::Exit(0), now);
-        assert_eq!(two.into_outcome().code(), 128 + 15);
+        two.signal(Signal::TERM);
+        two.ended(0, End::Exit(143), now);
+        two.ended(1, End::Exit(1), now);
+        assert_eq!((two.deadline(), two.into_outcome().code()), (Some(now + LAST_WORDS), 1));
     }
 }

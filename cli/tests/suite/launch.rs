@@ -4,7 +4,7 @@ use crate::launched::{marked, no_orphan, run, start};
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
-/// Time from SIGTERM to SIGKILL.
+/// Time from the SIGTERM after a failure to SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
 #[test]
@@ -149,6 +149,34 @@ fn a_terminated_launcher_ends_its_ranks() {
     let finished = launched.finish();
     assert_eq!(finished.status.code(), Some(128 + 15), "{}", finished.stderr);
     no_orphan(&finished.mark);
+}
+
+/// Rank 0 ends at once and rank 1 saves for longer than a failure would leave it.
+#[test]
+fn a_schedulers_signal_goes_to_every_rank_and_leaves_them_the_time_to_save() {
+    let script = "save() { [ $RANK = 0 ] || sleep 1.5; echo saved; exit 143; }
+        trap save TERM USR1; echo ready; while :; do sleep 0.05; done";
+    for signals in [&["-TERM"][..], &["-USR1"], &["-USR1", "-TERM", "-TERM"]] {
+        let mut launched = start(2, script);
+        launched.all_say(2, "ready");
+        signals.iter().for_each(|signal| launched.signal(signal));
+        let finished = launched.finish();
+        let saved = finished.stdout.iter().filter(|line| line.ends_with("saved")).count();
+        assert_eq!((finished.status.code(), saved), (Some(143), 2), "{signals:?}: {}", finished.stderr);
+        no_orphan(&finished.mark);
+    }
+}
+
+#[test]
+fn ranks_that_end_on_request_without_a_signal_to_the_launcher_are_not_hurried() {
+    let finished = run(2, "trap 'echo hurried' TERM; [ $RANK = 0 ] || sleep 1.5; exit 143");
+    assert_eq!(finished.status.code(), Some(143), "{}", finished.stderr);
+    assert!(finished.stdout.is_empty(), "{:?}", finished.stdout);
+    assert!(
+        finished.stderr.starts_with("launch: rank 0 ended on request, with 143\n"),
+        "{}",
+        finished.stderr
+    );
 }
 
 #[test]

@@ -38,7 +38,8 @@ pub struct Settings {
     pub weight: u64,
     /// Word with a wrapping sum of 0 over all ranks if all ranks that compute the same micro-batches gave them the same weight.
     pub balance: u64,
-    /// Fault of this rank as a word: 0 for none, larger is more severe.
+    /// Fault of this rank as a word: 0 for none, larger is more severe. A word below `1 << 56` is a notice: it reaches
+    /// [`Decided::fault`] and fails no step.
     pub fault: u64,
     /// Number of ranks.
     pub world_size: u64,

@@ -63,6 +63,8 @@ pub enum Stop {
     Evaluations,
     /// Loss or gradient was not finite at any trial along a direction; the parameters are at its start.
     NotFinite,
+    /// A scheduler asked some rank to end the run. L-BFGS itself does not return it.
+    Preempted,
 }
 
 /// An iterate with its loss and gradient.

@@ -29,7 +29,7 @@ struct Settings {
     u64 rank;
     u64 weight;
     u64 balance;  // adds up to 0 over all ranks where those that are to have weighed the same alike have
-    u64 fault;    // 0: none
+    u64 fault;    // 0: none; below the faults, a request to end the run
     // Of the run.
     u64 world_size;
     u64 params;  // of those counted, the ones whose presence must be the same on all ranks: all or 0
@@ -113,6 +113,9 @@ struct Fields {
     }
 };
 
+// Below the faults a word may ask for the end of the run, which fails no step.
+__device__ inline bool is_fault(u64 word) { return word >> 56 != 0; }
+
 // A fault of this rank: graver ones are larger, of equal ones the lowest rank's is.
 __device__ inline u64 fault_of(const Settings& s, u64 code, u64 param) {
     return code << 56 | (0xFFFFFF - (s.rank & 0xFFFFFF)) << 32 | (param & 0xFFFFFFFF);
@@ -132,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     u64 bad_scale = fault_of(s, 4, 0);
     sum[WEIGHT] = s.weight;
     sum[COUNTS + (counted + 1) / 2] = s.balance;
-    max[FAULT] = s.fault ? s.fault : factor >= 1e-30 && factor <= 1e30 ? 0 : bad_scale;
+    max[FAULT] = is_fault(s.fault) || (factor >= 1e-30 && factor <= 1e30) ? s.fault : bad_scale;
     Fields fields(s, *progress);
     max[DIGEST] = fields.digest();
     max[NOT_DIGEST] = ~max[DIGEST];
@@ -171,7 +174,7 @@ __device__ inline Decided judge(const Settings& s, const Progress& p, const u64*
         d.verdict = verdict;
         return d;
     };
-    if (d.fault) return with(FAULTY);
+    if (is_fault(d.fault)) return with(FAULTY);
     if (max[DIGEST] != ~max[NOT_DIGEST]) {
         Fields(s, p).tell(max + LACKING + s.params, d);
         return with(PARTED);

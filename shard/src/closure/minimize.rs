@@ -122,7 +122,8 @@ impl Optimizer {
     }
 
     /// Repeats [`step_with`](Self::step_with) until a tolerance or the bound is reached; `at(t)` gives the arguments of step `t`,
-    /// from 1. Collective, and the ranks compare `until`. The step of the last iteration has been taken.
+    /// from 1. Collective, and the ranks compare `until`. The step of the last iteration has been taken. A request to end the run
+    /// ([`Options::preemption`](crate::Options::preemption)) ends it after the step that says so.
     pub fn minimize<E: Into<EvaluationFailed>>(
         &mut self,
         until: Until,
@@ -203,6 +204,7 @@ pub(crate) fn repeat<E>(
             () if grad_norm <= until.tolerance_grad => Some(Stop::Gradient),
             () if (loss - before).abs() < until.tolerance_change => Some(Stop::Loss),
             () if history.len() as u64 == until.max_iter => Some(Stop::Iterations),
+            () if outcome.preempted() => Some(Stop::Preempted),
             () => None,
         };
     }

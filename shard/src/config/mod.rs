@@ -1,10 +1,11 @@
-//! Settings of an optimizer: options, precision, parameter groups, schedules, loss scales, fault injection.
+//! Settings of an optimizer: options, precision, parameter groups, preemption, schedules, loss scales, fault injection.
 
 pub(crate) mod digest;
 pub(crate) mod fault;
 pub(crate) mod options;
 pub(crate) mod param_groups;
 pub(crate) mod precision;
+pub(crate) mod preemption;
 pub(crate) mod schedule;
 pub(crate) mod selection;
 pub(crate) mod stage;

@@ -1,6 +1,7 @@
 //! Options of an optimizer, and arguments of a step.
 
 use crate::config::precision::Precision;
+use crate::config::preemption::Preemption;
 use crate::config::stage::Stage;
 use meshstep_optim::schedule::Schedule;
 use meshstep_optim::{LossScale, Norm};
@@ -148,6 +149,10 @@ pub struct Options {
     /// Steps that may be skipped in a row, for gradients that are not finite, before a skip is an error. A skip after which a
     /// dynamic loss scale can still fall does not count.
     pub max_skips: u32,
+    /// Request to end the run, which a scheduler's signal makes. It is this rank's own, and not compared between ranks: the step after
+    /// a request on any rank says so on every rank ([`Outcome::preempted`](crate::Outcome::preempted)), at no further message. Keep a
+    /// clone to request it. [`ShardedLbfgs`](crate::ShardedLbfgs) does not exchange it.
+    pub preemption: Preemption,
     /// Queue of the optimizer: the place that holds parameters, gradients and state, and the order of all work on them. The CPU's
     /// queue, or a stream of the communicator's GPU. It also orders the caller's own reads and writes. The CPU's queue holds the
     /// threads that share a step's work with the rank's own: those of the process, or others with
@@ -184,6 +189,7 @@ impl Default for Options {
             loss_scale: None,
             schedule: None,
             max_skips: 50,
+            preemption: Preemption::new(),
             queue: Queue::cpu(),
             meter: Meter::new(),
         }

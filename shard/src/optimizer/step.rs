@@ -121,7 +121,8 @@ impl Optimizer {
         let landed = self.gatherer.land(&mut self.params);
         let norm = later.and_then(|later| landed.map(|()| later.unwrap_or(norm)))?;
         self.decider.count_applied(&self.params.options);
-        Ok(Outcome::Applied { norm, coef, traffic: self.traffic() })
+        let (preempted, traffic) = (self.decider.preempted, self.traffic());
+        Ok(Outcome::Applied { norm, coef, preempted, traffic })
     }
 
     /// Updates every parameter that is due, and runs the hooks before parameters are sent.
@@ -157,7 +158,8 @@ impl Optimizer {
     fn skip(&mut self, non_finite: u64, hooks: &mut dyn UpdateHooks) -> Result<Outcome, Error> {
         self.pass_by(hooks)?;
         let in_a_row = self.decider.count_skipped(&self.params.options)?;
-        Ok(Outcome::Skipped { non_finite, in_a_row, traffic: self.traffic() })
+        let (preempted, traffic) = (self.decider.preempted, self.traffic());
+        Ok(Outcome::Skipped { non_finite, in_a_row, preempted, traffic })
     }
 
     /// Runs the hooks of a step that is skipped.

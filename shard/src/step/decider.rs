@@ -18,6 +18,8 @@ use std::sync::Arc;
 pub(crate) struct Decider {
     pub(crate) exchange: Exchange,
     pub(crate) progress: StepProgress,
+    /// True if some rank had a request to end the run when the last step was decided.
+    pub(crate) preempted: bool,
     /// Steps launched on a GPU.
     pub(crate) launched: Launched,
 }
@@ -52,6 +54,7 @@ impl Decider {
         Ok(Decider {
             exchange: Exchange::new([0, 0], options)?,
             progress: StepProgress { loss_scale, ..StepProgress::default() },
+            preempted: false,
             launched: Launched::default(),
         })
     }
@@ -68,7 +71,7 @@ impl Decider {
         let comm = Arc::clone(reducer.config.words());
         let fields = self.fields(params, reducer, at, operations);
         self.record_gradients(&params.options, reducer, &*comm);
-        let fault = fault.map_or(0, |f| exchange::encode_fault(&f, comm.rank()));
+        let fault = exchange::fault_word(fault, comm.rank(), &params.options.preemption);
         let mine = Brought { weight: reducer.weight(), balance: reducer.balance(), norm, fault, fields };
         let known = self.exchange.run(&*comm, mine);
         // If a bucket in flight has failed, its error is the cause.
@@ -77,7 +80,8 @@ impl Decider {
             let (exchange, buckets) = (&self.exchange, params.buckets.len());
             reducer.defer(|b| exchange.lacked_somewhere(b, buckets));
         }
-        if known.fault != 0 {
+        self.preempted = exchange::is_preempted(known.fault);
+        if exchange::is_fault(known.fault) {
             let (rank, fault) = exchange::decode_fault(known.fault, |param| params.name(param));
             return Err(Error::Fault { rank, fault });
         }

@@ -4,6 +4,7 @@ use crate::config::digest::digest;
 use crate::config::fault::Fault;
 use crate::config::options::{Missing, Options};
 use crate::config::param_groups::RuleGroup;
+use crate::config::preemption::Preemption;
 use crate::error::Error;
 use crate::plan::step_plan::{FIELDS, MAX_HEAD, SUM_HEAD, SUM_TAIL};
 use crate::ranks::agree;
@@ -21,7 +22,7 @@ pub(crate) struct Exchange {
     /// Summed words: non-finite count, weight, the norm's words; two parameters a word if presence counts; two buckets a word if
     /// buckets can be deferred; the balance of weights.
     pub(super) sum: Words,
-    /// Maximised words: bits of the largest gradient, fault, digest, its complement; then one fault per parameter if all ranks
+    /// Maximised words: bits of the largest gradient, fault or preemption, digest, its complement; then one fault per parameter if all ranks
     /// must have the same gradients.
     pub(super) max: Words,
     /// Use of the vectors by another stream.
@@ -222,7 +223,26 @@ pub(crate) fn encode_fault(fault: &FaultCode, rank: usize) -> u64 {
     code << 56 | (0xff_ffff - (rank as u64 & 0xff_ffff)) << 32 | (param & 0xffff_ffff)
 }
 
-/// Returns the rank and the fault of a word other than 0.
+/// Word of a rank that has no fault and a request to end the run: every fault is larger.
+const PREEMPTED: u64 = 1;
+
+/// Returns the word of a rank's fault; without one, of its request to end the run. After a fault the request travels with the next
+/// step, because a failed step has no outcome.
+pub(crate) fn fault_word(fault: Option<FaultCode>, rank: usize, preemption: &Preemption) -> u64 {
+    fault.map_or(u64::from(preemption.is_requested()) * PREEMPTED, |fault| encode_fault(&fault, rank))
+}
+
+/// Returns true if the word of all ranks is a fault.
+pub(crate) fn is_fault(word: u64) -> bool {
+    word >> 56 != 0
+}
+
+/// Returns true if no rank has a fault and some rank has a request to end the run.
+pub(crate) fn is_preempted(word: u64) -> bool {
+    word == PREEMPTED
+}
+
+/// Returns the rank and the fault of a word with a fault.
 pub(crate) fn decode_fault(word: u64, name: impl Fn(usize) -> String) -> (usize, Fault) {
     let rank = 0xff_ffff - (word >> 32 & 0xff_ffff) as usize;
     let fault = match word >> 56 {
@@ -260,5 +280,17 @@ mod tests {
         assert_eq!(decode_fault(word, name), (1234, Fault::MissingGradient { name: "p70000".into() }));
         assert!(encode_fault(&FaultCode::Lr, 2) > encode_fault(&FaultCode::Lr, 3));
         assert!(encode_fault(&FaultCode::Unfinished, 9) > word);
+    }
+
+    #[test]
+    fn a_preemption_is_no_fault_and_every_fault_outweighs_it() {
+        let (none, asked) = (Preemption::new(), Preemption::new());
+        asked.request();
+        assert_eq!(fault_word(None, 5, &none), 0);
+        let word = fault_word(None, 5, &asked);
+        assert!(is_preempted(word) && !is_fault(word) && word > 0);
+        // The mildest fault, of the highest rank.
+        let fault = fault_word(Some(FaultCode::Missing(0)), 0xff_ffff, &asked);
+        assert!(fault > word && is_fault(fault) && !is_preempted(fault));
     }
 }

@@ -50,6 +50,8 @@ pub enum Outcome {
         norm: f64,
         /// Factor that clipped the combined gradient; 1 if its norm was within the bound, or if each rank clips its own.
         coef: f64,
+        /// True if some rank was asked to end the run before it decided this step ([`Options::preemption`](crate::Options::preemption)).
+        preempted: bool,
         /// Bytes moved and held.
         traffic: Traffic,
     },
@@ -60,9 +62,20 @@ pub enum Outcome {
         non_finite: u64,
         /// Steps skipped in a row, including this one.
         in_a_row: u32,
+        /// True if some rank was asked to end the run, as for a step that is applied.
+        preempted: bool,
         /// Bytes moved and held.
         traffic: Traffic,
     },
+}
+
+impl Outcome {
+    /// Returns true if some rank was asked to end the run before it decided this step: the same on every rank. The run then saves a
+    /// checkpoint and ends, and every later step returns true again.
+    pub fn preempted(&self) -> bool {
+        let (Outcome::Applied { preempted, .. } | Outcome::Skipped { preempted, .. }) = self;
+        *preempted
+    }
 }
 
 /// Bytes of one step on this rank.

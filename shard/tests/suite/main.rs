@@ -38,6 +38,7 @@ mod one_pass;
 mod one_sided;
 mod parts;
 mod pool;
+mod preemption;
 mod prelude;
 #[cfg(unix)]
 mod processes;

@@ -10,7 +10,7 @@ use crate::config::param_groups::of_groups;
 use crate::error::Error;
 use crate::reduce::reducer::GradReducer;
 use crate::step::decider::Decider;
-use crate::step::exchange::{FaultCode, encode_fault};
+use crate::step::exchange::{FaultCode, fault_word};
 use crate::update::params::Params;
 use meshstep_optim::cuda::{Answer, Decision, Progress, Settings, Tables, Verdict, norm_code};
 use meshstep_optim::{LossScale, LossScaleState};
@@ -287,7 +287,7 @@ fn settings(
         rank: rank as u64,
         weight: reducer.weight(),
         balance: reducer.balance(),
-        fault: fault.map_or(0, |fault| encode_fault(&fault, rank)),
+        fault: fault_word(fault, rank, &options.preemption),
         world_size: world_size as u64,
         combine,
         // A norm without kernels is refused when its sum is made.

@@ -48,9 +48,10 @@ impl StepTicket {
         let decided = self.decided()?;
         let Decided { norm, coef, non_finite, in_a_row, fault, .. } = decided;
         let traffic = self.traffic.get().copied().unwrap_or_default();
+        let preempted = exchange::is_preempted(fault);
         match self.verdict()? {
-            Verdict::Applied => Ok(Outcome::Applied { norm, coef, traffic }),
-            Verdict::Skipped => Ok(Outcome::Skipped { non_finite, in_a_row, traffic }),
+            Verdict::Applied => Ok(Outcome::Applied { norm, coef, preempted, traffic }),
+            Verdict::Skipped => Ok(Outcome::Skipped { non_finite, in_a_row, preempted, traffic }),
             Verdict::Faulty | Verdict::Uneven => {
                 let name = |param: usize| self.names.get(param).cloned().unwrap_or_default();
                 let (rank, fault) = exchange::decode_fault(fault, name);

@@ -4,7 +4,7 @@ use super::{alone, devices, room_for};
 use crate::common::{Gradients, Run, STAGES};
 use meshstep_comm::nccl;
 use meshstep_optim::{AdamW, DynamicLossScale, LossScale};
-use meshstep_shard::{Optimizer, Options, Outcome, StepArgs};
+use meshstep_shard::{Optimizer, Options, Outcome, Preemption, StepArgs};
 use meshstep_tensor::cuda::{self, Stream};
 use meshstep_tensor::{Buffer, Category, DType, Layout, Meter, Queue};
 
@@ -22,11 +22,17 @@ pub(super) enum Event {
     Dropped,
     /// Gradients are dropped, and no step is taken.
     Discarded,
+    /// Rank 1 is asked to end the run; the request stays.
+    Preempted,
+    /// Rank 1 has a non-finite gradient, and rank 0 is asked to end the run.
+    PreemptedOverflow,
 }
 
 /// Returns the outcome of each event, and parameters, state and loss scale afterwards.
 fn story(run: &Run, events: &[Event], comm: std::sync::Arc<dyn meshstep_comm::Communicator>) -> Vec<String> {
     let rank = comm.rank();
+    let options = Options { preemption: Preemption::new(), ..run.options.clone() };
+    let run = &Run { options, ..run.clone() };
     let mut optimizer = run.build(comm).unwrap();
     let mut told = Vec::new();
     for (t, &event) in events.iter().enumerate() {
@@ -40,13 +46,16 @@ fn story(run: &Run, events: &[Event], comm: std::sync::Arc<dyn meshstep_comm::Co
 
 fn happen(run: &Run, optimizer: &mut Optimizer, rank: usize, t: u64, event: Event) -> String {
     let odd = rank == 1;
+    if event == if odd { Event::Preempted } else { Event::PreemptedOverflow } {
+        run.options.preemption.request();
+    }
     let batch = optimizer.micro_batch(1).unwrap();
     if odd && event == Event::Dropped {
         drop(batch);
     } else {
         for i in (0..run.lens.len()).filter(|&i| !(odd && event == Event::Missing && i == 3)) {
             let mut grad = run.gradient(t, 0, rank, i);
-            if odd && event == Event::Overflow && i == 0 {
+            if odd && matches!(event, Event::Overflow | Event::PreemptedOverflow) && i == 0 {
                 grad[5] = f64::INFINITY;
             }
             crate::common::with_dtype(run.grads, &grad, |grad| {
@@ -64,8 +73,12 @@ fn happen(run: &Run, optimizer: &mut Optimizer, rank: usize, t: u64, event: Even
         (at.lr, at.max_norm) = if odd { (at.lr, Some(-1.0)) } else { (f64::NAN, at.max_norm) };
     }
     match optimizer.step(at).and_then(meshstep_shard::Pending::outcome) {
-        Ok(Outcome::Applied { norm, coef, .. }) => format!("applied {norm:e} {coef:e}"),
-        Ok(Outcome::Skipped { non_finite, in_a_row, .. }) => format!("skipped {non_finite} {in_a_row}"),
+        Ok(Outcome::Applied { norm, coef, preempted, .. }) => {
+            format!("applied {norm:e} {coef:e} {preempted}")
+        }
+        Ok(Outcome::Skipped { non_finite, in_a_row, preempted, .. }) => {
+            format!("skipped {non_finite} {in_a_row} {preempted}")
+        }
         Err(error) => error.to_string(),
     }
 }
@@ -114,6 +127,24 @@ fn skips_and_faults_are_those_of_loopback() {
         let options = Options { max_skips: 2, ..Run::default().options };
         let run = Run { ranks: 2, gradients: Gradients::Grid, options, ..Run::default() };
         both(&run.stage(stage), &events);
+    }
+}
+
+/// The device passes a request on, beside steps that are skipped and steps that fail.
+#[test]
+fn a_preemption_is_told_as_on_loopback() {
+    use Event::{BadArguments, Missing, Overflow, Plain, Preempted, PreemptedOverflow};
+    let _alone = alone();
+    if !room_for(2) {
+        return;
+    }
+    let rule = DynamicLossScale { init_scale: 1024.0, growth_interval: 2, ..DynamicLossScale::default() };
+    for (i, stage) in STAGES.into_iter().enumerate() {
+        let loss_scale = (i % 2 == 0).then_some(LossScale::Dynamic(rule));
+        let options = Options { loss_scale, ..Run::default().options };
+        let run = Run { ranks: 2, gradients: Gradients::Grid, options, ..Run::default() };
+        both(&run.stage(stage), &[Plain, Overflow, Preempted, Missing, Overflow, BadArguments, Plain]);
+        both(&run.stage(stage), &[Plain, PreemptedOverflow, Plain]);
     }
 }
 

@@ -97,7 +97,7 @@ impl Host {
             ..Decided::default()
         };
         let error = |verdict: Verdict| (Decided { verdict: verdict as u32, ..so_far }, 0.0);
-        if max[1] != 0 {
+        if max[1] >> 56 != 0 {
             return error(Verdict::Faulty);
         }
         if max[2] != !max[3] {

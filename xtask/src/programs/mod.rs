@@ -1,19 +1,30 @@
 //! Programs of the workspace, built and run with the caller's arguments: `meshstep-bench` and `meshstep`.
 
-use crate::cmd::{Cmd, exit_code};
+mod driver;
+mod gpu_train;
+
+use crate::cmd::Cmd;
 use crate::workspace::Workspace;
 use anyhow::ensure;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+/// Trains on the device that the arguments ask for.
+pub(crate) fn train(args: &[String]) -> anyhow::Result<ExitCode> {
+    match gpu_train::Training::of(args)? {
+        gpu_train::Training::Cpu(args) => bench("train", &args),
+        gpu_train::Training::Gpu(args) => gpu_train::run(&args),
+    }
+}
+
 /// Runs a subcommand of `meshstep-bench`.
 pub(crate) fn bench(subcommand: &str, args: &[String]) -> anyhow::Result<ExitCode> {
-    Ok(exit_code(bench_command(subcommand, args).run_attached()?))
+    bench_command(subcommand, args).become_it()
 }
 
 /// Runs a subcommand of `meshstep`.
 pub(crate) fn meshstep(subcommand: &str, args: &[String]) -> anyhow::Result<ExitCode> {
-    Ok(exit_code(meshstep_command(subcommand, args).run_attached()?))
+    meshstep_command(subcommand, args).become_it()
 }
 
 /// Runs `meshstep launch` with the bench program in front of the arguments after `--`.
@@ -22,7 +33,7 @@ pub(crate) fn launch(args: &[String]) -> anyhow::Result<ExitCode> {
         || args.iter().any(|arg| arg == "--backend=mpi");
     let bench = built("meshstep-bench", if mpi { " --features mpi" } else { "" })?;
     let program = built("meshstep", "")?;
-    Ok(exit_code(launch_command(program, &bench.display().to_string(), args).run_attached()?))
+    launch_command(program, &bench.display().to_string(), args).become_it()
 }
 
 fn launch_command(program: PathBuf, bench: &str, args: &[String]) -> Cmd {
