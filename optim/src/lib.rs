@@ -44,7 +44,7 @@
 //! | [`Lion`], [`Adopt`], [`QhAdopt`], [`QhAdamW`] | rules of papers, with their authors' defaults |
 //! | [`ScheduleFreeAdamW`] | AdamW without a learning-rate schedule; evaluated at an average of the parameters |
 //! | [`UncorrectedAdam`] | Adam as in proofs about local updates |
-//! | [`Lamb`], [`Lars`], `Muon` (feature `muon`) | rules that see more than an element: sums over a tensor ([`TensorSums`]), a whole matrix |
+//! | [`Lamb`], [`Lars`], [`Muon`] | rules that see more than an element: sums over a tensor ([`TensorSums`]), a whole matrix |
 //! | [`Decay`], [`Momentum`], [`Moments`] | forms of weight decay; SGD's forms of momentum; several slow moments |
 //! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
 //! | [`Segment`], [`Scalars`] | elements to update and their `t`; learning rate, gradient scale, gradient reset |
@@ -128,7 +128,6 @@ pub use rules::adopt::{Adopt, QhAdopt};
 pub use rules::lamb::Lamb;
 pub use rules::lars::Lars;
 pub use rules::lion::Lion;
-#[cfg(feature = "muon")]
 pub use rules::muon::{Adjust, Muon};
 pub use rules::qhadamw::QhAdamW;
 pub use rules::rmsprop::RmsProp;

@@ -6,7 +6,6 @@ pub(crate) mod adopt;
 pub(crate) mod lamb;
 pub(crate) mod lars;
 pub(crate) mod lion;
-#[cfg(feature = "muon")]
 pub(crate) mod muon;
 pub(crate) mod qhadamw;
 pub(crate) mod rmsprop;

@@ -11,18 +11,19 @@
 //! p  = p - fma(lw, p, step * o)            lw = lr * weight_decay; step = lr * adjustment(rows, cols)
 //! ```
 //!
-//! A library computes the matrix products with kernels chosen by the machine: unlike everything else here, their last bits may differ
-//! between machines. PyTorch orthogonalises in bf16, this rule in the type of the parameters.
+//! The matrix products have an order of their own (`product.rs`), so the bits are the same on all machines. PyTorch orthogonalises in
+//! bf16, this rule in the type of the parameters.
 
 mod orthogonalize;
+mod product;
 
 use crate::engine::check::Check;
 use crate::engine::pass;
 use crate::engine::streams::{Stream, Streams};
-use crate::precision::number::Real;
 use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment, StateSlot};
 use meshstep_tensor::{DType, Queue, Threads};
-use orthogonalize::{NewtonSchulz, Product};
+use orthogonalize::NewtonSchulz;
+use product::Product;
 
 const NAME: &str = "muon";
 const STATE: &[&str] = &["momentum"];
@@ -145,32 +146,32 @@ impl Rule for Muon {
         segments.iter().enumerate().try_for_each(check_matrix)?;
         let threads = queue.threads();
         match flat.params.dtype() {
-            DType::F64 => self.matrices::<f64>(pass::streams(flat)?, segments, scalars, threads),
-            _ => self.matrices::<f32>(pass::streams(flat)?, segments, scalars, threads),
+            DType::F64 => self.matrices::<f64>(pass::streams(flat)?, segments, scalars, (isa, threads)),
+            _ => self.matrices::<f32>(pass::streams(flat)?, segments, scalars, (isa, threads)),
         }
         Ok(())
     }
 }
 
 impl Muon {
-    fn matrices<T: Real + Product>(
+    fn matrices<T: Product>(
         &self,
         mut streams: Streams<'_, T, 1>,
         segments: &[Segment],
         scalars: &Scalars,
-        threads: &Threads,
+        on: (Isa, &Threads),
     ) {
         for segment in segments.iter().filter(|s| !s.range.is_empty()) {
-            self.matrix(streams.part(segment.range.clone()), segment, scalars, threads);
+            self.matrix(streams.part(segment.range.clone()), segment, scalars, on);
         }
     }
 
-    fn matrix<T: Real + Product>(
+    fn matrix<T: Product>(
         &self,
         streams: Streams<'_, T, 1>,
         segment: &Segment,
         scalars: &Scalars,
-        threads: &Threads,
+        (isa, threads): (Isa, &Threads),
     ) {
         let Some(shape) = segment.matrix else { return };
         let Streams { mut params, mut grads, state: [mut buffer], mut copy } = streams;
@@ -179,8 +180,10 @@ impl Muon {
             coefficients: self.ns_coefficients.map(T::from_f64),
             steps: self.ns_steps,
             eps: self.eps,
+            isa,
+            threads,
         };
-        newton_schulz.orthogonalize(&mut step, shape, threads);
+        newton_schulz.orthogonalize(&mut step, shape);
         let length = T::from_f64(scalars.lr * self.adjustment(shape));
         let lw = T::from_f64(scalars.lr * self.weight_decay);
         for (i, &o) in step.iter().enumerate() {
@@ -197,7 +200,7 @@ impl Muon {
     }
 
     /// Updates the buffer; returns the matrix to orthogonalise.
-    fn ahead<T: Real>(
+    fn ahead<T: Product>(
         &self,
         grads: &Stream<'_, T>,
         buffer: &mut Stream<'_, T>,

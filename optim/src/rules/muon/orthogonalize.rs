@@ -8,73 +8,120 @@
 //!
 //! Singular values of `x` become `c0 s + c1 s^3 + c2 s^5`: with the published coefficients they end near 1, not at it.
 
-use crate::precision::number::Real;
+use super::product::{Matrix, Multiply, Product};
 use crate::{Isa, Norm, NormAccumulator};
+use meshstep_tensor::simd::Body;
 use meshstep_tensor::{Slice, Threads};
-use ndarray::linalg::general_mat_mul;
-use ndarray::{Array2, ArrayView2, LinalgScalar};
 
-/// Element type of matrices.
-pub(super) trait Product: Real + LinalgScalar + Into<f64> {}
-impl Product for f32 {}
-impl Product for f64 {}
+/// Elements that one thread combines at a time, and the side of the squares in which a matrix is transposed.
+const PART: usize = 1 << 14;
+const SQUARE: usize = 32;
 
-/// Parameters of the iteration.
-pub(super) struct NewtonSchulz<T> {
+/// Parameters of the iteration, and how it runs.
+pub(super) struct NewtonSchulz<'t, T> {
     pub(super) coefficients: [T; 3],
     pub(super) steps: u32,
     pub(super) eps: f64,
+    pub(super) isa: Isa,
+    pub(super) threads: &'t Threads,
 }
 
-impl<T: Product> NewtonSchulz<T> {
+impl<T: Product> NewtonSchulz<'_, T> {
     /// Orthogonalises the row-major matrix of `(rows, cols)` in place; neither is 0.
-    pub(super) fn orthogonalize(&self, matrix: &mut [T], (rows, cols): (usize, usize), threads: &Threads) {
+    pub(super) fn orthogonalize(&self, matrix: &mut [T], (rows, cols): (usize, usize)) {
         // Computed in f64, in which the inverse of any norm is a normal number.
-        let inverse = 1.0 / frobenius(matrix, threads).max(self.eps);
+        let inverse = 1.0 / self.frobenius(matrix).max(self.eps);
         matrix.iter_mut().for_each(|x| *x = T::from_f64((*x).into() * inverse));
-        let Ok(view) = ArrayView2::from_shape((rows, cols), &*matrix) else {
-            unreachable!("{rows} x {cols} elements were counted")
-        };
-        let tall = rows > cols;
-        let mut x = if tall { view.t().as_standard_layout().into_owned() } else { view.to_owned() };
-        self.iterate(&mut x);
-        let rows = if tall { x.t() } else { x.view() };
-        matrix.iter_mut().zip(rows).for_each(|(to, &from)| *to = from);
+        if rows <= cols {
+            self.iterate(matrix, (rows, cols));
+        } else {
+            let mut x = transposed(matrix, (rows, cols));
+            self.iterate(&mut x, (cols, rows));
+            matrix.copy_from_slice(&transposed(&x, (cols, rows)));
+        }
     }
 
-    fn iterate(&self, x: &mut Array2<T>) {
+    fn iterate(&self, x: &mut [T], (rows, cols): (usize, usize)) {
         let [c0, c1, c2] = self.coefficients;
-        let (zero, one) = (T::from_f64(0.0), T::from_f64(1.0));
-        let side = x.nrows();
-        let mut gram = Array2::from_elem((side, side), zero);
-        let mut next = x.clone();
+        let zero = T::from_f32(0.0);
+        let (mut gram, mut square) = (vec![zero; rows * rows], vec![zero; rows * rows]);
+        let mut product = vec![zero; rows * cols];
         for _ in 0..self.steps {
-            general_mat_mul(one, x, &x.t(), zero, &mut gram);
-            let mut polynomial = gram.clone();
-            general_mat_mul(c2, &gram, &gram, c1, &mut polynomial);
-            next.assign(x);
-            general_mat_mul(one, &polynomial, x, c0, &mut next);
-            std::mem::swap(x, &mut next);
+            let wide = Matrix::new(x, (rows, cols));
+            self.multiply(wide, wide.t(), true, &mut gram);
+            let side = Matrix::new(&gram, (rows, rows));
+            self.multiply(side, side, true, &mut square);
+            self.combine([c1, c2], &mut gram, &square);
+            self.multiply(Matrix::new(&gram, (rows, rows)), wide, false, &mut product);
+            self.combine([c0, T::from_f32(1.0)], x, &product);
+        }
+    }
+
+    fn multiply(&self, a: Matrix<'_, T>, b: Matrix<'_, T>, symmetric: bool, into: &mut [T]) {
+        Multiply { a, b, symmetric, isa: self.isa, threads: self.threads }.run(into);
+    }
+
+    /// Replaces `x` by `fma(cy, y, cx x)`.
+    fn combine(&self, factors: [T; 2], x: &mut [T], y: &[T]) {
+        let parts = x.chunks_mut(PART).zip(y.chunks(PART));
+        self.threads.for_each(parts, |(x, y)| self.isa.run(Combine { factors, x, y }));
+    }
+
+    /// Returns the root of the exact sum of squares.
+    fn frobenius(&self, matrix: &[T]) -> f64 {
+        let mut norm = NormAccumulator::new(Norm::L2);
+        // Norms support f32 and f64, so this cannot fail.
+        let added = norm.add_on(self.isa, self.threads, Slice::from(matrix));
+        assert!(added.is_ok(), "f32 and f64 have norms");
+        norm.finish()
+    }
+}
+
+struct Combine<'a, T> {
+    factors: [T; 2],
+    x: &'a mut [T],
+    y: &'a [T],
+}
+
+impl<T: Product> Body for Combine<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let [cx, cy] = self.factors;
+        for (x, &y) in self.x.iter_mut().zip(self.y) {
+            *x = cy.fma(y, cx * *x);
         }
     }
 }
 
-/// Returns the root of the exact sum of squares.
-fn frobenius<T: Real>(matrix: &[T], threads: &Threads) -> f64 {
-    let mut norm = NormAccumulator::new(Norm::L2);
-    // Norms support f32 and f64, so this cannot fail.
-    let added = norm.add_on(Isa::detect(), threads, Slice::from(matrix));
-    assert!(added.is_ok(), "f32 and f64 have norms");
-    norm.finish()
+fn transposed<T: Product>(matrix: &[T], (rows, cols): (usize, usize)) -> Vec<T> {
+    let mut turned = vec![T::from_f32(0.0); matrix.len()];
+    for top in (0..rows).step_by(SQUARE) {
+        for left in (0..cols).step_by(SQUARE) {
+            for row in top..rows.min(top + SQUARE) {
+                for col in left..cols.min(left + SQUARE) {
+                    turned[col * rows + row] = matrix[row * cols + col];
+                }
+            }
+        }
+    }
+    turned
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::LazyLock;
 
     const JORDAN: [f64; 3] = [3.4445, -4.775, 2.0315];
     /// Coefficients of the cubic iteration that converges: (3 x - x^3) / 2.
     const CUBIC: [f64; 3] = [1.5, -0.5, 0.0];
+
+    fn with<T>(coefficients: [T; 3], steps: u32) -> NewtonSchulz<'static, T> {
+        static ALONE: LazyLock<Threads> = LazyLock::new(Threads::caller);
+        NewtonSchulz { coefficients, steps, eps: 1e-7, isa: Isa::detect(), threads: &ALONE }
+    }
 
     fn random(len: usize) -> Vec<f64> {
         let mut state = 7u64;
@@ -98,11 +145,7 @@ mod tests {
         for shape in [(4, 9), (9, 4), (5, 5), (1, 7), (7, 1), (1, 1)] {
             let mut x = random(shape.0 * shape.1);
             let start = x.clone();
-            NewtonSchulz { coefficients: CUBIC, steps: 60, eps: 1e-7 }.orthogonalize(
-                &mut x,
-                shape,
-                &Threads::caller(),
-            );
+            with(CUBIC, 60).orthogonalize(&mut x, shape);
             for (i, row) in gram(&x, shape).iter().enumerate() {
                 for (j, dot) in row.iter().enumerate() {
                     let expected = if i == j { 1.0 } else { 0.0 };
@@ -119,20 +162,43 @@ mod tests {
     fn five_steps_bring_singular_values_near_one_and_zeros_stay() {
         let shape = (6, 10);
         let mut x = random(60);
-        NewtonSchulz { coefficients: JORDAN, steps: 5, eps: 1e-7 }.orthogonalize(
-            &mut x,
-            shape,
-            &Threads::caller(),
-        );
+        with(JORDAN, 5).orthogonalize(&mut x, shape);
         for (i, row) in gram(&x, shape).iter().enumerate() {
             assert!((0.4..1.5).contains(&row[i]), "{}", row[i]);
         }
         let mut zeros = vec![0f32; 6];
-        NewtonSchulz { coefficients: JORDAN.map(|c| c as f32), steps: 5, eps: 1e-7 }.orthogonalize(
-            &mut zeros,
-            (2, 3),
-            &Threads::caller(),
-        );
+        with(JORDAN.map(|c| c as f32), 5).orthogonalize(&mut zeros, (2, 3));
         assert_eq!(zeros, [0.0; 6]);
+    }
+
+    /// Orthogonalises on these instructions and threads.
+    fn bits<T: Product + bytemuck::Pod>(x: &[f64], shape: (usize, usize), isa: Isa, threads: &Threads) -> Vec<u8> {
+        let mut x: Vec<T> = x.iter().map(|&x| T::from_f64(x)).collect();
+        NewtonSchulz { coefficients: JORDAN.map(T::from_f64), steps: 2, eps: 1e-7, isa, threads }
+            .orthogonalize(&mut x, shape);
+        bytemuck::cast_slice(&x).to_vec()
+    }
+
+    #[test]
+    fn the_bits_are_those_of_the_definition_on_all_instructions_and_threads() {
+        let sides = [1, 5, 6, 7, 13, 33];
+        let mut shapes: Vec<(usize, usize)> =
+            sides.iter().flat_map(|&rows| sides.map(|cols| (rows, cols))).collect();
+        // Several blocks, bands and panels.
+        shapes.extend([(3, 255), (3, 256), (3, 257), (70, 520), (193, 200)]);
+        let threads = [Threads::caller(), Threads::new(3).unwrap()];
+        for shape in shapes {
+            let x = random(shape.0 * shape.1);
+            let expected = [
+                bits::<f32>(&x, shape, Isa::Reference, &threads[0]),
+                bits::<f64>(&x, shape, Isa::Reference, &threads[0]),
+            ];
+            for isa in Isa::available() {
+                for threads in &threads {
+                    let found = [bits::<f32>(&x, shape, isa, threads), bits::<f64>(&x, shape, isa, threads)];
+                    assert!(found == expected, "{shape:?} on {isa}, {threads:?}");
+                }
+            }
+        }
     }
 }
