@@ -3,9 +3,10 @@
 use super::bytes_error::BytesError;
 use super::format::coverage::CoverError;
 use super::format::mismatch::Mismatch;
+use super::format::run_id::RunId;
 use super::io_error::{self, Word};
 use super::pytorch::PyTorchError;
-use super::store::job_lock::{Holder, RunId};
+use super::store::job_lock::Holder;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};

@@ -93,11 +93,12 @@ pub use format::manifest::{
 pub use format::mismatch::Mismatch;
 pub use format::piece::{Piece, Region, Run};
 pub use format::placement::{ModelPlacement, Unsharded};
+pub use format::run_id::RunId;
 pub use pytorch::{export_pytorch, import_pytorch};
 pub use store::Store;
 pub use store::disk::{Disk, LockedFile, Os, Reader, Writer};
 pub use store::draft::{Draft, Folder};
-pub use store::job_lock::{Holder, RunId};
+pub use store::job_lock::Holder;
 pub use store::reader::{Saved, SavedFile};
 pub use store::shard_file::{ShardWriter, Vector};
 pub use store::tensor_reader::SavedVectors;

@@ -172,7 +172,12 @@ mod tests {
     }
 
     /// Orthogonalises on these instructions and threads.
-    fn bits<T: Product + bytemuck::Pod>(x: &[f64], shape: (usize, usize), isa: Isa, threads: &Threads) -> Vec<u8> {
+    fn bits<T: Product + bytemuck::Pod>(
+        x: &[f64],
+        shape: (usize, usize),
+        isa: Isa,
+        threads: &Threads,
+    ) -> Vec<u8> {
         let mut x: Vec<T> = x.iter().map(|&x| T::from_f64(x)).collect();
         NewtonSchulz { coefficients: JORDAN.map(T::from_f64), steps: 2, eps: 1e-7, isa, threads }
             .orthogonalize(&mut x, shape);

@@ -6,7 +6,6 @@
 
 use super::compatibility::MOST_UPDATES;
 use super::load::take_in;
-use super::save::random;
 use crate::bytes_error::BytesError;
 use crate::contents::Saveable;
 use crate::error::CheckpointError;
@@ -15,6 +14,7 @@ use crate::format::manifest::Type;
 use crate::format::mismatch::Mismatch;
 use crate::format::piece::Region;
 use crate::format::placement::ModelPlacement;
+use crate::format::run_id::random;
 use crate::format::settings::Settings;
 use crate::parts::{CheckpointCall, SavedParts, compare_counters};
 use crate::tensors::{Named, SavedTensor};

@@ -10,17 +10,16 @@ use crate::failure::Error;
 use crate::format::local_pieces::Part;
 use crate::format::manifest::{FORMAT, Manifest, SlotEntry, TensorEntry};
 use crate::format::placement::ModelPlacement;
+use crate::format::run_id::{RunId, random};
 use crate::format::settings::Settings;
 use crate::parts::{Live, SavedParts};
 use crate::store::Store;
 use crate::store::draft::{Draft, Folder};
-use crate::store::job_lock::RunId;
 use crate::store::reader::of_rank;
 use crate::tensors::{Named, ReadSource, SavedTensor};
 use meshstep_shard::extend::OptimizerShard;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::hash::{BuildHasher, Hasher};
 
 /// Options of a save. The same on every rank, except `own_blobs`, `progress` and the saver of `after`, which are each rank's own.
 #[derive(Default)]
@@ -279,9 +278,4 @@ fn blobs(save: &Save<'_>, rank: usize) -> Result<Vec<(String, Vec<u8>)>, Checkpo
         return Err(CheckpointError::Blob { name: given.to_owned(), reason: reason.to_owned() });
     }
     Ok(named)
-}
-
-/// Returns a random word that no other call is likely to return.
-pub(crate) fn random() -> u64 {
-    std::hash::RandomState::new().build_hasher().finish()
 }

@@ -4,7 +4,7 @@ use super::ranks::Ranks;
 use crate::error::CheckpointError;
 use crate::failure::Error;
 use crate::format::catalog::{Catalog, Records};
-use crate::store::job_lock::RunId;
+use crate::format::run_id::RunId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -6,8 +6,8 @@
 use super::manifest::{FileEntry, Manifest, PieceEntry, SlotEntry, Stored, TensorEntry, Type, Whose};
 use super::numbers::{Cursor, numbers, put, put_block, put_list, put_text};
 use super::piece::{Piece, Region};
+use super::run_id::RunId;
 use crate::error::CheckpointError;
-use crate::store::job_lock::RunId;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;

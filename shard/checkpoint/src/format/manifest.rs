@@ -8,8 +8,8 @@
 //! Writing and reading: [`text`](super::text).
 
 use super::piece::{Piece, Region};
+use super::run_id::RunId;
 use super::{dims, hashes};
-use crate::store::job_lock::RunId;
 use meshstep_tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

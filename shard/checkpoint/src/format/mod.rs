@@ -15,6 +15,7 @@ pub(crate) mod piece;
 pub(crate) mod placement;
 pub(crate) mod progress;
 pub(crate) mod rules;
+pub(crate) mod run_id;
 pub(crate) mod settings;
 pub(crate) mod text;
 pub(crate) mod tied_names;

@@ -3,7 +3,7 @@
 use super::catalog::{Catalog, Records, put_piece, put_slot};
 use super::dims::{Dims, MOST_DIMS, too_many};
 use super::manifest::{FileEntry, PieceEntry, Stored, Type};
-use crate::store::job_lock::RunId;
+use super::run_id::RunId;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -1,12 +1,13 @@
 //! Step that is being saved: its folder as every rank sees it, and its draft on rank 0, which makes it the newest step.
 
 use super::disk::Disk;
-use super::job_lock::{Busy, RunId};
+use super::job_lock::Busy;
 use super::reader::read_all;
 use super::shard_file::{ShardWriter, Vector};
 use super::{MANIFEST, MANIFEST_MOST, NEXT, SAVED, Store, contradiction, name, write};
 use crate::error::{CheckpointError, io};
 use crate::format::manifest::Manifest;
+use crate::format::run_id::RunId;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ pub struct Folder {
 /// Step that is being saved; it is the only one of its store. Dropping it leaves a folder that the next save removes.
 ///
 /// ```
-/// use meshstep_checkpoint::{Disk, Draft, Folder, Manifest, Os, Reader, ShardWriter, Store, Type, Vector, Writer};
+/// use meshstep_checkpoint::{Disk, Draft, Folder, LockedFile, Manifest, Os, Reader, ShardWriter, Store, Type, Vector, Writer};
 ///
 /// # let dir = std::env::temp_dir().join(format!("meshstep-draft-doc-{}", std::process::id()));
 /// # std::fs::create_dir_all(&dir)?;
@@ -54,6 +55,8 @@ pub struct Folder {
 /// scratch.sync()?;
 /// let scratch: Box<dyn Reader> = Os.open(&dir.join("scratch"))?;
 /// assert_eq!(scratch.len()?, 3);
+/// let mut locked: Box<dyn LockedFile> = Os.lock(&dir.join("scratch"))?.ok_or("it is locked")?;
+/// locked.write(b"by this process")?;
 /// # std::fs::remove_dir_all(&dir)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -1,11 +1,11 @@
 //! Step that a rank has found, before any rank has read its manifest.
 
 use super::disk::Disk;
-use super::job_lock::RunId;
 use super::reader::{Saved, gone, read_catalog, refuse_link};
 use super::{Latest, MANIFEST, MANIFEST_MOST, SAVED, Store, name, same_run};
 use crate::error::{CheckpointError, io};
 use crate::format::catalog::Catalog;
+use crate::format::run_id::RunId;
 use crate::format::text::{TAIL, own_hash};
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Lock of one job on its folder, and the number of the run that the job continues.
+//! Lock of one job on its folder, and the run that the job continues.
 //!
 //! The system locks the file `LOCK` for the job's process until the process ends in any way. The file names the process. A process of this
 //! host that stands in an unlocked file is dead. A file system may lock for each host alone, so a process of another host that stands there
@@ -6,10 +6,10 @@
 
 use super::disk::{Disk, LockedFile};
 use super::reader::read_all;
-use crate::collective::save::random;
 use crate::error::{CheckpointError, io};
+use crate::format::run_id::RunId;
 use rustix::process::{Pid, test_kill_process};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -60,18 +60,14 @@ pub struct Holder {
     pub since: u64,
 }
 
-/// Number of a run: all checkpoints of one training run have it, and those of other runs have another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RunId(pub u64);
-
 /// Lock of a job, shared by all clones of a store.
 #[derive(Debug, Default)]
 pub(crate) struct JobLock {
-    state: Mutex<State>,
+    state: Mutex<JobState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct JobState {
     /// The locked file, once this job holds the folder.
     file: Option<Box<dyn LockedFile>>,
     run: Option<RunId>,
@@ -145,7 +141,7 @@ impl JobLock {
     }
 
     /// A panic of another holder leaves no half-made state: each change is one assignment.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, JobState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -209,37 +205,6 @@ impl fmt::Display for Holder {
                 write!(f, " since {}", humantime::format_rfc3339_seconds(since))
             }
             false => Ok(()),
-        }
-    }
-}
-
-impl RunId {
-    /// Returns a number that no other run has.
-    pub(crate) fn new() -> Self {
-        // Ranks use zero for a run that they do not know.
-        RunId(random().max(1))
-    }
-}
-
-impl fmt::Display for RunId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
-impl Serialize for RunId {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for RunId {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(from)?;
-        let run = u64::from_str_radix(&text, 16).map(RunId);
-        match run {
-            Ok(run) if run.0 > 0 && run.to_string() == text => Ok(run),
-            _ => Err(de::Error::custom(format_args!("a run is 16 hexadecimal digits, not {text:?}"))),
         }
     }
 }

@@ -21,9 +21,10 @@ pub(crate) mod tensor_reader;
 pub(crate) mod verify;
 
 use crate::error::{CheckpointError, io, shown_run};
+use crate::format::run_id::RunId;
 use crate::store::disk::{Disk, Os};
 use crate::store::draft::{Draft, Folder};
-use crate::store::job_lock::{Busy, JobLock, RunId};
+use crate::store::job_lock::{Busy, JobLock};
 use crate::store::reader::{Saved, read_all};
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;

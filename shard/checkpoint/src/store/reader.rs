@@ -1,12 +1,12 @@
 //! Complete step, opened for reading.
 
 use super::disk::{Disk, Os, Reader};
-use super::job_lock::RunId;
 use super::{MANIFEST, MANIFEST_MOST};
 use crate::error::{CheckpointError, io};
 use crate::format::catalog::{Catalog, StoredRef};
 use crate::format::hashes;
 use crate::format::manifest::{Manifest, Stored, WINDOW};
+use crate::format::run_id::RunId;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
