@@ -10,8 +10,19 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 /// Options of `train` that divide one optimizer among its ranks; a worker of `--local` has only one rank.
-const NOT_WITH_WORKERS: [&str; 9] =
-    ["stage", "mesh", "compare", "optimizer", "bucket", "save_every", "resume", "until", "checkpoints"];
+const NOT_WITH_WORKERS: [&str; 11] = [
+    "stage",
+    "mesh",
+    "compare",
+    "optimizer",
+    "bucket",
+    "save_every",
+    "resume",
+    "take_over",
+    "adopt",
+    "until",
+    "checkpoints",
+];
 
 /// Options of `train` for local training: workers step alone and exchange parameters every few steps.
 #[derive(Clone, Debug, Default, clap::Args, Serialize)]

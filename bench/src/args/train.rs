@@ -72,6 +72,14 @@ pub(crate) struct Train {
     #[arg(long)]
     #[serde(skip)]
     pub(crate) resume: bool,
+    /// Take the folder of the checkpoints over from a job of another host that was killed; that job must have ended
+    #[arg(long, requires = "save_every")]
+    #[serde(skip)]
+    pub(crate) take_over: bool,
+    /// Save beside checkpoints of another run, or of an earlier version, as if they were this run's
+    #[arg(long, requires = "save_every")]
+    #[serde(skip)]
+    pub(crate) adopt: bool,
     /// Stop after this step, to continue later
     #[arg(long, value_name = "STEP", requires = "save_every", value_parser = within::<1, 1_000_000>)]
     #[serde(skip)]

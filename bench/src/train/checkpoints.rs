@@ -55,7 +55,10 @@ impl Checkpoints {
                 .with_context(|| format!("cannot create the folder {}", dir.display()))?;
         }
         let (every, resume, last) = (asked.save_every, asked.resume, asked.last_step());
-        Ok(Some(Self { store: Store::new(&dir), dir, every, resume, last, job }))
+        let store = Store::new(&dir);
+        let store = if asked.take_over { store.taking_over() } else { store };
+        let store = if asked.adopt { store.adopting() } else { store };
+        Ok(Some(Self { store, dir, every, resume, last, job }))
     }
 
     fn is_due(&self, steps: usize) -> bool {

@@ -18,6 +18,8 @@ pub(super) struct Supervision {
     cause: Option<Cause>,
     /// True after the first Ctrl-C.
     interrupted: bool,
+    /// Signals that the ranks were sent.
+    sent: Vec<i32>,
     /// Next signal to the ranks, and its time.
     due: Option<(Instant, Signal)>,
 }
@@ -31,7 +33,7 @@ pub(super) enum Action {
 
 impl Supervision {
     pub(super) fn new(processes: usize) -> Self {
-        Self { ends: vec![None; processes], cause: None, interrupted: false, due: None }
+        Self { ends: vec![None; processes], cause: None, interrupted: false, sent: Vec::new(), due: None }
     }
 
     /// Returns true once all processes have ended.
@@ -52,8 +54,9 @@ impl Supervision {
             _ if end.is_success() || end.is_on_request() => false,
             (_, None) => true,
             (_, Some(Cause::Process(_, earlier))) => earlier.is_on_request(),
-            // The signal ended this one too, unless it chose a code of its own.
-            (end, Some(Cause::Signal(_))) => matches!(end, End::Exit(_)),
+            // The signal ended this one too, unless it chose a code of its own, or another signal came.
+            (End::Exit(_), Some(Cause::Signal(_))) => true,
+            (End::Signal(signal), Some(Cause::Signal(_))) => !self.sent.contains(&signal),
         };
         if first_failure {
             self.cause = Some(Cause::Process(index, end));
@@ -70,7 +73,7 @@ impl Supervision {
             Signal::INT if self.interrupted => {
                 self.cause = Some(Cause::Signal(signal));
                 self.due = None;
-                return Action::Send(Signal::KILL);
+                return self.forward(Signal::KILL);
             }
             Signal::INT => self.interrupted = true,
             // A warning: ranks that handle it choose their codes.
@@ -80,7 +83,12 @@ impl Supervision {
             }
         }
         // A closed terminal is a request to end.
-        Action::Send(if signal == Signal::HUP { Signal::TERM } else { signal })
+        self.forward(if signal == Signal::HUP { Signal::TERM } else { signal })
+    }
+
+    fn forward(&mut self, signal: Signal) -> Action {
+        self.sent.push(signal.as_raw());
+        Action::Send(signal)
     }
 
     /// The time of the next signal to the ranks has come.
@@ -95,7 +103,7 @@ impl Supervision {
 
     fn send(&mut self, signal: Signal, now: Instant) -> Action {
         self.due = (signal == Signal::TERM).then_some((now + GRACE, Signal::KILL));
-        Action::Send(signal)
+        self.forward(signal)
     }
 }
 
@@ -196,5 +204,12 @@ mod tests {
         two.ended(0, End::Exit(143), now);
         two.ended(1, End::Exit(1), now);
         assert_eq!((two.deadline(), two.into_outcome().code()), (Some(now + LAST_WORDS), 1));
+        // So does one that the system killed while it saved.
+        let mut two = Supervision::new(2);
+        two.signal(Signal::TERM);
+        two.ended(0, End::Signal(9), now);
+        assert_eq!(two.deadline(), Some(now + LAST_WORDS));
+        two.ended(1, End::Exit(143), now);
+        assert_eq!(two.into_outcome().code(), 128 + 9);
     }
 }

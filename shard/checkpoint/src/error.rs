@@ -118,9 +118,9 @@ pub enum CheckpointError {
         /// Process of rank 0 of that job.
         holder: Holder,
     },
-    /// The file LOCK of this job's folder was removed or replaced.
+    /// The file LOCK of this job's folder was removed or replaced, or another host's job has written its name there.
     #[error(
-        "{} was removed or replaced while this job held it, so another job may save there: end one of the two, then open a new `Store`", .path.display()
+        "{} was replaced while this job held it, so another job may save there: end one of the two, then open a new `Store`", .path.display()
     )]
     LostLock {
         /// Path of the file.
@@ -128,7 +128,7 @@ pub enum CheckpointError {
     },
     /// The folder's checkpoints are of another run.
     #[error(
-        "{} holds checkpoints of {}, and this job continues {}: load one of them first, or call `Store::adopting`, or save to another folder",
+        "{} holds checkpoints of {}, and this job continues {}: load one of a numbered run with this `Store`, or call `Store::adopting`, or save to another folder",
         .dir.display(), shown_run(*.found), shown_run(*.own)
     )]
     OtherRun {

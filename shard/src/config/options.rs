@@ -151,7 +151,8 @@ pub struct Options {
     pub max_skips: u32,
     /// Request to end the run, which a scheduler's signal makes. It is this rank's own, and not compared between ranks: the step after
     /// a request on any rank says so on every rank ([`Outcome::preempted`](crate::Outcome::preempted)), at no further message. Keep a
-    /// clone to request it. [`ShardedLbfgs`](crate::ShardedLbfgs) does not exchange it.
+    /// clone to request it. [`ShardedLbfgs`](crate::ShardedLbfgs) does not exchange it. The groups of a
+    /// [`CrossShard`](crate::CrossShard), and workers, learn of it apart: exchange it among them before all of them save.
     pub preemption: Preemption,
     /// Queue of the optimizer: the place that holds parameters, gradients and state, and the order of all work on them. The CPU's
     /// queue, or a stream of the communicator's GPU. It also orders the caller's own reads and writes. The CPU's queue holds the

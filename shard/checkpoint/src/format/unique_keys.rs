@@ -12,6 +12,9 @@ const VALUE: u64 = 64;
 const OBJECT: u64 = 640;
 const MEMBER: u64 = 64;
 
+/// Bytes of names that any text may have.
+const FEW: usize = 1 << 18;
+
 /// Checks that each member of each object is unique, nested objects included.
 pub(crate) fn check(text: &[u8]) -> Result<(), serde_json::Error> {
     look(&mut KeyPass::new(text), false)
@@ -70,6 +73,8 @@ struct KeyPass<'t> {
     /// Names of the members of all objects that are open.
     names: Vec<Name>,
     escaped: Vec<String>,
+    /// Bytes of the escaped names.
+    escapes: usize,
     /// Estimated bytes in memory of the values so far.
     cost: u64,
     large: Option<CheckpointError>,
@@ -85,15 +90,16 @@ struct Look<'p, 't> {
 
 impl<'t> KeyPass<'t> {
     fn new(text: &'t [u8]) -> Self {
-        KeyPass { text, names: Vec::new(), escaped: Vec::new(), cost: 0, large: None, longest: usize::MAX }
+        let (names, escaped) = (Vec::new(), Vec::new());
+        KeyPass { text, names, escaped, escapes: 0, cost: 0, large: None, longest: usize::MAX }
     }
 
     fn name(&self, name: Name) -> &[u8] {
         bytes(self.text, &self.escaped, name)
     }
 
-    /// Returns a name that occurs twice from number `first` on, and drops these names.
-    fn end_object(&mut self, first: usize) -> Option<String> {
+    /// Returns a name that occurs twice among those of the object that began at these numbers of names, and drops them.
+    fn end_object(&mut self, (first, first_escaped): (usize, usize)) -> Option<String> {
         let KeyPass { text, names, escaped, .. } = self;
         let (own, of) = (&mut names[first..], |name: Name| bytes(text, escaped, name));
         // Most objects were written in order.
@@ -103,6 +109,7 @@ impl<'t> KeyPass<'t> {
         let twice = own.windows(2).find(|pair| of(pair[0]) == of(pair[1]));
         let twice = twice.map(|pair| String::from_utf8_lossy(of(pair[0])).into_owned());
         names.truncate(first);
+        self.escapes -= escaped.drain(first_escaped..).map(|name| room(&name)).sum::<usize>();
         twice
     }
 
@@ -121,6 +128,11 @@ impl<'t> KeyPass<'t> {
         let value = rest.iter().position(|&byte| byte == b':').map_or(&[][..], |colon| &rest[colon + 1..]);
         short(length(value))
     }
+}
+
+/// Returns the bytes in memory of an escaped name, with its part of a growing vector.
+fn room(name: &str) -> usize {
+    size_of::<String>() + name.len().max(32)
 }
 
 /// Returns the bytes of a name.
@@ -168,7 +180,7 @@ impl<'t> Visitor<'t> for Look<'_, 't> {
 
     fn visit_map<A: MapAccess<'t>>(self, mut map: A) -> Result<(), A::Error> {
         let Look { pass, manifest } = self;
-        let first = pass.names.len();
+        let first = (pass.names.len(), pass.escaped.len());
         pass.cost += OBJECT;
         while let Some(name) = map.next_key_seed(Key(pass))? {
             let settings = manifest && pass.name(name) == b"settings";
@@ -253,6 +265,7 @@ impl<'t> Visitor<'t> for Key<'_, 't> {
     fn visit_str<E: Error>(self, name: &str) -> Result<Name, E> {
         let at = self.0.escaped.len() as u32;
         self.0.escaped.push(name.to_owned());
+        self.0.escapes += room(name);
         self.keep((at, u32::MAX))
     }
 }
@@ -263,6 +276,11 @@ impl Key<'_, '_> {
         self.0.cost += MEMBER;
         self.0.count::<E>(len)?;
         self.0.names.push(name);
-        Ok(name)
+        let KeyPass { text, names, escapes, .. } = self.0;
+        // Growing vectors take three times as much for a moment. Members of a manifest are longer than the places of their names.
+        match names.len() * size_of::<Name>() + *escapes <= text.len() / 4 + FEW {
+            true => Ok(name),
+            false => Err(E::custom("its names take more memory than a manifest's")),
+        }
     }
 }

@@ -138,7 +138,9 @@ struct OsLock {
 impl LockedFile for OsLock {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.set_len(0)?;
-        self.file.write_all_at(bytes, 0)
+        self.file.write_all_at(bytes, 0)?;
+        // For other hosts that share the file system.
+        self.file.sync_all()
     }
 
     fn is_in_place(&self) -> io::Result<bool> {
@@ -148,6 +150,13 @@ impl LockedFile for OsLock {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         }
+    }
+}
+
+impl Drop for OsLock {
+    fn drop(&mut self) {
+        // Closing the file would leave the lock with a child process that was forked meanwhile.
+        let _ = self.file.unlock();
     }
 }
 

@@ -11,6 +11,7 @@ use crate::format::run_id::RunId;
 use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
@@ -71,6 +72,10 @@ struct JobState {
     /// The locked file, once this job holds the folder.
     file: Option<Box<dyn LockedFile>>,
     run: Option<RunId>,
+    /// Name that this job has written to the file; `None` if the disk was full.
+    name: Option<Holder>,
+    /// True if the caller has asked for the folder, so that a refused save does not give it back.
+    claimed: bool,
     /// True during a save, and while steps are removed.
     busy: bool,
 }
@@ -80,55 +85,42 @@ struct JobState {
 pub(crate) struct Busy {
     lock: Arc<JobLock>,
     /// True if the folder was taken for this change.
-    pub(crate) fresh: bool,
+    fresh: bool,
+}
+
+/// Folder to take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claimed<'a> {
+    pub(crate) disk: &'a dyn Disk,
+    pub(crate) dir: &'a Path,
+    /// True if a job of another host that has not released the folder is known to be dead.
+    pub(crate) take_over: bool,
 }
 
 impl JobLock {
-    /// Takes the folder for this job unless it holds it already; returns true if it was taken now.
-    pub(crate) fn take(&self, disk: &dyn Disk, dir: &Path, take_over: bool) -> Result<bool, CheckpointError> {
+    /// Takes the folder for this job, until the last clone of its store is dropped.
+    pub(crate) fn claim(&self, folder: &Claimed<'_>) -> Result<(), CheckpointError> {
         let mut state = self.state();
-        let path = dir.join(LOCK);
-        if let Some(file) = &state.file {
-            return match file.is_in_place() {
-                Ok(true) => Ok(false),
-                Ok(false) => Err(CheckpointError::LostLock { path }),
-                Err(error) => Err(io("locking", &path)(error)),
-            };
-        }
-        let Some(mut file) = disk.lock(&path).map_err(io("locking", &path))? else {
-            return Err(CheckpointError::Held { dir: dir.to_owned(), holder: named(disk, &path) });
-        };
-        let here = Holder::here();
-        match written(disk, &path) {
-            Some(holder) if holder.host != here.host && !take_over => {
-                return Err(CheckpointError::Abandoned { dir: dir.to_owned(), holder });
-            }
-            _ => {}
-        }
-        file.write(&serde_json::to_vec(&here).unwrap_or_default()).map_err(io("locking", &path))?;
-        state.file = Some(file);
-        Ok(true)
+        state.take(folder)?;
+        state.claimed = true;
+        Ok(())
     }
 
-    /// Takes the folder, and begins a change of it.
-    pub(crate) fn busy(
-        self: &Arc<Self>,
-        disk: &dyn Disk,
-        dir: &Path,
-        take_over: bool,
-    ) -> Result<Busy, CheckpointError> {
-        let fresh = self.take(disk, dir, take_over)?;
-        match std::mem::replace(&mut self.state().busy, true) {
+    /// Takes the folder unless this job holds it already, and begins a change of it.
+    pub(crate) fn busy(self: &Arc<Self>, folder: &Claimed<'_>) -> Result<Busy, CheckpointError> {
+        let mut state = self.state();
+        let fresh = state.take(folder)?;
+        match std::mem::replace(&mut state.busy, true) {
             false => Ok(Busy { lock: Arc::clone(self), fresh }),
-            true => Err(CheckpointError::Locked { dir: dir.to_owned() }),
+            true => Err(CheckpointError::Locked { dir: folder.dir.to_owned() }),
         }
     }
 
-    /// Releases the folder.
-    pub(crate) fn release(&self) {
-        if let Some(mut file) = self.state().file.take() {
-            // The system releases the lock in any case; a name that stays is one of a dead process.
-            let _ = file.write(b"");
+    /// Releases the folder that a refused change has taken, unless the caller has claimed it since.
+    pub(crate) fn give_back(&self, busy: &Busy) {
+        let mut state = self.state();
+        if busy.fresh && !state.claimed {
+            state.release();
         }
     }
 
@@ -146,9 +138,48 @@ impl JobLock {
     }
 }
 
+impl JobState {
+    /// Takes the folder unless this job holds it already; returns true if it was taken now.
+    fn take(&mut self, folder: &Claimed<'_>) -> Result<bool, CheckpointError> {
+        let Claimed { disk, dir, take_over } = *folder;
+        let path = dir.join(LOCK);
+        if let Some(file) = &self.file {
+            let in_place = file.is_in_place().map_err(io("locking", &path))?;
+            if in_place && (self.name.is_none() || written(disk, &path)? == self.name) {
+                return Ok(false);
+            }
+            // On a file system that locks for each host alone, another host's job has taken the file: its name stays there.
+            self.file = None;
+            return Err(CheckpointError::LostLock { path });
+        }
+        let Some(mut file) = disk.lock(&path).map_err(io("locking", &path))? else {
+            return Err(CheckpointError::Held { dir: dir.to_owned(), holder: named(disk, &path) });
+        };
+        let here = Holder::here();
+        if let Some(holder) = written(disk, &path)?.filter(|holder| holder.host != here.host && !take_over) {
+            return Err(CheckpointError::Abandoned { dir: dir.to_owned(), holder });
+        }
+        self.name = match file.write(&serde_json::to_vec(&here).unwrap_or_default()) {
+            Ok(()) => Some(here),
+            // The job may have come to make room.
+            Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => None,
+            Err(error) => return Err(io("locking", &path)(error)),
+        };
+        self.file = Some(file);
+        Ok(true)
+    }
+
+    fn release(&mut self) {
+        if let Some(mut file) = self.file.take() {
+            // The system releases the lock in any case; a name that stays is one of a dead process.
+            let _ = file.write(b"");
+        }
+    }
+}
+
 impl Drop for JobLock {
     fn drop(&mut self) {
-        self.release();
+        self.state().release();
     }
 }
 
@@ -163,7 +194,7 @@ impl Drop for Busy {
 fn named(disk: &dyn Disk, path: &Path) -> Option<Holder> {
     let mut looks = NAMED_WITHIN.as_millis() / LOOK.as_millis();
     loop {
-        let found = written(disk, path);
+        let found = written(disk, path).ok().flatten();
         looks -= 1;
         if looks == 0 || found.as_ref().is_some_and(Holder::may_live) {
             return found;
@@ -172,11 +203,14 @@ fn named(disk: &dyn Disk, path: &Path) -> Option<Holder> {
     }
 }
 
-/// Returns the process that stands in the file.
-fn written(disk: &dyn Disk, path: &Path) -> Option<Holder> {
-    let text = read_all(disk, path, MOST).ok()?;
-    let holder: Holder = serde_json::from_slice(&text).ok()?;
-    (!holder.host.chars().any(char::is_control)).then_some(holder)
+/// Returns the process that stands in the file; `None` if it has no name, or anything else.
+fn written(disk: &dyn Disk, path: &Path) -> Result<Option<Holder>, CheckpointError> {
+    let text = match read_all(disk, path, MOST) {
+        Err(CheckpointError::TooLarge { .. }) => return Ok(None),
+        text => text?,
+    };
+    let holder: Option<Holder> = serde_json::from_slice(&text).ok();
+    Ok(holder.filter(|holder| !holder.host.chars().any(char::is_control)))
 }
 
 impl Holder {

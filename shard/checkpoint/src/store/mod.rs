@@ -24,7 +24,7 @@ use crate::error::{CheckpointError, io, shown_run};
 use crate::format::run_id::RunId;
 use crate::store::disk::{Disk, Os};
 use crate::store::draft::{Draft, Folder};
-use crate::store::job_lock::{Busy, JobLock};
+use crate::store::job_lock::{Busy, Claimed, JobLock};
 use crate::store::reader::{Saved, read_all};
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
@@ -61,8 +61,8 @@ struct Latest {
 /// store takes the folder; the other ranks' stores name the same one. A job keeps one store for its whole life.
 ///
 /// **One run, one folder.** All checkpoints of a run have its number, which the first save draws and a load continues. A save to a folder
-/// with checkpoints that this job has neither saved nor loaded is [`CheckpointError::OtherRun`], unless the store is
-/// [`adopting`](Self::adopting) them.
+/// whose newest checkpoint this job has neither saved nor loaded with this store is [`CheckpointError::OtherRun`], and so is a save
+/// beside checkpoints of an earlier version, which have no number, unless the store is [`adopting`](Self::adopting) them.
 #[derive(Clone, Debug)]
 pub struct Store {
     disk: Arc<dyn Disk>,
@@ -100,7 +100,7 @@ impl Store {
     /// Takes the folder for this job now, instead of at its first save; rank 0 calls it, before it loads. Returns
     /// [`CheckpointError::Held`] with the holder's process while another job has the folder.
     pub fn claim(&self) -> Result<(), CheckpointError> {
-        self.job.take(&*self.disk, &self.dir, self.takes_over).map(drop)
+        self.job.claim(&self.claimed())
     }
 
     /// Returns the run of this job; `None` before its first save or load here.
@@ -160,12 +160,8 @@ impl Store {
     /// job. Returns an error if LATEST cannot be trusted.
     pub fn begin(&self, step: u64) -> Result<Draft, CheckpointError> {
         let busy = self.change()?;
-        let run = self.continued(step).inspect_err(|_| {
-            // A job that may not save here leaves the folder to the one that may.
-            if busy.fresh {
-                self.job.release();
-            }
-        })?;
+        // A job that may not save here leaves the folder to the one that may.
+        let run = self.continued(step).inspect_err(|_| self.job.give_back(&busy))?;
         let names = self.names()?;
         for name in names.iter().filter(|name| step_of(DRAFT, name).is_some() || *name == NEXT) {
             let path = self.dir.join(name);
@@ -239,7 +235,11 @@ impl Store {
     }
 
     fn change(&self) -> Result<Busy, CheckpointError> {
-        self.job.busy(&*self.disk, &self.dir, self.takes_over)
+        self.job.busy(&self.claimed())
+    }
+
+    fn claimed(&self) -> Claimed<'_> {
+        Claimed { disk: &*self.disk, dir: &self.dir, take_over: self.takes_over }
     }
 
     /// Exchanges LATEST.

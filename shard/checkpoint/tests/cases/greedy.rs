@@ -195,6 +195,8 @@ pub fn all(len: usize) -> Vec<Greedy> {
             tensor(format!(r#""{}":{{"shape":[],"t":0,"slots":{{}}}}"#, &long[..5000])),
             "4096 are the most",
         ),
+        invalid("short names", tensor(repeated(r#""":0"#)), "more memory than a manifest's"),
+        invalid("short escaped names", tensor(repeated(r#""\n":0"#)), "more memory than a manifest's"),
         invalid("names twice", tensor(repeated(r#""a":{"shape":[],"t":0,"slots":{}}"#)), "is there twice"),
         invalid("numbers in settings", settings(format!("[{}]", repeat(many, "0"))), "bytes as"),
         invalid("objects in settings", settings(format!("[{}]", repeat(many, r#"{"":0}"#))), "bytes as"),

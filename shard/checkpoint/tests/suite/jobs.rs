@@ -171,6 +171,39 @@ fn a_job_whose_lock_was_removed_saves_no_more() {
 }
 
 #[test]
+fn a_job_that_finds_another_name_in_its_lock_saves_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    job(&store, 1, false).unwrap();
+    // As by a host with locks of its own.
+    let other = r#"{"host":"node17","pid":77,"since":1700000000}"#;
+    fs::write(dir.path().join("LOCK"), other).unwrap();
+    let lost = CheckpointError::LostLock { path: dir.path().join("LOCK") };
+    assert_eq!(refused(job(&store, 2, true)), lost);
+    assert!(matches!(refused(job(&store, 2, true)), CheckpointError::Abandoned { .. }));
+    drop(store);
+    assert_eq!(lock(dir.path()), other);
+}
+
+#[test]
+fn a_refused_save_keeps_a_folder_that_the_job_has_claimed() {
+    let dir = tempfile::tempdir().unwrap();
+    job(&Store::new(dir.path()), 1, false).unwrap();
+    let (store, other) = (Store::new(dir.path()), Store::new(dir.path()));
+    store.claim().unwrap();
+    assert!(matches!(refused(job(&store, 2, false)), CheckpointError::OtherRun { .. }));
+    assert!(matches!(other.claim(), Err(CheckpointError::Held { .. })));
+}
+
+#[test]
+fn a_lock_file_that_cannot_be_read_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("elsewhere")).unwrap();
+    std::os::unix::fs::symlink("elsewhere", dir.path().join("LOCK")).unwrap();
+    assert!(matches!(Store::new(dir.path()).claim(), Err(CheckpointError::Io { doing: "locking", .. })));
+}
+
+#[test]
 fn a_run_saves_to_the_folder_of_no_other_run() {
     let dir = tempfile::tempdir().unwrap();
     let of_run = || Store::new(dir.path()).latest().unwrap().manifest().run;
