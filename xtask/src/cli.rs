@@ -178,6 +178,14 @@ pub(crate) enum StepName {
     Deny,
     /// Type-checks tensor's README recipe for candle variables; only with `--long` or by name.
     Candle,
+    /// Runs the tests of tensor, comm and optim under ThreadSanitizer, with a nightly compiler; only with `--long` or by name.
+    Tsan,
+    /// Runs the same tests under AddressSanitizer and LeakSanitizer; only with `--long` or by name.
+    Asan,
+    /// Runs tests of tensor's memory and of comm's arithmetic under Miri; only with `--long` or by name.
+    Miri,
+    /// Builds every package with the oldest compiler that it names; only with `--long` or by name.
+    Msrv,
     /// Takes screenshots of small reports with headless Chromium, and checks them for overflow and empty axes; only with `--long` or by
     /// name.
     Reports,

@@ -77,6 +77,7 @@ impl Gate {
         Ok(())
     }
 
+    /// Returns the steps seen, also after a panic (decision 119): each is one number.
     fn lock(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }

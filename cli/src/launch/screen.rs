@@ -64,6 +64,7 @@ impl Screen {
         self.status("", b"");
     }
 
+    /// Returns the status, also after a panic (decision 119): it is text for people.
     fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -245,6 +245,7 @@ impl Hub {
         seat.ok_or(none)
     }
 
+    /// Returns the state, also after a panic (decision 119): a worker that panics is dropped, and the arbiter decides without it.
     fn lock(&self) -> MutexGuard<'_, Inside> {
         self.durable.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -261,5 +262,46 @@ impl Wake for Hub {
     fn wake(&self) {
         drop(self.lock());
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    /// An arbiter that knows of a later one is silent.
+    fn silence(run: &InProcess) {
+        run.hub.lock().durable.meet(u64::MAX);
+    }
+
+    #[test]
+    fn leaving_a_silent_arbiter_ends_at_the_deadline() {
+        let config = Config::new(None, 1);
+        let clock = Clock::manual();
+        let run = InProcess::new(config, clock.clone()).unwrap();
+        let worker = run.join(0, Digest { plan: 3, rule: 4 }, secs(2)).unwrap();
+        silence(&run);
+        let left = std::thread::scope(|scope| {
+            let leaving = scope.spawn(|| worker.leave());
+            while clock.now() < secs(2) {
+                assert!(!leaving.is_finished(), "no answer, and the deadline is not over");
+                clock.advance(secs(1));
+            }
+            leaving.join().unwrap()
+        });
+        assert_eq!(left, Err(Error::Unanswered { what: "leaving", after: secs(2) }));
+    }
+
+    #[test]
+    fn leaving_a_silent_arbiter_ends_by_the_machines_clock_too() {
+        let run = InProcess::new(Config::new(None, 1), Clock::real()).unwrap();
+        let deadline = Duration::from_millis(50);
+        let worker = run.join(0, Digest { plan: 3, rule: 4 }, deadline).unwrap();
+        silence(&run);
+        assert_eq!(worker.leave(), Err(Error::Unanswered { what: "leaving", after: deadline }));
     }
 }

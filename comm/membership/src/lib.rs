@@ -143,7 +143,7 @@ pub trait Membership: Send + Sync + Debug {
     /// Ends the membership. Between a boundary and its vote, leaving aborts the exchange of the others.
     ///
     /// # Errors
-    /// [`Error::Unanswered`]: the others wait until the arbiter drops this worker as silent.
+    /// [`Error::Unanswered`] after the [`deadline`](Membership::deadline): the others wait until the arbiter drops this worker as silent.
     fn leave(&self) -> Result<(), Error>;
 
     /// Longest time that a call waits for its answer. The worker's other ranks wait for twice as long for rank 0's answer. `None`:

@@ -101,6 +101,7 @@ impl<S: RankSeat> Life<S> {
         self.places.lock().retain(|other| !Arc::ptr_eq(other, place));
     }
 
+    /// Returns the watched thread, also after a panic (decision 119): it is one value.
     fn watched(&self) -> StdGuard<'_, Option<ThreadId>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -170,6 +170,7 @@ impl Announcements {
         Ok(inbox.requests.are_free())
     }
 
+    /// Returns the inbox, also after a panic (decision 119): each announcement is complete before it is added.
     fn inbox(&self) -> MutexGuard<'_, AnnouncementInbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }

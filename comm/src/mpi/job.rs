@@ -150,6 +150,7 @@ impl Drop for MpiJob {
     }
 }
 
+/// Locks also after a panic (decision 119): the values under these locks change in one assignment or call.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -130,6 +130,7 @@ fn initialize(wanted: ThreadLevel) -> Result<ThreadLevel, CallFault> {
     Ok(ThreadLevel::of(level))
 }
 
+/// Returns the phase, also after a panic (decision 119): it is one value.
 fn phase() -> MutexGuard<'static, Phase> {
     PHASE.lock().unwrap_or_else(PoisonError::into_inner)
 }

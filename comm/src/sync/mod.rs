@@ -1,5 +1,10 @@
 //! Locks, condition variables and threads: the standard library's, or shuttle's inside a test with the `shuttle` feature.
 
+mod condvar;
+#[cfg(test)]
+#[cfg(not(miri))]
+mod model;
+mod primitives;
 pub(crate) mod real;
 #[cfg(feature = "shuttle")]
 mod simulated;

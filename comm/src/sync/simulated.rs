@@ -2,6 +2,7 @@
 //! shuttle does not run.
 
 use super::real;
+use shuttle::sync::atomic::AtomicU32;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
@@ -20,7 +21,7 @@ pub(crate) enum Mutex<T> {
 
 pub(crate) enum Guard<'a, T> {
     Real(real::Guard<'a, T>),
-    Shuttle(shuttle::sync::MutexGuard<'a, T>),
+    Shuttle { inner: shuttle::sync::MutexGuard<'a, T>, of: &'a Mutex<T> },
 }
 
 impl<T> Mutex<T> {
@@ -35,7 +36,9 @@ impl<T> Mutex<T> {
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         match self {
             Mutex::Real(mutex) => Guard::Real(mutex.lock()),
-            Mutex::Shuttle(mutex) => Guard::Shuttle(mutex.lock().unwrap_or_else(PoisonError::into_inner)),
+            Mutex::Shuttle(mutex) => {
+                Guard::Shuttle { inner: mutex.lock().unwrap_or_else(PoisonError::into_inner), of: self }
+            }
         }
     }
 }
@@ -52,7 +55,7 @@ impl<T> Deref for Guard<'_, T> {
     fn deref(&self) -> &T {
         match self {
             Guard::Real(guard) => guard,
-            Guard::Shuttle(guard) => guard,
+            Guard::Shuttle { inner, .. } => inner,
         }
     }
 }
@@ -61,7 +64,7 @@ impl<T> DerefMut for Guard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         match self {
             Guard::Real(guard) => guard,
-            Guard::Shuttle(guard) => guard,
+            Guard::Shuttle { inner, .. } => inner,
         }
     }
 }
@@ -69,13 +72,14 @@ impl<T> DerefMut for Guard<'_, T> {
 #[derive(Debug)]
 pub(crate) enum Condvar {
     Real(real::Condvar),
-    Shuttle(shuttle::sync::Condvar),
+    /// With the number of notifications.
+    Shuttle(shuttle::sync::Condvar, AtomicU32),
 }
 
 impl Condvar {
     pub(crate) fn new() -> Self {
         if simulating() {
-            Condvar::Shuttle(shuttle::sync::Condvar::new())
+            Condvar::Shuttle(shuttle::sync::Condvar::new(), AtomicU32::new(0))
         } else {
             Condvar::Real(real::Condvar::new())
         }
@@ -84,7 +88,10 @@ impl Condvar {
     pub(crate) fn notify_all(&self) {
         match self {
             Condvar::Real(condvar) => condvar.notify_all(),
-            Condvar::Shuttle(condvar) => condvar.notify_all(),
+            Condvar::Shuttle(condvar, rung) => {
+                rung.fetch_add(1, SeqCst);
+                condvar.notify_all();
+            }
         }
     }
 
@@ -93,8 +100,8 @@ impl Condvar {
     pub(crate) fn wait<'a, T>(&self, guard: Guard<'a, T>, timeout: Option<Duration>) -> Guard<'a, T> {
         match (self, guard) {
             (Condvar::Real(condvar), Guard::Real(guard)) => Guard::Real(condvar.wait(guard, timeout)),
-            (Condvar::Shuttle(condvar), Guard::Shuttle(guard)) => {
-                Guard::Shuttle(condvar.wait(guard).unwrap_or_else(PoisonError::into_inner))
+            (Condvar::Shuttle(condvar, _), Guard::Shuttle { inner, of }) => {
+                Guard::Shuttle { inner: condvar.wait(inner).unwrap_or_else(PoisonError::into_inner), of }
             }
             _ => {
                 panic!("a communicator made inside a shuttle execution is used outside of it, or vice versa")
@@ -102,7 +109,8 @@ impl Condvar {
         }
     }
 
-    /// Like [`wait`](Condvar::wait), for a notification that is expected in microseconds.
+    /// Like [`wait`](Condvar::wait), for a notification that is expected in microseconds. As in [`real::Condvar::wait_awake`], every other
+    /// wait only lets other threads run, without the mutex.
     pub(crate) fn wait_awake<'a, T>(
         &self,
         guard: Guard<'a, T>,
@@ -112,6 +120,13 @@ impl Condvar {
         match (self, guard) {
             (Condvar::Real(condvar), Guard::Real(guard)) => {
                 Guard::Real(condvar.wait_awake(guard, timeout, tired))
+            }
+            (Condvar::Shuttle(_, rung), Guard::Shuttle { inner, of }) if !std::mem::take(tired) => {
+                let seen = rung.load(SeqCst);
+                drop(inner);
+                shuttle::thread::yield_now();
+                *tired = rung.load(SeqCst) == seen;
+                of.lock()
             }
             (condvar, guard) => condvar.wait(guard, timeout),
         }

@@ -38,7 +38,7 @@ impl Gatherer {
         Ok(())
     }
 
-    /// Returns the memory for units.
+    /// Returns the memory for units. It is lent also after a panic (decision 119): bookkeeping does not unwind.
     pub(crate) fn room(&self) -> MutexGuard<'_, GatherRoom> {
         self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }

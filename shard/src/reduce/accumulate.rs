@@ -60,6 +60,7 @@ impl GradReducer {
         if here && last { Ok(self.sum().merge(&observed.unwrap_or(part))?) } else { Ok(()) }
     }
 
+    /// Returns the sum, also after a panic (decision 119): it is held for one merge, which does not panic.
     fn sum(&self) -> MutexGuard<'_, NormSum> {
         self.norm.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -46,6 +46,7 @@ impl ChunkNorm {
         (seen.elements == all).then(|| seen.sum.clone())
     }
 
+    /// Returns what was seen, also after a panic (decision 119): it is held for one merge, which does not panic.
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }

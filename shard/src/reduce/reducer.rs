@@ -357,7 +357,8 @@ impl GradReducer {
         self.config.options.stage.cuts_grads()
     }
 
-    // A thread that panicked while it held the lock was between two complete states: bookkeeping does not unwind.
+    /// Returns the state, also after a panic (decision 119): a thread that panicked while it held the lock was between two complete states,
+    /// as bookkeeping does not unwind.
     fn lock(&self) -> Guard<'_> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

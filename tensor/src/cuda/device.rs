@@ -141,6 +141,7 @@ impl Device {
         self.spare().push(event as usize);
     }
 
+    /// Returns the spare events, also after a panic (decision 119): each change is one call of `Vec`.
     fn spare(&self) -> MutexGuard<'_, Vec<usize>> {
         self.0.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }

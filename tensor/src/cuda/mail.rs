@@ -69,6 +69,7 @@ impl Mail {
         self.lock().push(memory);
     }
 
+    /// Returns the spare memory, also after a panic (decision 119): each change is one call of `Vec`.
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Pinned>> {
         self.0.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }

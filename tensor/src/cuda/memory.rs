@@ -197,6 +197,7 @@ impl Pinned {
         if uses.is_empty() { Ok(uses) } else { Err(Error::InUse) }
     }
 
+    /// Returns the events, also after a panic (decision 119): each change is one call of `Vec`.
     fn lock(&self) -> MutexGuard<'_, Vec<Event>> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,10 +1,10 @@
 //! Helpers, and the calls that they help.
 
+use super::primitives::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, TURNS, hint, thread};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::{fmt, hint, io, mem, thread};
+use std::sync::{Arc, PoisonError};
+use std::{fmt, io, mem};
 
 /// Work of a call. Each thread that takes part runs it once: the calling one with `true`, helpers with `false`.
 type Work<'a> = dyn Fn(bool) + Sync + 'a;
@@ -57,10 +57,6 @@ struct SharedCall {
     at_work: usize,
     panic: Option<Box<dyn Any + Send>>,
 }
-
-/// Turns of a caller that waits for its helpers before it sleeps: the last part of a helper ends within microseconds, and waking a
-/// thread takes longer.
-const TURNS: usize = 2_000;
 
 /// Sleeping threads that each thread wakes: a tree wakes many in little time.
 const WOKEN: usize = 2;
@@ -137,6 +133,7 @@ impl Drop for Crew {
 }
 
 impl CallList {
+    /// Returns the state, also after a panic (decision 119): work that panics holds no lock, and `close` passes the panic on.
     fn lock(&self) -> MutexGuard<'_, CrewState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

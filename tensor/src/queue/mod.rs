@@ -1,7 +1,11 @@
 //! Queues that order work on a device, and the threads that share it on the CPU.
 
 mod crew;
+#[cfg(test)]
+#[cfg(not(miri))]
+mod model;
 mod parts;
+mod primitives;
 #[cfg(test)]
 mod tests;
 mod threads;

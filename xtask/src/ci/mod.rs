@@ -13,6 +13,7 @@ mod standin;
 pub(crate) mod steps;
 pub(crate) mod task;
 mod train;
+mod watched;
 
 use crate::cli::{CiArgs, KernelsArgs, StepName, TidyArgs};
 use crate::cmd::Cmd;
@@ -103,6 +104,7 @@ fn run_task(task: &Task, workspace: &Workspace, report: &mut Report) -> anyhow::
         Task::Book(task) => task.run(),
         Task::Pages(task) => task.run(),
         Task::NcclAbi(check) => check.run(),
+        Task::Watched(watched) => watched.run(),
         Task::MpiPackages(library) => library.install(),
         Task::Run(cmd) => cmd.succeed(),
         Task::Test(cmd) => test(cmd, workspace, report),

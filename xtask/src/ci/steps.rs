@@ -1,7 +1,7 @@
 //! Steps of `ci` as data: their commands, their order, and the settings they depend on. Nothing runs here.
 
 use super::task::{ALL, ON_GPU, Setting, Step, Task, test, with};
-use super::{book, candle, mpi, nccl_abi, packages, pages, standin, train};
+use super::{book, candle, mpi, nccl_abi, packages, pages, standin, train, watched};
 use crate::cli::StepName;
 use crate::cmd::Cmd;
 use crate::workspace::{Workspace, published};
@@ -18,11 +18,20 @@ pub(crate) fn setting(workspace: &Workspace, long: bool) -> Setting {
     }
 }
 
+/// Steps that only a long run has, and runs that name them.
+const LONG: [StepName; 7] = [
+    StepName::Deny,
+    StepName::Candle,
+    StepName::Tsan,
+    StepName::Asan,
+    StepName::Miri,
+    StepName::Msrv,
+    StepName::Reports,
+];
+
 /// Returns the steps named in `only`, or all of them; always in the order of [`StepName`].
 pub(crate) fn chosen(only: &[StepName], setting: &Setting) -> Vec<Step> {
-    let short = |name: &StepName| {
-        setting.long || !matches!(name, StepName::Candle | StepName::Deny | StepName::Reports)
-    };
+    let short = |name: &StepName| setting.long || !LONG.contains(name);
     let wanted = |name: &&StepName| only.contains(name) || (only.is_empty() && short(name));
     StepName::value_variants().iter().filter(wanted).map(|&name| step(name, setting)).collect()
 }
@@ -85,6 +94,10 @@ fn step(name: StepName, setting: &Setting) -> Step {
         StepName::Package => packages::tasks(setting),
         StepName::Deny => deny(setting),
         StepName::Candle => candle::tasks(setting),
+        StepName::Tsan => watched::tsan(setting),
+        StepName::Asan => watched::asan(setting),
+        StepName::Miri => watched::miri(setting),
+        StepName::Msrv => watched::msrv(setting),
         StepName::Reports => pages::tasks(setting),
     };
     Step { name, tasks }

@@ -1,6 +1,6 @@
 //! Steps and tasks as values, the settings they depend on, and runs of tests as tasks.
 
-use super::{book, mpi, nccl_abi, pages};
+use super::{book, mpi, nccl_abi, pages, watched};
 use crate::cli::StepName;
 use crate::cmd::Cmd;
 use std::fmt;
@@ -40,6 +40,8 @@ pub(crate) enum Task {
     Pages(pages::PageTask),
     /// Compare comm's table of NCCL functions with NCCL releases.
     NcclAbi(nccl_abi::Check),
+    /// Run a command of a toolchain that may be missing.
+    Watched(watched::Watched),
     /// Install packages of an MPI library unless its programs are there.
     MpiPackages(mpi::Library),
     Tidy,
@@ -75,6 +77,7 @@ impl fmt::Display for Task {
             Self::Pages(task) => task.fmt(f),
             Self::Nextest => f.write_str("install cargo-nextest unless it is installed"),
             Self::NcclAbi(check) => check.fmt(f),
+            Self::Watched(watched) => watched.fmt(f),
             Self::MpiPackages(library) => library.fmt(f),
             Self::Tidy => f.write_str("cargo xtask tidy"),
             Self::Ptx { chip: None } => f.write_str("cargo xtask kernels --check"),

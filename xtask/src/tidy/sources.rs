@@ -44,7 +44,8 @@ const FORBIDDEN: &[(&str, Where, &str)] = &[
     (
         concat!("#[pa", "th"),
         Where::NotExample,
-        "a file belongs to one module: what several programs share is a crate; tests alone include examples",
+        "a file belongs to one module: what several programs share is a crate; tests alone include examples, and a model.rs the file \
+         beside it",
     ),
     (concat!("T", "BD"), Where::Anywhere, "say it now or leave it out"),
     (concat!("/wo", "rk/"), Where::Path, "this folder is on one machine only"),
@@ -56,7 +57,8 @@ const FORBIDDEN: &[(&str, Where, &str)] = &[
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Where {
     Rust,
-    /// In Rust files, except where a crate's tests name one of its examples.
+    /// In Rust files, except where a crate's tests name one of its examples, or a model the file beside it that it runs on other
+    /// primitives.
     NotExample,
     Anywhere,
     /// In every file, at the beginning of an absolute path.
@@ -81,7 +83,8 @@ fn occurs(text: &str, place: Where, line: &str, path: &str) -> bool {
         Where::Rust => path.ends_with(".rs") && line.contains(text),
         Where::NotExample => {
             let example = path.contains("/tests/") && line.contains("\"../../examples/");
-            path.ends_with(".rs") && line.contains(text) && !example
+            let model = path.ends_with("/model.rs") && !line.contains('/');
+            path.ends_with(".rs") && line.contains(text) && !example && !model
         }
         Where::Anywhere => line.match_indices(text).any(|(at, _)| is_word(line, at, text.len())),
         Where::Path => line.match_indices(text).any(|(at, _)| begins_a_path(line, at)),
@@ -150,6 +153,10 @@ mod tests {
         let (example, other) = (line("../../examples/mlp.rs"), line("../other.rs"));
         assert_eq!(forbidden(&[file("a/tests/suite/examples.rs", &example)]), []);
         assert_eq!(forbidden(&[file("a/tests/suite/examples.rs", &other)]).len(), 1);
+        let beside = line("crew.rs");
+        assert_eq!(forbidden(&[file("a/src/model.rs", &beside)]), []);
+        assert_eq!(forbidden(&[file("a/src/model.rs", &other)]).len(), 1);
+        assert_eq!(forbidden(&[file("a/src/other.rs", &beside)]).len(), 1);
         assert_eq!(forbidden(&[file("a/src/lib.rs", &example)]).len(), 1);
     }
 

@@ -157,6 +157,8 @@ fn join(thread: Option<JoinHandle<()>>) {
 }
 
 impl Shared {
+    /// Returns the connections, also after a panic (decision 119): the arbiter logs a state before it answers, so no answer is from a half
+    /// change.
     fn lock(&self) -> MutexGuard<'_, Connections> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -102,6 +102,7 @@ impl Drop for Standby {
 }
 
 impl StandbyShared {
+    /// Returns the state, also after a panic (decision 119): a record is in the copy before it counts.
     fn lock(&self) -> MutexGuard<'_, StandbyState> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -143,6 +143,7 @@ impl Drop for Remote {
 }
 
 impl ArbiterLink {
+    /// Returns the link's state, also after a panic (decision 119): the arbiter checks each request of this worker by its numbers.
     fn lock(&self) -> MutexGuard<'_, Inside> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,19 +1,9 @@
-//! Wake-up of a rank: an eventfd, and the word that says that the rank sleeps.
+//! Wake-up of a rank: an eventfd.
 
-use super::region::Region;
 use crate::p2p::transport::Waker;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Result;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::fence;
-
-/// Bit of the sleep word: the rank sleeps.
-const ASLEEP: u64 = 1;
-/// Bit of the sleep word: the rank also waits for room in a ring.
-const FOR_ROOM: u64 = 2;
-/// Step of the number of sleeps, in the other bits.
-const SLEEP: u64 = 4;
 
 /// Eventfd of a rank; its peers have it too. A peer can ring it for no reason, which costs one look at the words.
 #[derive(Debug)]
@@ -53,40 +43,5 @@ impl AsFd for Bell {
 impl Waker for Bell {
     fn wake(&self) {
         self.ring();
-    }
-}
-
-/// Publishes the sleep in this rank's region. The caller looks at its peers' words after this call and before it sleeps: either it
-/// sees a peer's new word, or that peer sees this one and rings.
-pub(super) fn fall_asleep(own: &Region, for_room: bool) {
-    let word = own.word(own.layout().sleep());
-    let sleeps = word.load(Relaxed) & !(ASLEEP | FOR_ROOM);
-    word.store(sleeps | ASLEEP | if for_room { FOR_ROOM } else { 0 }, Relaxed);
-    fence(SeqCst);
-}
-
-/// Publishes the end of the sleep.
-pub(super) fn wake_up(own: &Region) {
-    let word = own.word(own.layout().sleep());
-    let sleeps = word.load(Relaxed) & !(ASLEEP | FOR_ROOM);
-    word.store(sleeps.wrapping_add(SLEEP), Relaxed);
-}
-
-/// News for a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
-    Bytes,
-    Room,
-    PeerEnd,
-}
-
-/// Rings the bell of a peer that sleeps and waits for `news`, once in each of its sleeps. `rung` is the last sleep that was ended.
-/// The caller has published the news, and a fence lies between that and this call.
-pub(super) fn tell(peer: &Region, bell: &Bell, rung: &mut u64, news: News) {
-    let sleep = peer.word(peer.layout().sleep()).load(Relaxed);
-    let waits = sleep & ASLEEP != 0 && (news != News::Room || sleep & FOR_ROOM != 0);
-    if waits && *rung != sleep {
-        *rung = sleep;
-        bell.ring();
     }
 }

@@ -1,16 +1,15 @@
 //! One rank of a group: its region, its peers, and the transport that they form.
 
-use super::bell::{self, Bell, News};
+use super::bell::Bell;
 use super::cursor::WriteCursor;
 use super::layout::{Layout, RingStream};
 use super::peer::MemoryPeer;
 use super::region::Region;
+use super::sleep_word::{self, News, publish};
 use super::sleeper::Sleeper;
 use super::windows::WindowList;
 use crate::p2p::transport::{Lost, LostWhy, Source, Target, Transport, Waker, WindowAllocator, Windows};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Release, SeqCst};
-use std::sync::atomic::fence;
 use std::time::Duration;
 
 /// Bytes that are published together: readers start with the first piece of a long write while the next one is copied.
@@ -110,9 +109,8 @@ impl SharedMemory {
             let (stream, position) = (stream(to), self.writer(to).position());
             self.own.fill(stream, position, &bytes[..len]);
             let written = self.writer(to).advance(len);
-            // Release: a reader that sees the position sees the bytes.
-            self.own.word(self.own.layout().written(stream)).store(written, Release);
-            fence(SeqCst);
+            // A reader that sees the position sees the bytes.
+            publish(self.own.word(self.own.layout().written(stream)), written);
             readers(&mut self.peers, to).for_each(|peer| peer.tell(News::Bytes));
         }
         len
@@ -160,9 +158,10 @@ impl SharedMemory {
 
     /// Sleeps until a peer rings, unless news or a loss came before the peers could know of the sleep.
     fn sleep(&mut self, at_most: Duration) -> Result<(), Lost> {
-        bell::fall_asleep(&self.own, self.waits_for_room());
+        let for_room = self.waits_for_room();
+        sleep_word::fall_asleep(self.own.word(self.own.layout().sleep()), for_room);
         let slept = self.sleep_without_news(at_most);
-        bell::wake_up(&self.own);
+        sleep_word::wake_up(self.own.word(self.own.layout().sleep()));
         slept
     }
 
@@ -225,9 +224,8 @@ impl Transport for SharedMemory {
             return;
         };
         let (ack, position) = peer.consume(common, len);
-        // Release: the reads of the bytes are over when the writer sees the position.
-        self.own.word(ack).store(position, Release);
-        fence(SeqCst);
+        // The reads of the bytes are over when the writer sees the position.
+        publish(self.own.word(ack), position);
         peer.tell(News::Room);
     }
 
@@ -268,8 +266,7 @@ impl Transport for SharedMemory {
     }
 
     fn close(&mut self) {
-        self.own.word(self.own.layout().closed()).store(1, Release);
-        fence(SeqCst);
+        publish(self.own.word(self.own.layout().closed()), 1);
         self.peers.iter_mut().flatten().for_each(|peer| peer.tell(News::PeerEnd));
         self.peers.fill_with(|| None);
     }

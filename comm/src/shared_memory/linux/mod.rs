@@ -8,9 +8,14 @@ mod layout;
 mod link;
 mod mapping;
 mod meeting;
+#[cfg(test)]
+#[cfg(not(miri))]
+mod model;
 mod offers;
 mod peer;
+mod primitives;
 mod region;
+mod sleep_word;
 mod sleeper;
 mod split;
 #[cfg(test)]

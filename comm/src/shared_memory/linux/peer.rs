@@ -1,10 +1,11 @@
 //! One peer of a rank: its memory, this rank's places in its streams, and its end.
 
-use super::bell::{self, Bell, News};
+use super::bell::Bell;
 use super::cursor::{AckCursor, Impossible, ReadCursor};
 use super::layout::{Ack, Layout, RingStream};
 use super::link::{Intro, Letter, Link, Received};
 use super::region::Region;
+use super::sleep_word::{self, News};
 use crate::p2p::transport::{Lost, LostWhy};
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -228,11 +229,11 @@ impl MemoryPeer {
         cursor.position()
     }
 
-    /// Wakes the peer if it sleeps. The news are published, and a fence lies between that and this call.
+    /// Wakes the peer if it sleeps. The caller has published the news.
     pub(super) fn tell(&mut self, news: News) {
         self.meet();
         if let Some(PeerMemory { region, bell, rung }) = &mut self.memory {
-            bell::tell(region, bell, rung, news);
+            sleep_word::tell(region.word(region.layout().sleep()), rung, news, || bell.ring());
         }
     }
 

@@ -113,6 +113,7 @@ impl WindowList {
         WindowList { rank, list: Mutex::default() }
     }
 
+    /// Returns the list, also after a panic (decision 119): each entry is complete before it is pushed.
     fn list(&self) -> MutexGuard<'_, Listed> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
