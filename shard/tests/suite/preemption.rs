@@ -106,7 +106,7 @@ fn ranks_that_are_asked_at_random_moments_end_after_the_same_step() {
             let draw = hash(&[case, rank as u64]);
             std::thread::scope(|scope| {
                 // At least one rank is asked, most times two at different moments.
-                if rank as u64 == case % 3 || draw % 2 == 0 {
+                if rank as u64 == case % 3 || draw.is_multiple_of(2) {
                     scope.spawn(move || {
                         std::thread::sleep(Duration::from_micros(draw % 3000));
                         preemption.request();
