@@ -161,7 +161,7 @@ impl CallList {
             }
             let leaves = self.leaves.load(Ordering::Relaxed);
             drop(state);
-            while turns < TURNS && self.leaves.load(Ordering::Relaxed) == leaves {
+            while turns != TURNS && self.leaves.load(Ordering::Relaxed) == leaves {
                 hint::spin_loop();
                 turns += 1;
             }

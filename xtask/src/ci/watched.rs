@@ -18,13 +18,13 @@ pub(crate) struct Watched {
 /// Oldest compiler of the workspace, as its manifest names it.
 const OLDEST: &str = env!("CARGO_PKG_RUST_VERSION");
 
-/// Packages whose dependencies need a newer compiler; their manifests name it.
+/// Packages with dependencies that need a newer compiler; their manifests name it.
 const NEWER: [&str; 2] = ["meshstep-candle", "meshstep-burn"];
 
 /// Target of the instrumented builds: named, so that build scripts and macros are built without instrumentation.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Tests under sanitizers, of libraries whose threads share memory. Instrumented code is up to ten times slower, so tests are left out whose
+/// Tests under sanitizers, of libraries with threads that share memory. Instrumented code is up to ten times slower, so tests are left out whose
 /// bounds are wall times.
 const SANITIZED: &str = "not test(/flood_of_a_thousand|rendezvous::many::|p2p::system::|trickle/)";
 

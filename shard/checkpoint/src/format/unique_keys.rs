@@ -28,7 +28,7 @@ pub(crate) enum Refused {
 
 /// [`check`] of a manifest, whose settings are measured before they are looked at.
 pub(crate) fn check_manifest(text: &[u8]) -> Result<(), Refused> {
-    let mut pass = KeyPass { longest: TEXT, ..KeyPass::new(text) };
+    let mut pass = KeyPass { longest: TEXT, part: Part::Manifest, ..KeyPass::new(text) };
     let looked = look(&mut pass, true);
     match (pass.large, looked) {
         (Some(large), _) => Err(Refused::Settings(large)),
@@ -80,6 +80,17 @@ struct KeyPass<'t> {
     large: Option<CheckpointError>,
     /// Maximum length of a name or another text in bytes.
     longest: usize,
+    part: Part,
+}
+
+/// Part of a text, with limits of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// A manifest, settings apart.
+    Manifest,
+    /// Settings of a manifest.
+    Settings,
+    Other,
 }
 
 /// Any JSON value in which each member of an object is unique; a manifest, if so marked.
@@ -91,7 +102,16 @@ struct Look<'p, 't> {
 impl<'t> KeyPass<'t> {
     fn new(text: &'t [u8]) -> Self {
         let (names, escaped) = (Vec::new(), Vec::new());
-        KeyPass { text, names, escaped, escapes: 0, cost: 0, large: None, longest: usize::MAX }
+        KeyPass {
+            text,
+            names,
+            escaped,
+            escapes: 0,
+            cost: 0,
+            large: None,
+            longest: usize::MAX,
+            part: Part::Other,
+        }
     }
 
     fn name(&self, name: Name) -> &[u8] {
@@ -191,10 +211,12 @@ impl<'t> Visitor<'t> for Look<'_, 't> {
                     return Err(A::Error::custom("the settings are too large"));
                 }
             }
-            let longest =
-                if settings { std::mem::replace(&mut pass.longest, usize::MAX) } else { pass.longest };
+            let limits = (pass.longest, pass.part);
+            if settings {
+                (pass.longest, pass.part) = (usize::MAX, Part::Settings);
+            }
             map.next_value_seed(Look { pass, manifest: false })?;
-            pass.longest = longest;
+            (pass.longest, pass.part) = limits;
             if settings && let Err(error) = light(pass.cost) {
                 pass.large = Some(error);
                 return Err(A::Error::custom("the settings are too large"));
@@ -276,11 +298,17 @@ impl Key<'_, '_> {
         self.0.cost += MEMBER;
         self.0.count::<E>(len)?;
         self.0.names.push(name);
-        let KeyPass { text, names, escapes, .. } = self.0;
-        // Growing vectors take three times as much for a moment. Members of a manifest are longer than the places of their names.
-        match names.len() * size_of::<Name>() + *escapes <= text.len() / 4 + FEW {
-            true => Ok(name),
-            false => Err(E::custom("its names take more memory than a manifest's")),
+        let KeyPass { text, names, escapes, cost, large, part, .. } = self.0;
+        match part {
+            // Growing vectors take three times as much for a moment. Members of a manifest are longer than the places of their names.
+            Part::Manifest if names.len() * size_of::<Name>() + *escapes > text.len() / 4 + FEW => {
+                Err(E::custom("its names take more memory than a manifest's"))
+            }
+            Part::Settings if light(*cost).is_err() => {
+                *large = light(*cost).err();
+                Err(E::custom("the settings are too large"))
+            }
+            _ => Ok(name),
         }
     }
 }

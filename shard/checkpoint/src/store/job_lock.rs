@@ -145,7 +145,10 @@ impl JobState {
         let path = dir.join(LOCK);
         if let Some(file) = &self.file {
             let in_place = file.is_in_place().map_err(io("locking", &path))?;
-            if in_place && (self.name.is_none() || written(disk, &path)? == self.name) {
+            if in_place
+                && written(disk, &path)?
+                    .is_none_or(|found| self.name.as_ref().is_none_or(|own| *own == found))
+            {
                 return Ok(false);
             }
             // On a file system that locks for each host alone, another host's job has taken the file: its name stays there.
@@ -206,7 +209,9 @@ fn named(disk: &dyn Disk, path: &Path) -> Option<Holder> {
 /// Returns the process that stands in the file; `None` if it has no name, or anything else.
 fn written(disk: &dyn Disk, path: &Path) -> Result<Option<Holder>, CheckpointError> {
     let text = match read_all(disk, path, MOST) {
-        Err(CheckpointError::TooLarge { .. }) => return Ok(None),
+        Err(CheckpointError::TooLarge { .. } | CheckpointError::Io { kind: ErrorKind::NotFound, .. }) => {
+            return Ok(None);
+        }
         text => text?,
     };
     let holder: Option<Holder> = serde_json::from_slice(&text).ok();
