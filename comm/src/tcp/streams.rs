@@ -200,12 +200,12 @@ impl Transport for SocketStreams {
     }
 
     fn consume(&mut self, from: Source, len: usize) {
-        match from {
-            Source::Rank(peer) if let StreamState::Open(stream) = &mut self.peers[peer] => {
-                stream.consume(len)
-            }
-            _ => assert!(len == 0, "{len} bytes of {from:?} consumed, but none arrived"),
+        if let Source::Rank(peer) = from
+            && let StreamState::Open(stream) = &mut self.peers[peer]
+        {
+            return stream.consume(len);
         }
+        assert!(len == 0, "{len} bytes of {from:?} consumed, but none arrived");
     }
 
     fn read(&mut self, from: Source, into: &mut [u8]) -> Result<usize, Lost> {

@@ -6,8 +6,8 @@ mod primitives {
     pub(super) use loom::sync::{Condvar, Mutex, MutexGuard};
     pub(super) use loom::{hint, thread};
 
-    /// One look before the sleep, and one after a turn.
-    pub(super) const TURNS: usize = 1;
+    /// The sleep follows the first look: turns only look again.
+    pub(super) const TURNS: usize = 0;
 }
 
 #[allow(

@@ -174,8 +174,8 @@ impl Connections {
     /// Delivers what no longer waits.
     fn release(&mut self) {
         let kept = self.copy.as_ref().map_or(u64::MAX, |copy| copy.kept);
-        while let Some(waiting) = self.waiting.pop_front_if(|waiting| waiting.number <= kept) {
-            self.deliver(waiting.said);
+        while self.waiting.front().is_some_and(|waiting| waiting.number <= kept) {
+            self.waiting.pop_front().into_iter().for_each(|waiting| self.deliver(waiting.said));
         }
     }
 

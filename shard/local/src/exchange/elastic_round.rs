@@ -72,10 +72,11 @@ impl Engine {
         Ok(match self.end_round(ballot)? {
             Ok(None | Some(Decision::Commit {})) => counted,
             // All members name the lost worker, whatever each of them has seen of it.
-            Ok(Some(Decision::Abort { lost, .. })) if let Some(&worker) = lost.iter().min() => {
-                Err(Veto::Lost { worker })
-            }
-            Ok(Some(_)) => counted.and(Err(failed)),
+            Ok(Some(Decision::Abort { lost, .. })) => match lost.iter().min() {
+                Some(&worker) => Err(Veto::Lost { worker }),
+                None => counted.and(Err(failed)),
+            },
+            Ok(Some(Decision::Idle {})) => counted.and(Err(failed)),
             Err(error) => {
                 self.following.iter_mut().for_each(|following| following.lost = Some(error.clone()));
                 counted.and(Err(failed))
