@@ -13,6 +13,7 @@
 mod judge;
 mod program;
 mod rank;
+mod two_callers;
 
 use judge::judge;
 use meshstep_comm::{Clock, Error, loopback};
@@ -111,7 +112,11 @@ impl Scheduler for TimeStandsStill {
     }
 }
 
-fn run_seeds(first: u64, last: u64) {
+/// Runs `simulate` with seeds 0 to `count` - 1, or with that of `MESHSTEP_FAULT_SEED`; after a failure it prints the seed.
+pub(crate) fn run_seeds(count: u32, simulate: fn(u64)) {
+    let seed = std::env::var("MESHSTEP_FAULT_SEED").ok();
+    let seed = seed.map(|seed| seed.parse::<u64>().expect("MESHSTEP_FAULT_SEED is a number"));
+    let (first, last) = seed.map_or((0, u64::from(count) - 1), |seed| (seed, seed));
     let current = Arc::new(AtomicU64::new(first));
     let random = RandomScheduler::new_from_seed(0, 0);
     let scheduler = TimeStandsStill { random, next_seed: first, last_seed: last, current: current.clone() };
@@ -130,10 +135,5 @@ fn run_seeds(first: u64, last: u64) {
 
 #[test]
 fn random_fault_schedules_end_as_they_must() {
-    if let Ok(seed) = std::env::var("MESHSTEP_FAULT_SEED") {
-        let seed = seed.parse().expect("MESHSTEP_FAULT_SEED is a number");
-        return run_seeds(seed, seed);
-    }
-    let count = u64::from(meshstep_cases::cases(1500, 200_000));
-    run_seeds(0, count - 1);
+    run_seeds(meshstep_cases::cases(1500, 200_000), simulate);
 }

@@ -24,9 +24,10 @@ const NEWER: [&str; 2] = ["meshstep-candle", "meshstep-burn"];
 /// Target of the instrumented builds: named, so that build scripts and macros are built without instrumentation.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Tests under sanitizers, of libraries with threads that share memory. Instrumented code is up to ten times slower, so tests are left out whose
-/// bounds are wall times.
-const SANITIZED: &str = "not test(/flood_of_a_thousand|rendezvous::many::|p2p::system::|trickle/)";
+/// Tests that run under sanitizers. Instrumented code is up to ten times slower, so the filter excludes tests with bounds of wall time,
+/// and those that count allocations.
+const SANITIZED: &str =
+    "not test(/flood_of_a_thousand|rendezvous::many::|allocations::|p2p::system::|trickle/)";
 
 /// Tests under Miri: memory, casts and threads of tensor, arithmetic of comm.
 const IN_MIRI: &str = "package(meshstep-tensor) | test(/^(reduce|op|error|loopback::cut)::/) | \
