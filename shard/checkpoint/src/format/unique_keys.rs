@@ -28,7 +28,7 @@ pub(crate) enum Refused {
 
 /// [`check`] of a manifest, whose settings are measured before they are looked at.
 pub(crate) fn check_manifest(text: &[u8]) -> Result<(), Refused> {
-    let mut pass = KeyPass { longest: TEXT, part: Part::Manifest, ..KeyPass::new(text) };
+    let mut pass = KeyPass { longest: TEXT, part: JsonPart::Manifest, ..KeyPass::new(text) };
     let looked = look(&mut pass, true);
     match (pass.large, looked) {
         (Some(large), _) => Err(Refused::Settings(large)),
@@ -80,12 +80,12 @@ struct KeyPass<'t> {
     large: Option<CheckpointError>,
     /// Maximum length of a name or another text in bytes.
     longest: usize,
-    part: Part,
+    part: JsonPart,
 }
 
 /// Part of a text, with limits of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum JsonPart {
     /// A manifest, settings apart.
     Manifest,
     /// Settings of a manifest.
@@ -110,7 +110,7 @@ impl<'t> KeyPass<'t> {
             cost: 0,
             large: None,
             longest: usize::MAX,
-            part: Part::Other,
+            part: JsonPart::Other,
         }
     }
 
@@ -213,7 +213,7 @@ impl<'t> Visitor<'t> for Look<'_, 't> {
             }
             let limits = (pass.longest, pass.part);
             if settings {
-                (pass.longest, pass.part) = (usize::MAX, Part::Settings);
+                (pass.longest, pass.part) = (usize::MAX, JsonPart::Settings);
             }
             map.next_value_seed(Look { pass, manifest: false })?;
             (pass.longest, pass.part) = limits;
@@ -301,10 +301,10 @@ impl Key<'_, '_> {
         let KeyPass { text, names, escapes, cost, large, part, .. } = self.0;
         match part {
             // Growing vectors take three times as much for a moment. Members of a manifest are longer than the places of their names.
-            Part::Manifest if names.len() * size_of::<Name>() + *escapes > text.len() / 4 + FEW => {
+            JsonPart::Manifest if names.len() * size_of::<Name>() + *escapes > text.len() / 4 + FEW => {
                 Err(E::custom("its names take more memory than a manifest's"))
             }
-            Part::Settings if light(*cost).is_err() => {
+            JsonPart::Settings if light(*cost).is_err() => {
                 *large = light(*cost).err();
                 Err(E::custom("the settings are too large"))
             }
