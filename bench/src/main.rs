@@ -83,7 +83,6 @@ fn run_sharded(asked: &mut Train, ranks_given: bool) -> ExitCode {
     let mut is_first = true;
     let trained = prepare(asked, ranks_given).and_then(|ranks| {
         is_first = ranks.is_first();
-        signals.joined();
         train(asked, ranks, &signals)
     });
     match trained {

@@ -22,9 +22,6 @@ const INTERRUPTED: u8 = 128 + 2;
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
     preemption: Preemption,
-    /// True until the ranks have joined: there is nothing to save, and a rank may wait for others that never come.
-    #[cfg(unix)]
-    idle: Arc<AtomicBool>,
     #[cfg(unix)]
     terminated: Arc<AtomicBool>,
     #[cfg(unix)]
@@ -32,8 +29,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Handles SIGTERM, SIGUSR1 and the first Ctrl-C as requests once the ranks have [joined](Self::joined); before, and at the second Ctrl-C,
-    /// they end the process at once.
+    /// Handles SIGTERM, SIGUSR1 and the first Ctrl-C as requests from here on; the second Ctrl-C ends the process at once.
     #[cfg(unix)]
     pub(crate) fn listen() -> Result<Self> {
         use anyhow::Context as _;
@@ -41,11 +37,6 @@ impl Signals {
         use signal_hook::flag::{register, register_conditional_shutdown};
 
         let [asked, terminated, interrupted] = std::array::from_fn(|_| Arc::new(AtomicBool::new(false)));
-        let idle = Arc::new(AtomicBool::new(true));
-        for (signal, code) in [(SIGINT, INTERRUPTED), (SIGTERM, TERMINATED), (SIGUSR1, TERMINATED)] {
-            register_conditional_shutdown(signal, i32::from(code), Arc::clone(&idle))
-                .context("cannot handle signals")?;
-        }
         // The actions of a signal run in this order: the second Ctrl-C finds the flag of the first.
         register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), Arc::clone(&interrupted))
             .and_then(|_| register(SIGINT, Arc::clone(&interrupted)))
@@ -55,13 +46,7 @@ impl Signals {
         for signal in [SIGINT, SIGTERM, SIGUSR1] {
             register(signal, Arc::clone(&asked)).context("cannot handle signals")?;
         }
-        Ok(Self { preemption: asked.into(), idle, terminated, interrupted })
-    }
-
-    /// From now on a signal is a request: the ranks have joined.
-    pub(crate) fn joined(&self) {
-        #[cfg(unix)]
-        self.idle.store(false, SeqCst);
+        Ok(Self { preemption: asked.into(), terminated, interrupted })
     }
 
     /// Returns a request that no signal makes, on systems without these signals.
