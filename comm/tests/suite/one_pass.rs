@@ -192,7 +192,7 @@ fn a_panic_of_a_writer_reaches_its_caller_and_the_others() {
 #[test]
 fn a_writer_past_the_deadline_is_named() {
     for backend in IN_ONE_PASS {
-        let timeout = Duration::from_millis(300);
+        let timeout = Duration::from_millis(1500);
         let config = loopback::Config { timeout, ..loopback::Config::new(3) };
         let sleeps = |rank, first| {
             if rank == 1 && first == PART {
