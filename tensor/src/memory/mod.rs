@@ -180,13 +180,14 @@ fn map_huge(bytes: usize) -> Option<(NonNull<u8>, MmapMut)> {
     Some((start, map))
 }
 
-#[cfg(target_os = "linux")]
+// Miri has no advice.
+#[cfg(all(target_os = "linux", not(miri)))]
 fn advise_huge(map: &MmapMut, start: usize, len: usize) {
     // A kernel without transparent huge pages returns an error; the memory works as well with small pages.
     let _ = map.advise_range(memmap2::Advice::HugePage, start, len);
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(any(not(target_os = "linux"), miri))]
 fn advise_huge(_map: &MmapMut, _start: usize, _len: usize) {}
 
 #[cfg(test)]

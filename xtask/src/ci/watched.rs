@@ -26,12 +26,15 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Tests that run under sanitizers. Instrumented code is up to ten times slower, so the filter excludes tests with bounds of wall time,
 /// and those that count allocations.
-const SANITIZED: &str =
-    "not test(/flood_of_a_thousand|rendezvous::many::|allocations::|p2p::system::|trickle/)";
+const SANITIZED: &str = "not (test(/flood_of_a_thousand|rendezvous::many::|allocations::|p2p::system::/) | \
+                         test(/trickle|faults::part_0|a_stopped_process/))";
 
-/// Tests under Miri: memory, casts and threads of tensor, arithmetic of comm.
-const IN_MIRI: &str = "package(meshstep-tensor) | test(/^(reduce|op|error|loopback::cut)::/) | \
-                       test(/^group::(segments|split_groups|verdict)::/)";
+/// Tests under Miri: memory and threads of tensor, arithmetic of comm. Miri is a thousand times slower, so tests of every number or
+/// length are left to other steps; so are stores that bypass the cache, which it does not have.
+const IN_MIRI: &str = "(package(meshstep-tensor) - test(/^cast::|^non_temporal::|both_ends_give/)) | \
+                       test(/^(reduce|op|error|group::(segments|split_groups|verdict))::/)";
+
+const MIRI_FLAGS: &str = "-Zmiri-disable-isolation -Zmiri-ignore-leaks -Zmiri-tree-borrows";
 
 /// ThreadSanitizer. The standard library is instrumented too: its locks are atomics that the tool must see. It learns of memory that
 /// is unmapped from calls of the C library, which rustix would not make.
@@ -54,10 +57,11 @@ fn sanitized(sanitizer: &str, flags: &str, setting: &Setting) -> Vec<Task> {
     vec![Task::Nextest, task("nightly", &["rust-src"], (cmd, sanitizer), setting)]
 }
 
-/// Miri, with few random cases. It reads the clock, and proptest the folder of its regressions.
+/// Miri, with few random cases. Tests read the clock, and proptest the folder of its regressions; the threads of a process outlive its
+/// main thread. Trees of borrows, because the stacks refuse crossbeam-epoch, which rayon's pool in the tests uses.
 pub(super) fn miri(setting: &Setting) -> Vec<Task> {
     let line = "miri nextest run --config-file xtask/nextest.toml --no-fail-fast -p meshstep-tensor -p meshstep-comm --lib -E";
-    let cmd = on("nightly", line, setting).arg(IN_MIRI).env("MIRIFLAGS", "-Zmiri-disable-isolation");
+    let cmd = on("nightly", line, setting).arg(IN_MIRI).env("MIRIFLAGS", MIRI_FLAGS);
     let cmd = cmd.env("PROPTEST_CASES", "4");
     vec![Task::Nextest, task("nightly", &["rust-src", "miri"], (cmd, "miri"), setting)]
 }
