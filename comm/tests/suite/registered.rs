@@ -129,7 +129,7 @@ fn started_operations_on_parts_of_one_buffer_run_while_the_caller_writes_another
 
 #[test]
 fn a_rank_that_leaves_out_an_operation_in_place_costs_a_typed_error_within_the_deadline() {
-    let within = Duration::from_millis(500);
+    let within = Duration::from_millis(1500);
     let results =
         Backend::Tcp(Way::SharedMemory).spawn_with(config(Faults::none().drop_op(1, 4), within), |comm| {
             let mut buffer = allocate(&*comm, LEN, &Meter::new());
