@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use meshstep_checkpoint::{self as checkpoint, Load, Save, Saveable, Saved, Store};
+use meshstep_checkpoint::{self as checkpoint, CheckpointError, Load, Save, Saveable, Saved, Store};
 
 use crate::args::train::Train;
 use crate::train::signals::Stopped;
@@ -22,6 +22,8 @@ pub(crate) struct Checkpoints {
     dir: PathBuf,
     every: Option<usize>,
     resume: bool,
+    /// True if the run may go on after checkpoints of another one.
+    adopt: bool,
     last: usize,
     job: String,
 }
@@ -58,7 +60,29 @@ impl Checkpoints {
         let store = Store::new(&dir);
         let store = if asked.take_over { store.taking_over() } else { store };
         let store = if asked.adopt { store.adopting() } else { store };
-        Ok(Some(Self { store, dir, every, resume, last, job }))
+        Ok(Some(Self { store, dir, every, resume, adopt: asked.adopt, last, job }))
+    }
+
+    /// Refuses a run that could not save here, before it trains: a folder of another run. All ranks see the same folder.
+    fn check_run(&self, loaded: Option<&Saved>) -> Result<()> {
+        let Self { store, dir, adopt: false, every: Some(_), .. } = self else { return Ok(()) };
+        match loaded {
+            Some(saved) => ensure!(
+                saved.manifest().run.is_some(),
+                "{}: the checkpoint is of an earlier version, which did not number runs; add --adopt to save after it",
+                dir.display()
+            ),
+            None => match store.latest() {
+                Err(CheckpointError::Nothing { .. }) => {}
+                found => bail!(
+                    "{}: another run has saved step {} there; continue it with --resume, choose another folder with --checkpoints, \
+                     or add --adopt to save after it",
+                    dir.display(),
+                    found?.manifest().step
+                ),
+            },
+        }
+        Ok(())
     }
 
     fn is_due(&self, steps: usize) -> bool {
@@ -72,8 +96,8 @@ impl<'a> Journal<'a> {
         Self { checkpoints, before: Vec::new(), losses: Vec::new(), norms: Vec::new() }
     }
 
-    /// Claims the folder if the run saves; loads the newest checkpoint if --resume was given, and returns the number of steps taken before. `whole` combines
-    /// the losses of the ranks into those of the run.
+    /// Claims the folder if the run saves; loads the newest checkpoint if --resume was given, and returns the number of steps taken
+    /// before. `whole` combines the losses of the ranks into those of the run.
     pub(crate) fn resume(
         &mut self,
         optimizer: &mut impl Saveable,
@@ -82,10 +106,14 @@ impl<'a> Journal<'a> {
         if let Some(Checkpoints { store, .. }) = self.checkpoints.filter(|c| c.every.is_some()) {
             checkpoint::claim(optimizer, store).context("--save-every")?;
         }
-        let Some(Checkpoints { store, dir, last, job, .. }) = self.checkpoints.filter(|c| c.resume) else {
+        let Some(checkpoints) = self.checkpoints else { return Ok(0) };
+        let Checkpoints { store, dir, last, job, .. } = checkpoints;
+        if !checkpoints.resume {
+            checkpoints.check_run(None)?;
             return Ok(0);
-        };
+        }
         let saved = checkpoint::load(optimizer, store, Load::default()).context("--resume")?.saved;
+        checkpoints.check_run(Some(&saved))?;
         let found = String::from_utf8_lossy(&blob(&saved, JOB)?).into_owned();
         ensure!(
             found == *job,

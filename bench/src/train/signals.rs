@@ -37,15 +37,16 @@ impl Signals {
         use signal_hook::flag::{register, register_conditional_shutdown};
 
         let [asked, terminated, interrupted] = std::array::from_fn(|_| Arc::new(AtomicBool::new(false)));
-        // The actions of a signal run in this order: the second Ctrl-C finds the flag of the first.
+        // The actions of a signal run in this order: the second Ctrl-C finds the flag of the first. A signal is a request from its first
+        // action on, so none is lost between two registrations.
         register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), Arc::clone(&interrupted))
+            .and_then(|_| register(SIGINT, Arc::clone(&asked)))
             .and_then(|_| register(SIGINT, Arc::clone(&interrupted)))
+            .and_then(|_| register(SIGTERM, Arc::clone(&asked)))
             .and_then(|_| register(SIGTERM, Arc::clone(&terminated)))
+            .and_then(|_| register(SIGUSR1, Arc::clone(&asked)))
             .and_then(|_| register(SIGUSR1, Arc::clone(&terminated)))
             .context("cannot handle signals")?;
-        for signal in [SIGINT, SIGTERM, SIGUSR1] {
-            register(signal, Arc::clone(&asked)).context("cannot handle signals")?;
-        }
         Ok(Self { preemption: asked.into(), terminated, interrupted })
     }
 

@@ -50,13 +50,10 @@ impl Supervision {
     /// the others may still save.
     pub(super) fn ended(&mut self, index: usize, end: End, now: Instant) {
         self.ends[index] = Some(end);
-        let first_failure = match (end, self.cause) {
-            _ if end.is_success() || end.is_on_request() => false,
-            (_, None) => true,
-            (_, Some(Cause::Process(_, earlier))) => earlier.is_on_request(),
-            // The signal ended this one too, unless it chose a code of its own, or another signal came.
-            (End::Exit(_), Some(Cause::Signal(_))) => true,
-            (End::Signal(signal), Some(Cause::Signal(_))) => !self.sent.contains(&signal),
+        let first_failure = match self.cause {
+            _ if end.is_success() || self.was_asked(end) => false,
+            Some(Cause::Process(_, earlier)) => self.was_asked(earlier),
+            None | Some(Cause::Signal(_)) => true,
         };
         if first_failure {
             self.cause = Some(Cause::Process(index, end));
@@ -64,6 +61,11 @@ impl Supervision {
         } else if !end.is_success() {
             self.cause.get_or_insert(Cause::Process(index, end));
         }
+    }
+
+    /// Returns true for the end of a rank that was asked to end, by a code of its own or by a signal that it did not handle.
+    fn was_asked(&self, end: End) -> bool {
+        end.is_on_request() || matches!(end, End::Signal(signal) if self.sent.contains(&signal))
     }
 
     /// The launcher got a signal, which goes to all ranks; they have the time that the sender leaves them. The second Ctrl-C kills
@@ -186,6 +188,24 @@ mod tests {
             [0, 1].into_iter().for_each(|index| done.ended(index, End::Exit(0), now));
             assert_eq!([saved.into_outcome().code(), done.into_outcome().code()], codes);
         }
+    }
+
+    #[test]
+    fn a_rank_that_dies_by_a_signal_from_the_launcher_does_not_hurry_the_others() {
+        let now = Instant::now();
+        for signal in [Signal::USR1, Signal::INT] {
+            let mut three = Supervision::new(3);
+            three.signal(signal);
+            three.ended(0, End::Signal(signal.as_raw()), now);
+            three.ended(1, End::Exit(143), now);
+            assert_eq!(three.deadline(), None, "rank 2 still saves");
+            three.ended(2, End::Exit(7), now);
+            assert_eq!(three.into_outcome().code(), 7);
+        }
+        // The same signal from elsewhere is a failure.
+        let mut two = Supervision::new(2);
+        two.ended(0, End::Signal(Signal::USR1.as_raw()), now);
+        assert_eq!(two.deadline(), Some(now + LAST_WORDS));
     }
 
     #[test]

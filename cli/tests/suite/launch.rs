@@ -154,7 +154,7 @@ fn a_terminated_launcher_ends_its_ranks() {
 /// Rank 0 ends at once and rank 1 saves for longer than a failure would leave it.
 #[test]
 fn a_schedulers_signal_goes_to_every_rank_and_leaves_them_the_time_to_save() {
-    let script = "save() { [ $RANK = 0 ] || sleep 1.5; echo saved; exit 143; }
+    let script = "save() { trap '' TERM USR1; [ $RANK = 0 ] || sleep 1.5; echo saved; exit 143; }
         trap save TERM USR1; echo ready; while :; do sleep 0.05; done";
     for signals in [&["-TERM"][..], &["-USR1"], &["-USR1", "-TERM", "-TERM"]] {
         let mut launched = start(2, script);

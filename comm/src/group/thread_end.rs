@@ -46,20 +46,23 @@ impl Drop for ThreadGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn the_wait_lasts_until_the_guard_is_dropped() {
         let (end, guard) = ThreadEnd::pair();
-        let dropped = AtomicBool::new(false);
+        let (bounded, dropped) = (Barrier::new(2), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
+                bounded.wait();
                 std::thread::sleep(Duration::from_millis(50));
                 dropped.store(true, Ordering::SeqCst);
                 drop(guard);
             });
+            // This wait has a bound.
             end.wait(Duration::from_millis(1));
-            assert!(!dropped.load(Ordering::SeqCst), "the wait has a bound");
+            bounded.wait();
             end.wait(Duration::MAX);
             assert!(dropped.load(Ordering::SeqCst));
         });

@@ -4,6 +4,7 @@ use crate::backends::{BACKENDS, Backend};
 use meshstep_cases::cases;
 use meshstep_comm::{Op, Reduction};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -117,7 +118,7 @@ fn threads_of_a_rank_wait_for_operations_of_their_own() {
 #[test]
 fn operations_started_behind_a_blocking_call_end_by_themselves() {
     for &backend in BACKENDS {
-        let begun = Instant::now();
+        let (begun, started_behind) = (Instant::now(), AtomicBool::new(false));
         backend
             .spawn(2, |comm| {
                 let queue = Queue::cpu();
@@ -125,17 +126,21 @@ fn operations_started_behind_a_blocking_call_end_by_themselves() {
                 std::thread::scope(|scope| {
                     if comm.rank() == 0 {
                         let blocked = scope.spawn(|| comm.recv(&mut one(), 1).unwrap());
-                        // The other rank sends later than this.
+                        // The thread blocks by then, or a little later.
                         std::thread::sleep(Duration::from_millis(50));
-                        assert!(!blocked.is_finished());
                         let started = comm.start(Op::all_reduce(Reduction::Sum), one(), &queue).unwrap();
+                        assert!(!blocked.is_finished(), "the other rank sends later");
+                        started_behind.store(true, Ordering::SeqCst);
                         while !started.is_done() {
                             assert!(begun.elapsed() < Duration::from_secs(30), "no thread runs it");
                             std::thread::yield_now();
                         }
                         assert_eq!(started.wait(&queue).0.typed::<f32>().unwrap(), [2.0]);
                     } else {
-                        std::thread::sleep(Duration::from_millis(100));
+                        while !started_behind.load(Ordering::SeqCst) {
+                            assert!(begun.elapsed() < Duration::from_secs(30), "no operation is started");
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
                         comm.send(&mut one(), 0).unwrap();
                         comm.all_reduce(&mut one(), Reduction::Sum).unwrap();
                     }

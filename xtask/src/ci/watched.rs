@@ -24,8 +24,8 @@ const NEWER: [&str; 2] = ["meshstep-candle", "meshstep-burn"];
 /// Target of the instrumented builds: named, so that build scripts and macros are built without instrumentation.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Tests that run under sanitizers. Instrumented code is up to ten times slower, so the filter excludes tests with bounds of wall time,
-/// and those that count allocations.
+/// Tests that run under sanitizers. Instrumented code is up to ten times slower, so it is optimized, random cases are few, and the filter
+/// excludes tests with bounds of wall time, and those that count allocations.
 const SANITIZED: &str = "not (test(/flood_of_a_thousand|rendezvous::many::|allocations::|p2p::system::/) | \
                          test(/trickle|faults::part_0|a_stopped_process/))";
 
@@ -54,6 +54,8 @@ fn sanitized(sanitizer: &str, flags: &str, setting: &Setting) -> Vec<Task> {
     );
     let cmd = on("nightly", &line, setting).arg(SANITIZED);
     let cmd = cmd.env("RUSTFLAGS", &format!("-Zsanitizer={sanitizer} {flags}"));
+    let cmd =
+        cmd.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1").env("MESHSTEP_CASES", "tenth").env("PROPTEST_CASES", "8");
     vec![Task::Nextest, task("nightly", &["rust-src"], (cmd, sanitizer), setting)]
 }
 

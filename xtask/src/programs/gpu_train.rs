@@ -116,6 +116,16 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<ExitCode> {
     command(&asked).become_it()
 }
 
+/// Checks arguments without running anything; a request for help passes.
+pub(super) fn check(args: &[String]) -> Result<(), String> {
+    match parse(args) {
+        Err(error) if error.kind() != ErrorKind::DisplayHelp => {
+            Err(refused(&error).map_or_else(|| error.to_string(), |refused| refused.to_string()))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn parse(args: &[String]) -> Result<GpuTrain, clap::Error> {
     GpuTrain::try_parse_from(std::iter::once("train").chain(args.iter().map(String::as_str)))
 }

@@ -17,6 +17,15 @@ pub(crate) fn train(args: &[String]) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Returns the arguments of `train` that the trainer on CPUs gets: none of a training on a GPU. The error is the reason why the training
+/// on the device is refused.
+pub(crate) fn cpu_arguments(args: &[String]) -> Result<Vec<String>, String> {
+    match gpu_train::Training::of(args).map_err(|refused| refused.to_string())? {
+        gpu_train::Training::Cpu(rest) => Ok(rest),
+        gpu_train::Training::Gpu(rest) => gpu_train::check(&rest).map(|()| Vec::new()),
+    }
+}
+
 /// Runs a subcommand of `meshstep-bench`.
 pub(crate) fn bench(subcommand: &str, args: &[String]) -> anyhow::Result<ExitCode> {
     bench_command(subcommand, args).become_it()

@@ -2,6 +2,7 @@
 
 use super::complaint::{Complaint, File};
 use crate::cli::Cli;
+use crate::programs;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 
@@ -37,21 +38,31 @@ fn not_shown(readme: &File) -> Vec<Complaint> {
         .collect()
 }
 
-/// Every flag that a document hands to `cargo xtask train` is a word of `help`.
+/// Every flag that a document hands to `cargo xtask train` is a word of `help`, or an option of the training on a GPU.
 pub(super) fn train_flags(files: &[File], help: &str) -> Vec<Complaint> {
     let known: Vec<&str> = help.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').collect();
     let documents = files.iter().filter(|file| file.path.ends_with(".md"));
-    let shown = documents.flat_map(|file| {
-        let trains =
-            shown_commands(&file.text).into_iter().filter(|(_, words)| words.first() == Some(&"train"));
-        trains.flat_map(move |(line, words)| words.into_iter().map(move |word| (file, line, word)))
+    let trainings = documents.flat_map(|file| {
+        let shown = shown_commands(&file.text).into_iter();
+        shown.filter(|(_, words)| words.first() == Some(&"train")).map(move |shown| (file, shown))
     });
-    let flags = shown.filter(|(_, _, word)| word.starts_with('-'));
-    flags
-        .map(|(file, line, word)| (file, line, word.split('=').next().unwrap_or_default()))
-        .filter(|(_, _, flag)| !known.contains(flag))
-        .map(|(file, line, flag)| Complaint::line(&file.path, line, format!("`train` has no flag {flag}")))
+    trainings
+        .flat_map(|(file, (line, words))| {
+            let complaint = move |what: String| Complaint::line(&file.path, line, what);
+            unknown_flags(&words[1..], &known).into_iter().map(complaint)
+        })
         .collect()
+}
+
+/// Returns what is wrong with these arguments of a training, whose options on CPUs are `known`.
+fn unknown_flags(words: &[&str], known: &[&str]) -> Vec<String> {
+    let args: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+    let rest = match programs::cpu_arguments(&args) {
+        Ok(rest) => rest,
+        Err(why) => return vec![why],
+    };
+    let flags = rest.iter().filter(|word| word.starts_with('-')).filter_map(|word| word.split('=').next());
+    flags.filter(|flag| !known.contains(flag)).map(|flag| format!("`train` has no flag {flag}")).collect()
 }
 
 /// Why xtask would not accept these words; help is an answer, not a refusal.
@@ -163,6 +174,23 @@ mod tests {
             let complaints = train_flags(&[page(block)], help);
             assert_eq!(complaints.len(), 1, "{block}: {complaints:?}");
             assert_eq!(complaints[0].at, "ARCHITECTURE.md:4");
+        }
+    }
+
+    #[test]
+    fn flags_of_a_training_on_a_gpu_are_those_of_its_own_program() {
+        for block in
+            ["cargo xtask train --device cuda --layers 2", "cargo xtask train --device cpu --steps 3"]
+        {
+            assert_eq!(train_flags(&[page(block)], "--steps <N>"), [], "{block}");
+        }
+        for block in [
+            "cargo xtask train --device cuda --stage 1",
+            "cargo xtask train --device cuda --layers many",
+            "cargo xtask train --device cpu --layers 2",
+            "cargo xtask train --device tpu",
+        ] {
+            assert_eq!(train_flags(&[page(block)], "--steps <N> --stage <N>").len(), 1, "{block}");
         }
     }
 

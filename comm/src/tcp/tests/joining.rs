@@ -6,6 +6,7 @@ use crate::shared_memory::{MemoryListener, RingBytes};
 use crate::tcp::card::{Card, VERSION};
 use crate::tcp::host::Host;
 use crate::tcp::{Address, Encrypt, Error, Options};
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -62,15 +63,18 @@ fn a_rank_that_left_keeps_the_next_generation_from_starting() {
 fn a_late_rank_is_named() {
     let addr = free_addr("127.0.0.1");
     let environments: Vec<_> = (0..2).map(|rank| environment(addr, rank, 2)).collect();
+    let refused = Barrier::new(2);
     let results = join_all(
         &environments,
         |_| options(Encrypt::Remote),
         |world| {
             if world.rank() == 1 {
-                std::thread::sleep(Duration::from_millis(400));
+                refused.wait();
                 return None;
             }
-            Some(world.next_generation(Duration::from_millis(50)).map(drop).unwrap_err())
+            let error = world.next_generation(Duration::from_millis(50)).map(drop).unwrap_err();
+            refused.wait();
+            Some(error)
         },
     );
     match results[0].as_ref().unwrap() {

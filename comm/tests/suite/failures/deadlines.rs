@@ -131,16 +131,19 @@ fn damage_is_seen_by_all_or_by_one() {
 fn a_real_deadline_ends_a_real_wait() {
     for &backend in BACKENDS {
         for n in [2, 4] {
-            let config = loopback::Config { timeout: Duration::from_millis(80), ..loopback::Config::new(n) };
+            let timeout = Duration::from_millis(600);
+            let config = loopback::Config { timeout, ..loopback::Config::new(n) };
             let outcomes = in_time(move || {
-                let started = Instant::now();
+                let (started, failed) = (Instant::now(), AtomicUsize::new(0));
                 let outcomes = backend.spawn_with(config, |comm| {
-                    if comm.rank() == n - 1 {
-                        std::thread::sleep(Duration::from_millis(400));
+                    while comm.rank() == n - 1 && failed.load(SeqCst) < n - 1 {
+                        std::thread::sleep(Duration::from_millis(5));
                     }
-                    run(&comm, Op::all_reduce(Reduction::Sum), 1000)
+                    let outcome = run(&comm, Op::all_reduce(Reduction::Sum), 1000);
+                    failed.fetch_add(1, SeqCst);
+                    outcome
                 });
-                assert!(started.elapsed() >= Duration::from_millis(80));
+                assert!(started.elapsed() >= timeout);
                 outcomes.unwrap()
             });
             for outcome in outcomes {

@@ -27,6 +27,8 @@ fn main() -> io::Result<()> {
         ("parent", "rank-1", "../rank-1"),
         ("twice", "\"step\":1", "\"step\":1,\"step\":2"),
         ("unknown", "\"step\":1", "\"step\":1,\"more\":[[[[[[]]]]]]"),
+        ("run", r#""step":1"#, r#""step":1,"run":"00000000000000ff""#),
+        ("run-zero", r#""step":1"#, r#""step":1,"run":"0000000000000000""#),
         ("float", "\"lr\":0.0001", "\"lr\":3.14159265358979312e-7"),
     ] {
         let body = body.replacen(from, to, 1);
@@ -40,6 +42,10 @@ fn main() -> io::Result<()> {
     let hash = blake3::hash(&fuzzed::sealed(fuzzed::EMPTY.as_bytes())).to_hex().to_string();
     for (name, step, hash) in [("whole", "1", &*hash), ("other", "2", &*hash), ("hash", "1", "00")] {
         seed("latest", name, format!("{{\"step\":{step},\"manifest\":\"{hash}\"}}").as_bytes())?;
+    }
+    for (name, run) in [("run", "00000000000000ff"), ("run-short", "ff")] {
+        let text = format!(r#"{{"step":1,"run":"{run}","manifest":"{hash}"}}"#);
+        seed("latest", name, text.as_bytes())?;
     }
     pytorch()?;
     bytes()

@@ -8,7 +8,8 @@ use meshstep_shard::extend::OptimizerShard;
 
 /// Takes the folder of `store` for this job, before it loads from there or trains, until rank 0 drops the last clone of its store.
 /// Collective over all ranks of `thing`. The first save does the same; a job that claims its folder at its start learns then, and not at its
-/// first save, that another job has it: [`Held`](crate::CheckpointError::Held), on every rank.
+/// first save, that another job has it: [`Held`](crate::CheckpointError::Held), on every rank. It does not look at the run of the checkpoints
+/// there: [`OtherRun`](crate::CheckpointError::OtherRun) comes with the first save.
 ///
 /// ```
 /// use meshstep_checkpoint::{self as checkpoint, Load, Save, Store};

@@ -60,7 +60,8 @@ pub(crate) struct Staged {
 /// rank has read its own; then they are copied, which does not fail. This takes as much additional memory as this rank's parameters and
 /// state, and up to 32 MiB for reading (64 MiB if types change). An error is the same on every rank ([`Error::Failed`] names the lowest
 /// rank that failed), and has changed nothing on any rank. Later steps are the same as without the interruption, and later saves to `store`
-/// belong to the same run.
+/// belong to the same run; a checkpoint of an earlier version has none, and only a store that
+/// [adopts](crate::Store::adopting) it saves after it.
 ///
 /// | `thing` | loads |
 /// |---|---|

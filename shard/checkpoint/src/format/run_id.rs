@@ -5,6 +5,7 @@ use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 
 /// Number of a run: all checkpoints of one training run have it, and those of other runs have another one.
+/// 0 is no run: no checkpoint with it can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RunId(pub u64);
 

@@ -144,7 +144,11 @@ impl LockedFile for OsLock {
     }
 
     fn is_in_place(&self) -> io::Result<bool> {
-        let own = self.file.metadata()?;
+        let own = match self.file.metadata() {
+            // Another host of a network file system has removed the file.
+            Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle => return Ok(false),
+            own => own?,
+        };
         match fs::symlink_metadata(&self.path) {
             Ok(found) => Ok((found.dev(), found.ino()) == (own.dev(), own.ino())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

@@ -12,7 +12,7 @@ use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -70,14 +70,24 @@ pub(crate) struct JobLock {
 #[derive(Debug, Default)]
 struct JobState {
     /// The locked file, once this job holds the folder.
-    file: Option<Box<dyn LockedFile>>,
+    held: Option<HeldFile>,
+    /// True once another job has taken the file.
+    lost: bool,
     run: Option<RunId>,
-    /// Name that this job has written to the file; `None` if the disk was full.
-    name: Option<Holder>,
     /// True if the caller has asked for the folder, so that a refused save does not give it back.
     claimed: bool,
     /// True during a save, and while steps are removed.
     busy: bool,
+}
+
+/// File that the system has locked for this job.
+#[derive(Debug)]
+struct HeldFile {
+    file: Box<dyn LockedFile>,
+    disk: Arc<dyn Disk>,
+    path: PathBuf,
+    /// Name that this job has written to the file; `None` if the disk was full.
+    name: Option<Holder>,
 }
 
 /// Permission to change the folder, until it is dropped.
@@ -91,7 +101,7 @@ pub(crate) struct Busy {
 /// Folder to take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claimed<'a> {
-    pub(crate) disk: &'a dyn Disk,
+    pub(crate) disk: &'a Arc<dyn Disk>,
     pub(crate) dir: &'a Path,
     /// True if a job of another host that has not released the folder is known to be dead.
     pub(crate) take_over: bool,
@@ -143,40 +153,53 @@ impl JobState {
     fn take(&mut self, folder: &Claimed<'_>) -> Result<bool, CheckpointError> {
         let Claimed { disk, dir, take_over } = *folder;
         let path = dir.join(LOCK);
-        if let Some(file) = &self.file {
-            let in_place = file.is_in_place().map_err(io("locking", &path))?;
-            if in_place
-                && written(disk, &path)?
-                    .is_none_or(|found| self.name.as_ref().is_none_or(|own| *own == found))
-            {
+        if let Some(held) = &self.held {
+            if held.is_own()? {
                 return Ok(false);
             }
-            // On a file system that locks for each host alone, another host's job has taken the file: its name stays there.
-            self.file = None;
+            // The other job's name stays in the file.
+            (self.held, self.lost) = (None, true);
+        }
+        if self.lost {
             return Err(CheckpointError::LostLock { path });
         }
         let Some(mut file) = disk.lock(&path).map_err(io("locking", &path))? else {
-            return Err(CheckpointError::Held { dir: dir.to_owned(), holder: named(disk, &path) });
+            return Err(CheckpointError::Held { dir: dir.to_owned(), holder: named(&**disk, &path) });
         };
         let here = Holder::here();
-        if let Some(holder) = written(disk, &path)?.filter(|holder| holder.host != here.host && !take_over) {
+        let holder = written(&**disk, &path)?;
+        if let Some(holder) = holder.filter(|holder| holder.host != here.host && !take_over) {
             return Err(CheckpointError::Abandoned { dir: dir.to_owned(), holder });
         }
-        self.name = match file.write(&serde_json::to_vec(&here).unwrap_or_default()) {
+        let name = match file.write(&serde_json::to_vec(&here).unwrap_or_default()) {
             Ok(()) => Some(here),
             // The job may have come to make room.
             Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => None,
             Err(error) => return Err(io("locking", &path)(error)),
         };
-        self.file = Some(file);
+        self.held = Some(HeldFile { file, disk: Arc::clone(disk), path, name });
         Ok(true)
     }
 
     fn release(&mut self) {
-        if let Some(mut file) = self.file.take() {
-            // The system releases the lock in any case; a name that stays is one of a dead process.
-            let _ = file.write(b"");
+        // The system releases the lock in any case; a name that stays is one of a dead process, or of another job.
+        if let Some(mut held) = self.held.take()
+            && matches!(held.is_own(), Ok(true))
+        {
+            let _ = held.file.write(b"");
         }
+    }
+}
+
+impl HeldFile {
+    /// Returns false if another job has taken the file: it was replaced, or names a job of a host with locks of its own.
+    fn is_own(&self) -> Result<bool, CheckpointError> {
+        let HeldFile { file, disk, path, name } = self;
+        if !file.is_in_place().map_err(io("locking", path))? {
+            return Ok(false);
+        }
+        let found = written(&**disk, path)?;
+        Ok(found.is_none_or(|found| name.as_ref().is_none_or(|own| *own == found)))
     }
 }
 

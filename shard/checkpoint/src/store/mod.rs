@@ -98,12 +98,13 @@ impl Store {
     }
 
     /// Takes the folder for this job now, instead of at its first save; rank 0 calls it, before it loads. Returns
-    /// [`CheckpointError::Held`] with the holder's process while another job has the folder.
+    /// [`CheckpointError::Held`] with the holder's process while another job has the folder. It does not look at the run of the
+    /// checkpoints there.
     pub fn claim(&self) -> Result<(), CheckpointError> {
         self.job.claim(&self.claimed())
     }
 
-    /// Returns the run of this job; `None` before its first save or load here.
+    /// Returns the run of this job; `None` before its first save or load here, and after a load of a checkpoint without a run.
     pub fn run(&self) -> Option<RunId> {
         self.job.run()
     }
@@ -239,7 +240,7 @@ impl Store {
     }
 
     fn claimed(&self) -> Claimed<'_> {
-        Claimed { disk: &*self.disk, dir: &self.dir, take_over: self.takes_over }
+        Claimed { disk: &self.disk, dir: &self.dir, take_over: self.takes_over }
     }
 
     /// Exchanges LATEST.

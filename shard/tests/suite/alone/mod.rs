@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Long enough for calls that succeed, short enough to wait for ones that fail.
-const DEADLINE: Duration = Duration::from_secs(5);
+const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The rank with the failure.
 const ODD: usize = 1;
