@@ -24,7 +24,8 @@ fn first(param: &Param, mut into: SliceMut<'_>) -> Result<(), meshstep_tensor::E
 fn make(comm: Arc<dyn Communicator>, stage: Stage) -> Optimizer {
     let options = Options { stage, bucket_len: Some(300), meter: Meter::new(), ..Options::default() };
     let others = Layout::builder().param("embedding", &[50, 3], DType::F32).param("bias", &[7], DType::F32);
-    let add = |b: LayoutBuilder, (i, shape): (usize, &[usize; 2])| b.param(format!("w{i}"), shape, DType::F32);
+    let add =
+        |b: LayoutBuilder, (i, shape): (usize, &[usize; 2])| b.param(format!("w{i}"), shape, DType::F32);
     let matrices = MATRICES.iter().enumerate().fold(Layout::builder(), add);
     let mut opt = Optimizer::new(comm, others.build().unwrap(), AdamW::default(), first, options).unwrap();
     opt.add_param_group(matrices.build().unwrap(), Muon::default(), first).unwrap();
