@@ -184,7 +184,9 @@ impl PipelineStage {
                 model.parameters()[i].shape.iter().fold(1, |len: usize, &n| len.saturating_mul(n))
             };
             let wholes = positions.iter().map(whole).collect();
-            let part = Part::new(layout, sizes, earlier, options)?.at(positions)?.cut_from(wholes)?;
+            let part = Part::new(layout, sizes, earlier, options)?;
+            let part = if rules.see_matrices() { part.uncut(options)? } else { part };
+            let part = part.at(positions)?.cut_from(wholes)?;
             sharings.push(sharing);
             parts.push(part);
         }

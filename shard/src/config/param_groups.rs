@@ -132,13 +132,18 @@ impl Groups {
         self.groups[0].rule.state()
     }
 
+    /// Returns true if the rules see whole matrices, so that no rank updates a part of one.
+    pub fn see_matrices(&self) -> bool {
+        self.rule().sees() == Sees::Matrix
+    }
+
     /// Checks that each parameter's rule can see under `stage` the elements that it needs.
     pub(crate) fn check_sight(&self, layout: &Layout, stage: Stage) -> Result<(), Error> {
         let rule = &self.groups[0].rule;
-        if rule.sees() != Sees::Matrix {
+        if !self.see_matrices() {
             return Ok(());
         }
-        if stage.cuts_state() {
+        if stage.cuts_params() {
             return Err(Error::NeedsWholeParams { rule: rule.name(), stage });
         }
         let other = layout.params().iter().find(|p| !p.frozen() && p.shape().len() != 2);

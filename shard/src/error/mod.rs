@@ -117,9 +117,10 @@ pub enum Error {
         /// What fits.
         max: usize,
     },
-    /// The rule must see whole matrices, and the stage cuts them.
+    /// The rule must see whole matrices, and the stage or the planned part cuts them.
     #[error(
-        "{rule} sees whole matrices and {stage:?} cuts them; use Stage::WholeParams or Stage::Replicated"
+        "{rule} sees whole matrices and {stage:?} cuts them; use Stage::Zero1 or Zero2 (planned by hand: with Part::uncut), \
+         Stage::WholeParams or Stage::Replicated"
     )]
     NeedsWholeParams {
         /// The rule.

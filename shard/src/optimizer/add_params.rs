@@ -254,6 +254,9 @@ fn check_part(
         && among.parts.is_empty()
         && among.comms().all(|comm| Arc::ptr_eq(comm, opt.comm()));
     rules.check(part.layout(), alike, opt.options())?;
+    if rules.see_matrices() && !part.is_uncut() {
+        return Err(Error::NeedsWholeParams { rule: rules.rule().name(), stage: part.stage() });
+    }
     let unweighed = Arc::ptr_eq(&among.shards, opt.comm()) && !opt.reducer.config.place.first;
     if unweighed && opt.options().combine == Combine::Weighted {
         let what = "weights of ranks that compute the same micro-batch".to_owned();

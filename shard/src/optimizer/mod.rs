@@ -136,7 +136,8 @@ impl Optimizer {
             .options()
             .precision
             .check_rules(&rules)
-            .and_then(|()| Part::after(layout, Sizes::from(&among), alike, self.options()));
+            .and_then(|()| Part::after(layout, Sizes::from(&among), alike, self.options()))
+            .and_then(|part| if rules.see_matrices() { part.uncut(self.options()) } else { Ok(part) });
         add(self, part.map(|part| vec![ParamGroup { part, rules, among }]), initial)
     }
 

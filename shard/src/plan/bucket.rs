@@ -2,9 +2,9 @@
 
 use crate::config::precision::Kept;
 use crate::{Combine, Error, Options, Owners, Partition, Stage};
-use meshstep_tensor::{DType, Layout, Param};
+use meshstep_tensor::{ALIGN, DType, Layout, Param};
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, BinaryHeap};
 use std::ops::Range;
 
 /// Default elements of a bucket, unless a million per rank is more: enough that a collective's latency is small beside its bytes
@@ -23,6 +23,10 @@ const LEAST_BUCKET_LEN: usize = 1 << 20;
 
 /// Ratio of a rank's load to the even share above which a warning is logged.
 const UNEVEN: f64 = 1.5;
+
+/// Padding of buckets without cut parameters, as a share of their elements: a bucket closes late enough for that, unless the caller sets
+/// its length.
+const LEAST_PADDING: usize = 10;
 
 /// A bucket: gradients that travel together, and their parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +56,8 @@ pub struct Placed {
     pub start: usize,
     /// Number of elements.
     pub len: usize,
-    /// Rank that owns the parameter, under [`Stage::WholeParams`].
+    /// Rank that owns the whole parameter, under [`Stage::WholeParams`] and in a part without cut parameters
+    /// ([`Part::uncut`](crate::Part::uncut)).
     pub owner: usize,
 }
 
@@ -97,21 +102,96 @@ pub(crate) fn cut<'b>(
     options: &Options,
 ) -> Result<Vec<BucketPlan>, Error> {
     let mut buckets = Vec::new();
-    for dtype in layout.params().iter().map(|p| p.dtype()).collect::<BTreeSet<_>>() {
-        let limit =
-            options.bucket_len.unwrap_or_else(|| default_len(layout, dtype, world_size, options.stage));
+    for dtype in dtypes(layout) {
+        let limit = limit(layout, dtype, world_size, options);
         fill_buckets(&mut buckets, layout, dtype, limit, options)?;
     }
     for bucket in &mut buckets {
         bucket.len = Partition::new(bucket.len, world_size).padded_len();
     }
-    // Buckets of one type are already in this order.
-    let last = |bucket: &BucketPlan| bucket.params.iter().filter(|p| p.len > 0).map(|p| p.param).min();
-    buckets.sort_by_key(|bucket| Reverse(last(bucket).unwrap_or(usize::MAX)));
+    in_order(&mut buckets);
     if let Stage::WholeParams(owners) = options.stage {
         assign_owners(&mut buckets, owners, earlier, layout, world_size);
     }
     Ok(buckets)
+}
+
+/// Cuts a layout into buckets as [`cut`] does, but no border between two ranks' chunks cuts a parameter. A rank's chunk has as many
+/// elements as the longest, so short chunks end with padding: buckets are longer than [`cut`]'s where that saves padding.
+pub(crate) fn cut_between_params(
+    layout: &Layout,
+    world_size: usize,
+    options: &Options,
+) -> Result<Vec<BucketPlan>, Error> {
+    let mut all = Vec::new();
+    for dtype in dtypes(layout) {
+        let mut limit = limit(layout, dtype, world_size, options);
+        loop {
+            let mut buckets = Vec::new();
+            fill_buckets(&mut buckets, layout, dtype, limit, options)?;
+            let before: usize = buckets.iter().map(|bucket| bucket.len).sum();
+            let mut owned = vec![0; world_size];
+            buckets.iter_mut().for_each(|bucket| share_out(bucket, &mut owned));
+            let padded: usize = buckets.iter().map(|bucket| bucket.len).sum();
+            if options.bucket_len.is_some() || buckets.len() < 2 || padded - before <= before / LEAST_PADDING
+            {
+                warn_of_padding(before, padded);
+                all.append(&mut buckets);
+                break;
+            }
+            limit = limit.saturating_mul(2);
+        }
+    }
+    in_order(&mut all);
+    Ok(all)
+}
+
+/// Moves each parameter of a bucket into the chunk of its owner: the largest first, each to the rank with the fewest elements in the
+/// bucket, and among these to the one that has `owned` the fewest. The first chunk has a parameter, so that all padding comes after one.
+fn share_out(bucket: &mut BucketPlan, owned: &mut [usize]) {
+    let lens: Vec<usize> = bucket.params.iter().map(|param| param.len.next_multiple_of(ALIGN)).collect();
+    let mut largest_first: Vec<usize> = (0..lens.len()).collect();
+    largest_first.sort_by_key(|&i| Reverse(lens[i]));
+    let all_own = lens.iter().filter(|len| **len > 0).count() >= owned.len();
+    let before = |owned: usize| if all_own { owned } else { 0 };
+    let mut loads: BinaryHeap<_> =
+        owned.iter().enumerate().map(|(rank, &owned)| Reverse((0, before(owned), rank))).collect();
+    for i in largest_first {
+        if let Some(Reverse((load, owned, rank))) = loads.pop() {
+            (bucket.params[i].owner, bucket.params[i].start) = (rank, load);
+            loads.push(Reverse((load + lens[i], owned + lens[i], rank)));
+        }
+    }
+    let chunk = loads.iter().map(|Reverse((load, ..))| *load).max().unwrap_or(0);
+    loads.into_iter().for_each(|Reverse((load, _, rank))| owned[rank] += load);
+    bucket.params.iter_mut().for_each(|param| param.start += param.owner * chunk);
+    bucket.params.sort_by_key(|param| param.start);
+    bucket.len = chunk * owned.len();
+}
+
+fn warn_of_padding(before: usize, padded: usize) {
+    if padded as f64 > UNEVEN * before as f64 {
+        tracing::warn!(
+            elements = before,
+            padded,
+            "whole parameters are too few or too unequal for this number of ranks: memory and traffic are those of the padded elements"
+        );
+    }
+}
+
+/// Sorts buckets by the order in which they fill; those of one type are already in this order.
+fn in_order(buckets: &mut [BucketPlan]) {
+    let last = |bucket: &BucketPlan| bucket.params.iter().filter(|p| p.len > 0).map(|p| p.param).min();
+    buckets.sort_by_key(|bucket| Reverse(last(bucket).unwrap_or(usize::MAX)));
+}
+
+fn dtypes(layout: &Layout) -> BTreeSet<DType> {
+    layout.params().iter().map(|p| p.dtype()).collect()
+}
+
+/// Returns the length at which a bucket of this type closes.
+fn limit(layout: &Layout, dtype: DType, world_size: usize, options: &Options) -> usize {
+    options.bucket_len.unwrap_or_else(|| default_len(layout, dtype, world_size, options.stage))
 }
 
 fn assign_owners<'b>(

@@ -54,6 +54,8 @@ fn muon_runs_where_matrices_are_whole() {
     for ranks in [1, 2, 3, 4] {
         for stage in [
             Stage::Replicated,
+            Stage::Zero1,
+            Stage::Zero2,
             Stage::WholeParams(Owners::RoundRobin),
             Stage::WholeParams(Owners::SortedGreedy),
         ] {
@@ -118,15 +120,12 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 
 #[test]
 fn muon_is_refused_where_matrices_are_cut() {
-    for stage in [Stage::Zero1, Stage::Zero2, Stage::Zero3] {
-        let errors = meshstep_comm::loopback::spawn(2, |comm| build(comm, Muon::default(), stage).err());
-        for error in errors.unwrap() {
-            let Some(Error::NeedsWholeParams { rule: "muon", stage: s }) = &error else {
-                panic!("{error:?}")
-            };
-            assert_eq!(*s, stage);
-            assert!(error.unwrap().to_string().contains("Stage::WholeParams"));
-        }
+    let errors = meshstep_comm::loopback::spawn(2, |comm| build(comm, Muon::default(), Stage::Zero3).err());
+    for error in errors.unwrap() {
+        let Some(Error::NeedsWholeParams { rule: "muon", stage: Stage::Zero3 }) = &error else {
+            panic!("{error:?}")
+        };
+        assert!(error.unwrap().to_string().contains("Stage::WholeParams"));
     }
 }
 

@@ -31,6 +31,7 @@ mod layer_wise;
 mod lbfgs;
 mod long_buckets;
 mod loss_scale;
+mod matrices;
 mod misuse;
 #[cfg(feature = "mpi")]
 mod mpi;

@@ -37,6 +37,7 @@ mod layouts;
 mod lbfgs;
 mod manifest_memory;
 mod manifest_ranks;
+mod matrices;
 mod memory;
 mod one_file;
 mod os;
