@@ -1,6 +1,12 @@
 //! Sharding stages, and the rule that assigns whole parameters to owners.
 
 /// Rule that assigns whole parameters to owners.
+///
+/// ```
+/// use meshstep_shard::Owners;
+///
+/// assert_eq!(Owners::SortedGreedy.assign(&[10, 60, 30, 20], 2), [1, 0, 1, 1]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Owners {
     /// Parameter `i` belongs to rank `i` modulo the world size.

@@ -119,8 +119,7 @@ pub enum Error {
     },
     /// The rule must see whole matrices, and the stage or the planned part cuts them.
     #[error(
-        "{rule} sees whole matrices and {stage:?} cuts them; use Stage::Zero1 or Zero2 (planned by hand: with Part::uncut), \
-         Stage::WholeParams or Stage::Replicated"
+        "{rule} sees whole matrices, which {stage:?} cuts; use stages 0 to 2, with Part::uncut if planned by hand, or Stage::WholeParams"
     )]
     NeedsWholeParams {
         /// The rule.
