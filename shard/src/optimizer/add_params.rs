@@ -66,7 +66,10 @@ impl ParamGroup {
         let mut text = layout_state::describe(self.part.layout(), &self.rules, options);
         layout_state::describe_roles(&self.among, &mut text);
         let (units, positions) = (self.part.layout().units(), self.part.positions());
-        text + &format!("units in order = {units:?}\npositions = {positions:?}\n")
+        let uncut = self.part.is_uncut();
+        text + &format!(
+            "units in order = {units:?}\npositions = {positions:?}\nno parameter is cut = {uncut}\n"
+        )
     }
 }
 

@@ -5,7 +5,8 @@ use meshstep_comm::loopback::spawn;
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Muon, Rule};
 use meshstep_shard::{
-    Error, NonFinite, Optimizer, Options, Outcome, ParamGroup, Part, Plan, RankRoles, Sizes, Stage, StepArgs,
+    DataRank, Error, NonFinite, Optimizer, Options, Outcome, ParamGroup, Part, Plan, RankRoles, Sizes, Stage,
+    StepArgs,
 };
 use meshstep_tensor::{Category, DType, Layout, LayoutBuilder, Meter, Param, Slice, SliceMut};
 use std::sync::Arc;
@@ -201,8 +202,7 @@ fn owners_of_transformers_matrices_are_balanced() {
 fn a_planned_part_that_cuts_matrices_is_refused_on_every_rank() {
     let errors = spawn(2, |comm| {
         let options = Options { stage: Stage::Zero1, meter: Meter::new(), ..Options::default() };
-        let mut opt =
-            Optimizer::empty(Arc::clone(&comm), meshstep_shard::DataRank::OWN, options.clone()).unwrap();
+        let mut opt = Optimizer::empty(Arc::clone(&comm), DataRank::OWN, options.clone()).unwrap();
         let part = Part::new(matrices(), Sizes::all(2), [], &options).unwrap();
         assert!(!part.is_uncut());
         let (rules, among) = (Muon::default().into(), RankRoles::all(comm));
@@ -212,6 +212,20 @@ fn a_planned_part_that_cuts_matrices_is_refused_on_every_rank() {
         assert!(matches!(&error, Error::NeedsWholeParams { rule: "muon", stage: Stage::Zero1 }), "{error}");
         assert!(error.to_string().contains("Part::uncut"), "{error}");
     }
+}
+
+#[test]
+fn ranks_that_plan_different_chunks_disagree() {
+    let errors = spawn(2, |comm| {
+        let options = Options { stage: Stage::Zero1, meter: Meter::new(), ..Options::default() };
+        let rank = comm.rank();
+        let mut opt = Optimizer::empty(Arc::clone(&comm), DataRank::OWN, options.clone()).unwrap();
+        let part = Part::new(matrices(), Sizes::all(2), [], &options).unwrap();
+        let part = if rank == 0 { part.uncut(&options).unwrap() } else { part };
+        let (rules, among) = (AdamW::default().into(), RankRoles::all(comm));
+        opt.add_parts(vec![ParamGroup { part, rules, among }], first).unwrap_err().to_string()
+    });
+    assert!(errors.unwrap().iter().all(|error| error.contains("no parameter is cut")));
 }
 
 #[test]
