@@ -78,7 +78,6 @@
 //! # Limits
 //!
 //! - Parameters are f32, f64 or bf16; f16 parameters are the `copy` of an f32 master.
-//! - Muon's matrix products come from a library: their last bits may differ between machines.
 //! - Vectorised loops are for x86-64; other platforms use the compiler's code for the same loops. An x86-64 machine without FMA computes
 //!   each fused multiply-add in software: slow, with the same bits.
 //! - Floating-point state (rounding mode, flush-to-zero) must be the default one.

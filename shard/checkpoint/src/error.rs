@@ -6,7 +6,7 @@ use super::format::mismatch::Mismatch;
 use super::format::run_id::RunId;
 use super::io_error::{self, Word};
 use super::pytorch::PyTorchError;
-use super::store::job_lock::Holder;
+use super::store::job_lock::{Holder, held_by};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -88,8 +88,14 @@ pub enum CheckpointError {
         /// Text of the system's error.
         message: String,
     },
-    /// The folder has no complete step.
-    #[error("{} holds no checkpoint: save one, or name another folder", .dir.display())]
+    /// The folder does not exist.
+    #[error("{} does not exist: create the folder that all ranks share", .dir.display())]
+    NoFolder {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// The folder has no newest step: no save has ended there.
+    #[error("{} holds no checkpoint: save one, name another folder, or load a step by its number", .dir.display())]
     Nothing {
         /// The folder.
         dir: PathBuf,
@@ -101,7 +107,7 @@ pub enum CheckpointError {
         dir: PathBuf,
     },
     /// Another job holds the folder.
-    #[error("{} is held by {}: wait for the end of that job, or save to another folder", .dir.display(), shown_holder(.holder.as_ref()))]
+    #[error("{} is held by {}, or save to another folder", .dir.display(), held_by(.holder.as_ref()))]
     Held {
         /// The folder.
         dir: PathBuf,
@@ -120,7 +126,7 @@ pub enum CheckpointError {
     },
     /// The file LOCK of this job's folder was removed or replaced, or another host's job has written its name there.
     #[error(
-        "{} was replaced while this job held it, so another job may save there: end one of the two, then open a new `Store`", .path.display()
+        "{} was removed or replaced while this job held it, so another job may save there: end one of the two, then open a new `Store`", .path.display()
     )]
     LostLock {
         /// Path of the file.
@@ -177,8 +183,8 @@ pub enum CheckpointError {
         /// Length found.
         found: u64,
     },
-    /// The manifest cannot be parsed.
-    #[error("{} is not a manifest: {reason}", .path.display())]
+    /// A manifest, or LATEST, cannot be parsed.
+    #[error("{} cannot be read: {reason}; load another step by its number, or call `Store::roll_back`", .path.display())]
     Syntax {
         /// The file.
         path: PathBuf,
@@ -273,8 +279,8 @@ pub enum CheckpointError {
         /// Path that was not found.
         path: PathBuf,
     },
-    /// A step's folder is a symbolic link.
-    #[error("{} is a symbolic link, which is not followed: move the step itself there", .path.display())]
+    /// A step's folder, or the file LOCK, is a symbolic link.
+    #[error("{} is a symbolic link, which is not followed: move the step or the file itself there", .path.display())]
     Link {
         /// The link.
         path: PathBuf,
@@ -380,10 +386,6 @@ impl CheckpointError {
     pub fn memory<E: ToString>(error: E) -> Self {
         CheckpointError::Memory { message: error.to_string() }
     }
-}
-
-fn shown_holder(of: Option<&Holder>) -> String {
-    of.map_or_else(|| "another job".to_owned(), Holder::to_string)
 }
 
 pub(super) fn shown_run(run: Option<RunId>) -> String {

@@ -177,7 +177,9 @@ pub enum Error {
     #[error("the model is being evaluated; call end_evaluation first")]
     Evaluating,
     /// Groups of one layout have different rules.
-    #[error("rules {first} and {other} for one layout; groups may differ in hyperparameters only")]
+    #[error(
+        "rules {first} and {other} for one layout; add the parameters of one of them with `add_param_group`"
+    )]
     MixedRules {
         /// The first group's rule.
         first: &'static str,

@@ -163,7 +163,12 @@ impl JobState {
         if self.lost {
             return Err(CheckpointError::LostLock { path });
         }
-        let Some(mut file) = disk.lock(&path).map_err(io("locking", &path))? else {
+        let lock = disk.lock(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => CheckpointError::NoFolder { dir: dir.to_owned() },
+            _ if disk.is_link(&path).unwrap_or(false) => CheckpointError::Link { path: path.clone() },
+            _ => io("locking", &path)(error),
+        });
+        let Some(mut file) = lock? else {
             return Err(CheckpointError::Held { dir: dir.to_owned(), holder: named(&**disk, &path) });
         };
         let here = Holder::here();
@@ -249,11 +254,28 @@ impl Holder {
         Holder { host, pid: std::process::id(), since }
     }
 
+    /// Returns true for this process.
+    pub(crate) fn is_here(&self) -> bool {
+        let here = Holder::here();
+        (&self.host, self.pid) == (&here.host, here.pid)
+    }
+
     /// Returns false if the process is one of this host that does not exist.
     fn may_live(&self) -> bool {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         self.host != Holder::here().host
             || pid.is_none_or(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+    }
+}
+
+/// Returns who holds a folder, and what another job can do.
+pub(crate) fn held_by(holder: Option<&Holder>) -> String {
+    match holder {
+        None => "another job: wait for its end".to_owned(),
+        Some(holder) if holder.is_here() => {
+            format!("{holder}, which is this process: use that `Store` or a clone of it")
+        }
+        Some(holder) => format!("{holder}: wait for the end of that job"),
     }
 }
 

@@ -121,6 +121,16 @@ impl Store {
         Ok(steps)
     }
 
+    /// Returns the newest step, which a load without a number takes; `None` before a first save has ended. [`steps`](Self::steps) may also
+    /// list a step in whose save the job was killed before it became the newest.
+    pub fn newest(&self) -> Result<Option<u64>, CheckpointError> {
+        match self.announced() {
+            Ok(latest) => Ok(Some(latest.step)),
+            Err(CheckpointError::Nothing { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Opens the newest complete step.
     pub fn latest(&self) -> Result<Saved, CheckpointError> {
         let Latest { step, manifest, run } = self.announced()?;

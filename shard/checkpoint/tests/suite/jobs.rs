@@ -212,9 +212,36 @@ fn a_refused_save_keeps_a_folder_that_the_job_has_claimed() {
 #[test]
 fn a_lock_file_that_cannot_be_read_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    fs::create_dir(dir.path().join("elsewhere")).unwrap();
-    std::os::unix::fs::symlink("elsewhere", dir.path().join("LOCK")).unwrap();
+    let path = dir.path().join("LOCK");
+    std::os::unix::fs::symlink("elsewhere", &path).unwrap();
+    assert_eq!(Store::new(dir.path()).claim(), Err(CheckpointError::Link { path: path.clone() }));
+    assert!(!dir.path().join("elsewhere").exists());
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
     assert!(matches!(Store::new(dir.path()).claim(), Err(CheckpointError::Io { doing: "locking", .. })));
+}
+
+#[test]
+fn a_folder_that_does_not_exist_is_named() {
+    let dir = tempfile::tempdir().unwrap().path().join("none");
+    assert_eq!(Store::new(&dir).claim(), Err(CheckpointError::NoFolder { dir: dir.clone() }));
+    assert_eq!(refused(job(&Store::new(&dir), 1, false)), CheckpointError::NoFolder { dir });
+}
+
+/// As after a kill between the rename of a first step and the writing of LATEST.
+#[test]
+fn a_step_of_an_interrupted_first_save_is_not_the_newest() {
+    let dir = tempfile::tempdir().unwrap();
+    job(&Store::new(dir.path()), 1, false).unwrap();
+    assert_eq!(Store::new(dir.path()).newest(), Ok(Some(1)));
+    fs::remove_file(dir.path().join("LATEST")).unwrap();
+    let store = Store::new(dir.path());
+    assert_eq!((store.newest(), store.steps()), (Ok(None), Ok(vec![1])));
+    let error = refused(job(&store, 2, true));
+    assert_eq!(error, CheckpointError::Nothing { dir: dir.path().to_owned() });
+    // The job begins again, and its save replaces the step.
+    job(&store, 1, false).unwrap();
+    assert_eq!(store.newest(), Ok(Some(1)));
 }
 
 #[test]
