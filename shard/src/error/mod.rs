@@ -118,9 +118,7 @@ pub enum Error {
         max: usize,
     },
     /// The rule must see whole matrices, and the stage cuts them.
-    #[error(
-        "{rule} sees whole matrices and {stage:?} cuts them; use Stage::WholeParams or Stage::Replicated"
-    )]
+    #[error("{rule} sees whole matrices, {stage:?} cuts them; use Stage::WholeParams or Stage::Replicated")]
     NeedsWholeParams {
         /// The rule.
         rule: &'static str,
@@ -129,7 +127,7 @@ pub enum Error {
     },
     /// The rule needs matrices, and the parameter is not one.
     #[error(
-        "{rule} updates matrices and parameter {name:?} has the shape {shape:?}; add it with another rule by add_param_group"
+        "{rule} updates {blocks} and parameter {name:?} has the shape {shape:?}; name other blocks, or add it with another rule"
     )]
     NotAMatrix {
         /// The rule.
@@ -138,6 +136,8 @@ pub enum Error {
         name: String,
         /// Its shape.
         shape: Vec<usize>,
+        /// Matrices that the rule updates.
+        blocks: meshstep_optim::Blocks,
     },
     /// Ranks on GPUs have stepped with different arguments; the first difference is reported.
     #[error(
