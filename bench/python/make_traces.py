@@ -92,6 +92,12 @@ def of_torch():
         ),
         "schedulefree_bf16": ("schedulefree_adamw", {**slow, "warmup_steps": 5}, {"dtype": "BF16"}),
         "schedulefree_mean4_f32": ("schedulefree_adamw", {**slow, "r": 1.0}, {"ranks": 4}),
+        "muon_torch_f64": ("muon", slow, {**F64, "shapes": dict(MATRICES), "schedule": "cosine"}),
+        "muon_torch_match_f64": (
+            "muon",
+            {**slow, "adjust_lr_fn": "match_rms_adamw", "nesterov": False, "ns_coefficients": [2.0, -1.5, 0.5], "ns_steps": 8},
+            {**F64, "shapes": dict(MATRICES), "clip": clip(1.0)},
+        ),
     }
 
 
@@ -147,6 +153,22 @@ def of_reference():
             {**matrices, "groups": [{"params": ["square"], "weight_decay": 0.0}]},
         ),
         "muon_weighted4_f32": ("muon", slow, {**matrices, "ranks": 4, "reduce": "weighted", "missing": "some"}),
+        "muon_keller_jordan_f64": ("muon", {"variant": "keller_jordan", "lr": 0.02}, {**matrices, **F64, "clip": clip(1.0)}),
+        "muon_moonshot_f64": ("muon", {"variant": "moonshot", **slow}, {**matrices, **F64, "schedule": "cosine"}),
+        "muon_moonshot_f32": ("muon", {"variant": "moonshot", **slow}, {**matrices, "missing": "all"}),
+        "muon_blocks_f64": (
+            "muon",
+            {"variant": "moonshot", **slow},
+            {
+                **F64,
+                "shapes": {"qkv": (9, 4), "heads": (4, 3), "experts": (3, 4, 2), "plain": (3, 5)},
+                "groups": [
+                    {"params": ["qkv"], "blocks": 3},
+                    {"params": ["heads"], "blocks": 4},
+                    {"params": ["experts"], "blocks": "batch", "adjust_lr_fn": "original"},
+                ],
+            },
+        ),
     }
 
 

@@ -75,6 +75,21 @@ def lbfgs(length, history):
     return one
 
 
+def newton_schulz(rows, columns):
+    """Returns the orthogonalization of `torch.optim.Muon`, in float32 instead of bfloat16."""
+    matrix = torch.rand((rows, columns), generator=torch.Generator().manual_seed(1)) - 0.5
+
+    def one():
+        x = matrix / matrix.norm().clamp(min=1e-7)
+        for _ in range(5):
+            gram = x @ x.T
+            update = torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315)
+            x = torch.addmm(x, update, x, beta=3.4445)
+        return x
+
+    return one
+
+
 def by_hand(case, rank, world, folder):
     """A clipped step of stage 1 by hand: all ranks' gradients and the parameters in shared memory. Then each rank copies the parameters,
     or all of them use one copy."""
@@ -231,6 +246,8 @@ class Alone:
     def __init__(self, case):
         if case["case"] == "lbfgs":
             self.work = lbfgs(case["length"], case["history"])
+        elif case["case"] == "newton-schulz":
+            self.work = newton_schulz(case["rows"], case["columns"])
         else:
             shapes = GPT2 if case.get("model") == "gpt2" else [(case["length"],)] * case.get("count", 1)
             self.work = update(case["case"], shapes, case.get("clip", False))

@@ -152,18 +152,32 @@ def lars(f, p, g, s, t):
 
 
 def muon(f, p, g, s, t):
-    mu, (rows, columns) = f["momentum"], p.shape
-    s["momentum"] = s["momentum"] + (1 - mu) * (g - s["momentum"])
-    u = g + mu * (s["momentum"] - g) if f["nesterov"] else s["momentum"]
-    x = u / max(frobenius(u), f["eps"])
-    x = x.T if rows > columns else x
+    mu, blocks = f["momentum"], f.get("blocks")
+    if f.get("decaying_sum"):
+        s["momentum"] = mu * s["momentum"] + g
+        u = g + mu * s["momentum"] if f["nesterov"] else s["momentum"]
+    else:
+        s["momentum"] = s["momentum"] + (1 - mu) * (g - s["momentum"])
+        u = g + mu * (s["momentum"] - g) if f["nesterov"] else s["momentum"]
+    matrices = u if blocks == "batch" else np.split(u, blocks or 1)
+    return f["lr"] * np.stack([adjusted(f, orthogonalized(f, x)) for x in matrices]).reshape(p.shape)
+
+
+def orthogonalized(f, x):
+    tall = x.shape[0] > x.shape[1]
+    x = x / (frobenius(x) + f["eps"] if f.get("add_eps") else max(frobenius(x), f["eps"]))
+    x = x.T if tall else x
     a, b, c = f["ns_coefficients"]
     for _ in range(f["ns_steps"]):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
-    x = x.T if rows > columns else x
+    return x.T if tall else x
+
+
+def adjusted(f, x):
+    rows, columns = x.shape
     match = f.get("adjust_lr_fn") == "match_rms_adamw"
-    return f["lr"] * float(0.2 * np.sqrt(max(rows, columns)) if match else np.sqrt(max(1.0, rows / columns))) * x
+    return float(0.2 * np.sqrt(max(rows, columns)) if match else np.sqrt(max(1.0, rows / columns))) * x
 
 
 def schedulefree_adamw(f, p, g, s, t):
@@ -234,6 +248,14 @@ RULES = {
 }
 
 
+# Defaults of Muon's published programs where they differ from PyTorch's.
+VARIANTS = {
+    "torch": {},
+    "keller_jordan": {"weight_decay": 0.0, "add_eps": True},
+    "moonshot": {"decaying_sum": True, "add_eps": True, "adjust_lr_fn": "match_rms_adamw"},
+}
+
+
 # Additional fields, off or 0 by default.
 MORE = {
     "adam": ["amsgrad"],
@@ -241,6 +263,7 @@ MORE = {
     "sgd": ["dampening", "nesterov", "lr_inside"],
     "rmsprop": ["centered", "momentum"],
     "adagrad": ["lr_decay", "initial_accumulator_value"],
+    "muon": ["variant", "decaying_sum", "add_eps", "blocks"],
     "qhadamw": ["moments"],
     "qhadopt": ["moments"],
 }
@@ -254,6 +277,8 @@ def defaults_of(rule, fields):
     if unknown:
         raise TraceError(f"{rule} has no {', '.join(sorted(unknown))}; its fields are {', '.join([*defaults, *more])}")
     replaced = ["beta1", "nu"] if "moments" in fields else []
+    if "variant" in fields:
+        return {"lr": defaults["lr"]}  # The trace names the variant, and the replay knows its defaults.
     return {key: value for key, value in defaults.items() if key not in replaced}
 
 
@@ -305,7 +330,7 @@ def fields_at(spec, t, name):
             fields.update({key: value for key, value in group.items() if key != "params"})
     if spec.get("lrs"):
         fields["lr"] = spec["lrs"][t - 1] if fields["lr"] == lr else spec["lrs"][t - 1] * (fields["lr"] / lr)
-    return {**RULES[fields["name"]][2], **fields}
+    return {**RULES[fields["name"]][2], **VARIANTS[fields.get("variant") or "torch"], **fields}
 
 
 def replay(trace, computed=np.float64):
@@ -383,7 +408,7 @@ def show(paths):
 
 
 def self_test():
-    """Compares the formulas with PyTorch: its rules in float64, a training loop, Muon's first step in bfloat16."""
+    """Compares the formulas with PyTorch: its rules in float64, a training loop, Muon in float64 and its first step in bfloat16."""
     import record_trace
 
     cases = [
@@ -402,10 +427,50 @@ def self_test():
     for rule in ["adam", "adamw", "sgd", "rmsprop", "adagrad"]:
         near(recorded_loop(rule), f"a loop with {rule}", 1e-12)
     for choice in ["original", "match_rms_adamw"]:
-        run = Run({"name": "muon", **RULES["muon"][2], "adjust_lr_fn": choice}, steps=1, shapes=dict(MATRICES))
+        fields = {"name": "muon", **RULES["muon"][2], "adjust_lr_fn": choice}
+        run = Run(fields, "F64", shapes=dict(MATRICES))
+        near(record_trace.record_run(run), f"muon, {choice}", 1e-12)
+        run = Run(fields, steps=1, shapes=dict(MATRICES))
         # Elements are up to 1 times the learning rate; bfloat16 has two decimal digits.
-        trace = record_trace.record_run(run)
+        trace = record_trace.record_run(run, bfloat16=True)
         near(trace, f"the first step of muon, {choice}", 0.0, 0.03 * run.optimizer["lr"], state=False)
+    for variant in ["keller_jordan", "moonshot"]:
+        run = Run({"name": "muon", "variant": variant, "lr": 0.01}, "F64", shapes=dict(MATRICES))
+        published(run, variant)
+
+
+def published(run, variant):
+    """Compares a variant of Muon with its published steps on tensors of float64; ends the program if they differ."""
+    import torch
+
+    trace, lr = run.trace(SOURCE), run.optimizer["lr"]
+    ours = [{name: p.copy() for name, p in params.items()} for _, params, _, _ in replay(trace)]
+    for name, array in trace.params().items():
+        p = torch.tensor(array)
+        buffer, (rows, columns) = torch.zeros_like(p), p.shape
+        for t in range(1, run.steps + 1):
+            g = torch.tensor(trace.tensors[f"grad/{t}/{name}"])
+            if variant == "keller_jordan":
+                buffer.lerp_(g, 1 - 0.95)
+                o, decay, scale = newton_schulz(g.lerp(buffer, 0.95)), 0.0, max(1, rows / columns) ** 0.5
+            else:
+                buffer.mul_(0.95).add_(g)
+                o, decay, scale = newton_schulz(g + 0.95 * buffer), 0.1, 0.2 * max(rows, columns) ** 0.5
+            p = p * (1 - lr * decay) - lr * scale * o
+            far = np.abs(ours[t - 1][name] - p.numpy()).max()
+            if far > 1e-12:
+                raise SystemExit(f"muon, {variant}: {name} differs by {far:.3g} after step {t}")
+    print(f"muon, {variant}: {run.steps} steps equal to the published ones within 1e-12")
+
+
+def newton_schulz(x):
+    """Returns the published orthogonalization in the type of `x`; the programs convert to bfloat16 first."""
+    turned = x.mT if x.size(0) > x.size(1) else x
+    turned = turned / (turned.norm() + 1e-7)
+    for _ in range(5):
+        square = turned @ turned.mT
+        turned = 3.4445 * turned + (-4.775 * square + 2.0315 * square @ square) @ turned
+    return turned.mT if x.size(0) > x.size(1) else turned
 
 
 def near(trace, what, rtol, atol=1e-14, state=True):

@@ -17,6 +17,8 @@ As a program it records seeded runs, and L-BFGS on the built-in problems of the 
     python bench/python/record_trace.py lbfgs --problem logistic --set line_search=strong_wolfe -o run.safetensors
 """
 
+import contextlib
+
 import numpy as np
 import torch
 
@@ -259,9 +261,28 @@ def record(model, optimizer, batches, loss, **options):
     return recorder.finish()
 
 
-def record_run(run):
-    """Returns the trace of a seeded run."""
-    trace = run.trace(SOURCE)
+@contextlib.contextmanager
+def muon_without_bfloat16():
+    """Lets `torch.optim.Muon` orthogonalise in the type of its gradients. Its program rounds them to bfloat16 by the method that this
+    replaces; a copy it must be, because the next operation is in place."""
+    rounds = torch.Tensor.bfloat16
+    torch.Tensor.bfloat16 = torch.Tensor.clone
+    try:
+        yield
+    finally:
+        torch.Tensor.bfloat16 = rounds
+
+
+def record_run(run, bfloat16=False):
+    """Returns the trace of a seeded run. Muon orthogonalises in the type of the run unless `bfloat16` is true."""
+    if run.optimizer["name"] == "muon" and not bfloat16:
+        with muon_without_bfloat16():
+            return recorded_run(run, f"{SOURCE}, Newton-Schulz in {run.dtype} instead of BF16")
+    return recorded_run(run, SOURCE)
+
+
+def recorded_run(run, source):
+    trace = run.trace(source)
     narrow = run.dtype in ["BF16", "F16"]
     dtype = torch.float32 if narrow else DTYPES[run.dtype]
     params = {name: torch.nn.Parameter(to_tensor(array).to(dtype)) for name, array in trace.params().items()}

@@ -1,6 +1,6 @@
 //! Errors of rules, their memory and norms. An operation that returns an error has written nothing.
 
-use crate::{History, Isa};
+use crate::{Blocks, History, Isa};
 use meshstep_tensor::DType;
 
 /// Error of an operation, with the value given and the values that would work.
@@ -129,7 +129,7 @@ pub enum Error {
     },
     /// Segment that is not a whole matrix, for a rule that needs one.
     #[error(
-        "{rule} sees whole matrices; segment {index} has {len} elements and the shape {shape:?}, rows and columns"
+        "{rule} updates {blocks}; segment {index} has {len} elements and the shape {shape:?}, rows and columns"
     )]
     NotAMatrix {
         /// The rule.
@@ -140,6 +140,8 @@ pub enum Error {
         len: usize,
         /// Rows and columns given.
         shape: Option<(usize, usize)>,
+        /// Matrices that the rule updates.
+        blocks: Blocks,
     },
     /// bf16 parameters rounded to nearest without the remainder that preserves small steps.
     #[error(

@@ -45,6 +45,7 @@
 //! | [`ScheduleFreeAdamW`] | AdamW without a learning-rate schedule; evaluated at an average of the parameters |
 //! | [`UncorrectedAdam`] | Adam as in proofs about local updates |
 //! | [`Lamb`], [`Lars`], [`Muon`] | rules that see more than an element: sums over a tensor ([`TensorSums`]), a whole matrix |
+//! | [`Blocks`], [`Adjust`] | Muon's matrices within a fused tensor; adjustment of its rate to their shape |
 //! | [`Decay`], [`Momentum`], [`Moments`] | forms of weight decay; SGD's forms of momentum; several slow moments |
 //! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
 //! | [`Segment`], [`Scalars`] | elements to update and their `t`; learning rate, gradient scale, gradient reset |
@@ -78,6 +79,7 @@
 //! # Limits
 //!
 //! - Parameters are f32, f64 or bf16; f16 parameters are the `copy` of an f32 master.
+//! - Muon orthogonalises in the type of the parameters, where published programs use bf16. Its blocks are equal groups of rows, never of columns.
 //! - Vectorised loops are for x86-64; other platforms use the compiler's code for the same loops. An x86-64 machine without FMA computes
 //!   each fused multiply-add in software: slow, with the same bits.
 //! - Floating-point state (rounding mode, flush-to-zero) must be the default one.
@@ -127,7 +129,7 @@ pub use rules::adopt::{Adopt, QhAdopt};
 pub use rules::lamb::Lamb;
 pub use rules::lars::Lars;
 pub use rules::lion::Lion;
-pub use rules::muon::{Adjust, Muon};
+pub use rules::muon::{Adjust, Blocks, Muon};
 pub use rules::qhadamw::QhAdamW;
 pub use rules::rmsprop::RmsProp;
 pub use rules::schedulefree::ScheduleFreeAdamW;

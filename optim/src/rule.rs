@@ -1,7 +1,7 @@
 //! Update rules: hyperparameters, names of state vectors, and one pass over flat memory.
 
 use crate::state_slot::{Carry, StateSlot};
-use crate::{Error, Isa, Strided, TensorSums, cuda};
+use crate::{Blocks, Error, Isa, Strided, TensorSums, cuda};
 use meshstep_tensor::{Queue, SliceMut};
 use std::fmt::Debug;
 use std::ops::Range;
@@ -14,7 +14,7 @@ pub enum Sees {
     /// One element and two sums over the whole tensor ([`Rule::measure_on`], [`Rule::ratio`]): segments may be any ranges, with the sums
     /// of all ranges added.
     TensorSums,
-    /// A whole matrix, in one segment.
+    /// A whole matrix, or all [blocks](Rule::blocks) of a tensor, in one segment.
     Matrix,
 }
 
@@ -73,6 +73,11 @@ pub trait Rule: Send + Sync + Debug {
     /// Returns the part of a tensor that an update must see at once.
     fn sees(&self) -> Sees {
         Sees::Elements
+    }
+
+    /// Returns the matrices of a tensor, for a rule that [sees](Rule::sees) matrices.
+    fn blocks(&self) -> Blocks {
+        Blocks::Whole
     }
 
     /// Returns the effect of an update on the state vector at index `slot` of [`state`](Rule::state).
@@ -135,7 +140,7 @@ pub trait Rule: Send + Sync + Debug {
     /// Advances the elements of `segments` by one step; the rest of `flat` stays unchanged.
     ///
     /// All checks come first: after an error all memory is unchanged. Large updates are shared by the queue's threads. Allocates nothing
-    /// except, for Muon, memory for one matrix.
+    /// except, for Muon, a few times the memory of a tensor.
     fn update(
         &self,
         flat: Flat<'_, '_>,
@@ -202,7 +207,7 @@ pub struct Segment {
     pub strided: Strided,
     /// Factor of the tensor on the learning rate: the result of [`Rule::ratio`] for its norms, else 1.
     pub ratio: f64,
-    /// Rows and columns, if the range is a whole matrix.
+    /// Rows and columns, if the range is a whole matrix, or of each of the matrices of [`Blocks::Batch`].
     pub matrix: Option<(usize, usize)>,
 }
 

@@ -59,6 +59,8 @@ pub(crate) enum PeerPart {
     OneRank,
     /// One iteration of L-BFGS
     Lbfgs,
+    /// A step of Muon on one matrix
+    Muon,
     /// Ranks of this library as threads beside processes of the others
     Ranks,
     /// Ranks as processes on both sides: collectives and steps of many bytes

@@ -1,8 +1,8 @@
 //! Maps the spec of a trace to the rule that replays it: one line for every rule, with PyTorch's fields and defaults.
 
 use meshstep_optim::{
-    Adagrad, Adam, AdamW, Adjust, Adopt, Decay, History, Lamb, Lars, Lbfgs, LineSearch, Lion, Moments,
-    Momentum, Muon, QhAdamW, QhAdopt, RmsProp, Rule, ScheduleFreeAdamW, Sees, Sgd,
+    Adagrad, Adam, AdamW, Adjust, Adopt, Blocks, Decay, History, Lamb, Lars, Lbfgs, LineSearch, Lion,
+    Moments, Momentum, Muon, QhAdamW, QhAdopt, RmsProp, Rule, ScheduleFreeAdamW, Sees, Sgd,
 };
 use meshstep_shard::Groups;
 use serde::Deserialize;
@@ -183,7 +183,6 @@ rule!(
 rule!(lamb, Lamb { beta1, beta2, eps, weight_decay, maximize });
 rule!(lars, Lars { momentum, weight_decay, trust_coefficient, maximize });
 rule!(sgd, Sgd { momentum, dampening, nesterov, weight_decay, maximize } form = form, decay = decay);
-rule!(muon, Muon { momentum, nesterov, weight_decay, ns_coefficients, ns_steps, eps, maximize } adjust = adjust);
 
 /// Reads `lr_inside`: the learning rate is inside the momentum buffer, as in Keras.
 fn form(f: &mut Fields, default: Momentum) -> Result<Momentum, Reason> {
@@ -199,6 +198,55 @@ fn sgd_ema(f: &mut Fields) -> Result<Sgd, Reason> {
         maximize: f.get("maximize", default.maximize)?,
         decay: decay(f, default.decay)?,
         ..default
+    })
+}
+
+/// Reads Muon: its fields, with the defaults of the published program that `variant` names.
+fn muon(f: &mut Fields) -> Result<Muon, Reason> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Variant {
+        Torch,
+        KellerJordan,
+        Moonshot,
+    }
+    let default = match f.find("variant")? {
+        None | Some(Variant::Torch) => Muon::default(),
+        Some(Variant::KellerJordan) => Muon::keller_jordan(),
+        Some(Variant::Moonshot) => Muon::moonshot(),
+    };
+    Ok(Muon {
+        momentum: f.get("momentum", default.momentum)?,
+        nesterov: f.get("nesterov", default.nesterov)?,
+        decaying_sum: f.get("decaying_sum", default.decaying_sum)?,
+        weight_decay: f.get("weight_decay", default.weight_decay)?,
+        ns_coefficients: f.get("ns_coefficients", default.ns_coefficients)?,
+        ns_steps: f.get("ns_steps", default.ns_steps)?,
+        eps: f.get("eps", default.eps)?,
+        add_eps: f.get("add_eps", default.add_eps)?,
+        adjust: adjust(f, default.adjust)?,
+        blocks: blocks(f, default.blocks)?,
+        maximize: f.get("maximize", default.maximize)?,
+    })
+}
+
+/// Reads the blocks of a fused tensor: a number of groups of rows, or `batch`.
+fn blocks(f: &mut Fields, default: Blocks) -> Result<Blocks, Reason> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Given {
+        Rows(usize),
+        Name(Name),
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Name {
+        Batch,
+    }
+    Ok(match f.find("blocks")? {
+        None => default,
+        Some(Given::Rows(n)) => Blocks::Rows(n),
+        Some(Given::Name(Name::Batch)) => Blocks::Batch,
     })
 }
 

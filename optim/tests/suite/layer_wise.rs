@@ -1,14 +1,14 @@
-//! Rules that see more than an element: LAMB and LARS by two sums per tensor, Muon by whole matrices.
+//! LAMB and LARS, which see two sums per tensor, and hyperparameters of all layer-wise rules. Muon: muon.rs.
 
 use crate::common::{Memory, Random, Values, difference, fast, long, tried};
 use meshstep_optim::{
-    Adjust, Error, Flat, Isa, Lamb, Lars, Muon, Rounding, Rule, Scalars, Segment, TensorSums,
+    Blocks, Error, Flat, Isa, Lamb, Lars, Muon, Rounding, Rule, Scalars, Segment, TensorSums,
 };
 use meshstep_tensor::{DType, Queue, SliceMut};
 
-const SCALARS: Scalars =
+pub(crate) const SCALARS: Scalars =
     Scalars { lr: 0.05, grad_scale: 0.5, zero_grads: false, rounding: Rounding::Nearest };
-const STEPS: u64 = 40;
+pub(crate) const STEPS: u64 = 40;
 
 fn layer_wise() -> Vec<Box<dyn Rule>> {
     vec![
@@ -20,7 +20,7 @@ fn layer_wise() -> Vec<Box<dyn Rule>> {
 }
 
 /// Creates parameters, gradients and state of ordinary size.
-fn ordinary(rule: &dyn Rule, (params, grads): (DType, DType), len: usize, seed: u64) -> Memory {
+pub(crate) fn ordinary(rule: &dyn Rule, (params, grads): (DType, DType), len: usize, seed: u64) -> Memory {
     let mut random = Random::new(seed);
     Memory {
         params: Values::new(params, len, || random.unit()),
@@ -143,7 +143,7 @@ fn lars(rule: &Lars, memory: &Memory) -> Vec<f64> {
     p
 }
 
-fn assert_close(found: &Values, expected: &[f64], bound: f64, what: &str) {
+pub(crate) fn assert_close(found: &Values, expected: &[f64], bound: f64, what: &str) {
     let worst =
         found.f64().iter().zip(expected).map(|(a, b)| (a - b).abs() / b.abs().max(1e-2)).fold(0.0, f64::max);
     assert!(worst < bound, "{what}: {worst:e} off");
@@ -197,93 +197,9 @@ fn as_many_sums_as_segments() {
     assert_eq!(refused, Err(Error::Len { what: "sums", given: 0, expected: 1 }));
 }
 
-/// Muon as in PyTorch, in f64, written plainly.
-fn muon(rule: &Muon, (rows, cols): (usize, usize), memory: &Memory) -> Vec<f64> {
-    let (mut p, g) = (memory.params.f64(), memory.grads.f64());
-    let mut b = vec![0.0; p.len()];
-    for _ in 0..STEPS {
-        let mut u = vec![0.0; p.len()];
-        for i in 0..p.len() {
-            let g = SCALARS.grad_scale * g[i];
-            b[i] = rule.momentum * b[i] + (1.0 - rule.momentum) * g;
-            u[i] = if rule.nesterov { (1.0 - rule.momentum) * g + rule.momentum * b[i] } else { b[i] };
-        }
-        let norm = u.iter().map(|x| x * x).sum::<f64>().sqrt().max(rule.eps);
-        u.iter_mut().for_each(|x| *x /= norm);
-        (0..rule.ns_steps).for_each(|_| u = polynomial(rule.ns_coefficients, &u, rows, cols));
-        let adjust = match rule.adjust {
-            Adjust::Original => (rows as f64 / cols as f64).max(1.0).sqrt(),
-            Adjust::MatchRmsAdamW => 0.2 * (rows.max(cols) as f64).sqrt(),
-        };
-        for i in 0..p.len() {
-            p[i] -= SCALARS.lr * rule.weight_decay * p[i] + SCALARS.lr * adjust * u[i];
-        }
-    }
-    p
-}
-
-/// Returns `a x + b (x xT) x + c (x xT)^2 x`, which needs no transposing.
-fn polynomial([a, b, c]: [f64; 3], x: &[f64], rows: usize, cols: usize) -> Vec<f64> {
-    let outer = |y: &[f64]| -> Vec<f64> {
-        let xt_y = |k: usize, j: usize| (0..rows).map(|i| x[i * cols + k] * y[i * cols + j]).sum::<f64>();
-        let middle: Vec<f64> = (0..cols * cols).map(|at| xt_y(at / cols, at % cols)).collect();
-        let one = |i: usize, j: usize| (0..cols).map(|k| x[i * cols + k] * middle[k * cols + j]).sum();
-        (0..rows * cols).map(|at| one(at / cols, at % cols)).collect()
-    };
-    let once = outer(x);
-    let twice = outer(&once);
-    (0..x.len()).map(|i| a * x[i] + b * once[i] + c * twice[i]).collect()
-}
-
-#[test]
-fn muon_follows_pytorchs_formula() {
-    let plain = Muon {
-        nesterov: false,
-        weight_decay: 0.0,
-        ns_steps: 3,
-        adjust: Adjust::MatchRmsAdamW,
-        ..Muon::default()
-    };
-    for rule in [Muon::default(), plain] {
-        for shape in [(4, 7), (7, 4), (3, 3), (1, 5)] {
-            let len = shape.0 * shape.1;
-            let mut memory = ordinary(&rule, (DType::F64, DType::F64), len, 9);
-            let expected = muon(&rule, shape, &memory);
-            for t in 1..=STEPS {
-                let segment = Segment { matrix: Some(shape), ..Segment::new(0..len, t) };
-                memory.update(&rule, Isa::detect(), 0, &[segment], &SCALARS).unwrap();
-            }
-            assert_close(&memory.params, &expected, 1e-9, &format!("{rule:?} {shape:?}"));
-        }
-    }
-}
-
-#[test]
-fn muon_refuses_what_is_not_a_whole_matrix() {
-    let rule = Muon::default();
-    let mut memory = ordinary(&rule, (DType::F32, DType::F32), 12, 9);
-    let before = memory.clone();
-    for matrix in [None, Some((3, 5)), Some((usize::MAX, 2))] {
-        let good = Segment { matrix: Some((2, 2)), ..Segment::new(0..4, 1) };
-        let bad = Segment { matrix, ..Segment::new(4..12, 1) };
-        let refused = memory.update(&rule, Isa::detect(), 0, &[good, bad], &SCALARS).unwrap_err();
-        assert_eq!(refused, Error::NotAMatrix { rule: "muon", index: 1, len: 8, shape: matrix });
-        assert_eq!(difference(&memory, &before), None);
-    }
-    let mut state: Vec<SliceMut<'_>> = Vec::new();
-    let flat = Flat {
-        params: memory.params.slice_mut(),
-        grads: memory.grads.slice_mut(),
-        state: &mut state,
-        copy: None,
-        remainder: None,
-    };
-    assert!(rule.update(flat, &[], &SCALARS, &Queue::cpu()).is_err());
-}
-
 #[test]
 fn hyperparameters_out_of_range() {
-    let refused: [(Box<dyn Rule>, &str); 12] = [
+    let refused: [(Box<dyn Rule>, &str); 13] = [
         (Box::new(Lamb { beta1: 1.0, ..Lamb::default() }), "beta1"),
         (Box::new(Lamb { beta2: -0.1, ..Lamb::default() }), "beta2"),
         (Box::new(Lamb { eps: -1.0, ..Lamb::default() }), "eps"),
@@ -294,6 +210,7 @@ fn hyperparameters_out_of_range() {
         (Box::new(Muon { momentum: 1.0, ..Muon::default() }), "momentum"),
         (Box::new(Muon { weight_decay: -0.1, ..Muon::default() }), "weight_decay"),
         (Box::new(Muon { eps: 0.0, ..Muon::default() }), "eps"),
+        (Box::new(Muon { blocks: Blocks::Rows(0), ..Muon::default() }), "blocks"),
         (Box::new(Muon { ns_steps: 100, ..Muon::default() }), "ns_steps"),
         (Box::new(Muon { ns_coefficients: [1.0, f64::INFINITY, 1.0], ..Muon::default() }), "ns_coefficients"),
     ];
@@ -327,19 +244,4 @@ fn gradients_that_have_all_but_vanished_do_not_throw_parameters_away() {
     memory.grads = Values::F32(vec![1e-42; 2]);
     step(&mut memory, &rule, Isa::detect(), &[0, 2], 1);
     assert_close(&memory.params, &[1e5; 2], 1e-6, "ratio 1");
-}
-
-#[test]
-fn muon_of_nothing_is_nothing_and_rates_that_do_not_fit_are_refused() {
-    let rule = Muon { eps: 1e-50, weight_decay: 0.0, ..Muon::default() };
-    let mut memory = ordinary(&rule, (DType::F32, DType::F32), 8, 1);
-    memory.grads = Values::F32(vec![0.0; 8]);
-    let before = memory.params.bits();
-    let segment = Segment { matrix: Some((8, 1)), ..Segment::new(0..8, 1) };
-    memory.update(&rule, Isa::detect(), 0, std::slice::from_ref(&segment), &SCALARS).unwrap();
-    assert_eq!(memory.params.bits(), before);
-    let scalars = Scalars { lr: 3e38, ..SCALARS };
-    let refused = memory.update(&rule, Isa::detect(), 0, &[segment], &scalars).unwrap_err();
-    assert!(matches!(refused, Error::Scalar { name: "lr", .. }), "{refused}");
-    assert_eq!(memory.params.bits(), before);
 }

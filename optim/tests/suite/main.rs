@@ -21,6 +21,7 @@ mod layer_wise;
 mod lbfgs;
 mod loss_scale;
 mod merges;
+mod muon;
 mod norms;
 mod outside_rule;
 mod recipes;

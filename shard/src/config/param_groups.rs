@@ -146,10 +146,15 @@ impl Groups {
         if stage.cuts_params() {
             return Err(Error::NeedsWholeParams { rule: rule.name(), stage });
         }
-        let other = layout.params().iter().find(|p| !p.frozen() && p.shape().len() != 2);
-        other.map_or(Ok(()), |p| {
+        let rules = self.rules(layout)?;
+        let other = layout
+            .params()
+            .iter()
+            .zip(&rules)
+            .find(|(p, rule)| !p.frozen() && rule.blocks().of(p.shape()).is_none());
+        other.map_or(Ok(()), |(p, rule)| {
             let (name, shape) = (p.name().to_owned(), p.shape().to_vec());
-            Err(Error::NotAMatrix { rule: rule.name(), name, shape })
+            Err(Error::NotAMatrix { rule: rule.name(), name, shape, blocks: rule.blocks() })
         })
     }
 

@@ -118,9 +118,7 @@ pub enum Error {
         max: usize,
     },
     /// The rule must see whole matrices, and the stage or the planned part cuts them.
-    #[error(
-        "{rule} sees whole matrices, which {stage:?} cuts; use stages 0 to 2, with Part::uncut if planned by hand, or Stage::WholeParams"
-    )]
+    #[error("{stage:?} cuts matrices of {rule}: use stages 0 to 2 (Part::uncut) or Stage::WholeParams")]
     NeedsWholeParams {
         /// The rule.
         rule: &'static str,
@@ -129,7 +127,7 @@ pub enum Error {
     },
     /// The rule needs matrices, and the parameter is not one.
     #[error(
-        "{rule} updates matrices and parameter {name:?} has the shape {shape:?}; add it with another rule by add_param_group"
+        "{rule} updates {blocks} and parameter {name:?} has the shape {shape:?}; name other blocks, or add it with another rule"
     )]
     NotAMatrix {
         /// The rule.
@@ -138,6 +136,8 @@ pub enum Error {
         name: String,
         /// Its shape.
         shape: Vec<usize>,
+        /// Matrices that the rule updates.
+        blocks: meshstep_optim::Blocks,
     },
     /// Ranks on GPUs have stepped with different arguments; the first difference is reported.
     #[error(
@@ -177,9 +177,7 @@ pub enum Error {
     #[error("the model is being evaluated; call end_evaluation first")]
     Evaluating,
     /// Groups of one layout have different rules.
-    #[error(
-        "rules {first} and {other} for one layout; add the parameters of one of them with `add_param_group`"
-    )]
+    #[error("rules {first} and {other} for one layout: use `add_param_group` for one of them")]
     MixedRules {
         /// The first group's rule.
         first: &'static str,

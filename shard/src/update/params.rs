@@ -48,9 +48,12 @@ pub(crate) enum ParamPlace {
 }
 
 impl ParamEntry {
-    /// Returns the rows and columns of a two-dimensional parameter.
+    /// Returns the rows and columns of a two-dimensional parameter, or of each matrix of a three-dimensional one.
     pub(crate) fn matrix(&self) -> Option<(usize, usize)> {
-        if let &[rows, cols] = self.param.shape() { Some((rows, cols)) } else { None }
+        match self.param.shape() {
+            &[rows, cols] | &[_, rows, cols] => Some((rows, cols)),
+            _ => None,
+        }
     }
 
     /// Returns true if the parameter takes no gradient.

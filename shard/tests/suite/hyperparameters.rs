@@ -3,7 +3,7 @@
 
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{
-    Adagrad, Adam, AdamW, Adjust, Adopt, Decay, Flat, Isa, Lamb, Lars, Lion, Moments, Momentum, Muon,
+    Adagrad, Adam, AdamW, Adjust, Adopt, Blocks, Decay, Flat, Isa, Lamb, Lars, Lion, Moments, Momentum, Muon,
     QhAdamW, QhAdopt, RmsProp, Rule, Scalars, ScheduleFreeAdamW, Sees, Segment, Sgd, StateSlot, TensorSums,
     UncorrectedAdam,
 };
@@ -48,6 +48,10 @@ impl Rule for Switched {
 
     fn sees(&self) -> Sees {
         self.rule().sees()
+    }
+
+    fn blocks(&self) -> Blocks {
+        self.rule().blocks()
     }
 
     fn slot(&self, slot: usize) -> StateSlot {
@@ -141,12 +145,15 @@ fn layer_wise() -> Vec<Case> {
         changed!(Muon, Muon::default();
             momentum: 0.5 => "momentum",
             nesterov: false => "nesterov",
+            decaying_sum: true => "decaying_sum",
             weight_decay: 0.5 => "weight_decay",
             ns_coefficients: [3.0, b, c] => "ns_a",
             ns_coefficients: [a, -4.0, c] => "ns_b",
             ns_coefficients: [a, b, 2.0] => "ns_c",
             ns_steps: 3 => "ns_steps",
             eps: 0.5 => "eps",
+            add_eps: true => "add_eps",
+            blocks: Blocks::Rows(2) => "blocks",
             adjust: Adjust::MatchRmsAdamW => "match_rms_adamw",
             maximize: true => "maximize",
         ).into(),

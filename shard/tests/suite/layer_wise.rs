@@ -2,7 +2,7 @@
 
 use crate::common::{Run, STAGES, WhichRule, draws, hash, long, turns};
 use meshstep_comm::Communicator;
-use meshstep_optim::{AdamW, Lamb, Lars, Muon};
+use meshstep_optim::{AdamW, Blocks, Lamb, Lars, Muon};
 use meshstep_shard::{Error, Fault, Groups, Missing, Optimizer, Options, Outcome, Owners, Stage, StepArgs};
 use meshstep_tensor::{DType, Layout, Meter, Param, Slice, SliceMut};
 use std::sync::Arc;
@@ -169,6 +169,67 @@ fn muon_is_refused_a_bias_which_may_join_with_another_rule() {
         opt.param("b").unwrap().typed::<f32>().unwrap()[3]
     });
     assert!(outcome.unwrap().iter().all(|b| (b + 0.25).abs() < 1e-6));
+}
+
+/// Queries, keys and values in one parameter, and experts in another: after three steps the bits of one parameter for each block.
+#[test]
+fn blocks_of_a_parameter_are_updated_as_parameters() {
+    let fused = Layout::builder().param("qkv", &[6, 5], DType::F32).param("experts", &[3, 4, 2], DType::F32);
+    let parts = (0..6).map(|i| (format!("part{i}"), if i < 3 { [2, 5] } else { [4, 2] }));
+    let apart = parts.fold(Layout::builder(), |b, (name, shape)| b.param(name, &shape, DType::F32));
+    let (fused, apart) = (fused.build().unwrap(), apart.build().unwrap());
+    let (rows, batch) = (Blocks::Rows(3), Blocks::Batch);
+    let groups = Groups::new(Muon { blocks: rows, ..Muon::default() })
+        .with(Muon { blocks: batch, ..Muon::default() }, ["experts"]);
+    let end = |ranks, layout: &Layout, groups: &Groups, stage| {
+        let ends = meshstep_comm::loopback::spawn(ranks, |comm| {
+            let options = Options { stage, bucket_len: Some(40), ..Options::default() };
+            let mut opt =
+                Optimizer::new(comm, layout.clone(), groups.clone(), |_, _| Ok(()), options).unwrap();
+            for t in 1..=3 {
+                let (mb, grads) = (opt.micro_batch(1).unwrap(), values(54, t));
+                let mut first = 0;
+                for param in layout.params() {
+                    mb.grad(param.name(), &grads[first..first + param.len()]).unwrap();
+                    first += param.len();
+                }
+                mb.finish().unwrap();
+                opt.step(StepArgs { lr: 0.1, ..StepArgs::default() }).unwrap().outcome().unwrap();
+            }
+            crate::common::params(&opt).concat()
+        });
+        ends.unwrap()
+    };
+    let whole = Stage::WholeParams(Owners::SortedGreedy);
+    let one = end(1, &apart, &Muon::default().into(), Stage::Replicated).remove(0);
+    assert!(one.iter().any(|byte| *byte != 0));
+    for (ranks, stage) in [(1, Stage::Replicated), (2, Stage::Replicated), (2, whole), (3, whole)] {
+        assert!(end(ranks, &fused, &groups, stage).iter().all(|end| *end == one), "{ranks} ranks, {stage:?}");
+    }
+}
+
+#[test]
+fn a_parameter_that_blocks_do_not_divide_is_refused_by_name() {
+    meshstep_comm::loopback::spawn(1, |comm| {
+        for (blocks, refused) in [
+            (Blocks::Whole, "experts"),
+            (Blocks::Rows(4), "qkv"),
+            (Blocks::Rows(3), "experts"),
+            (Blocks::Batch, "qkv"),
+        ] {
+            let layout = Layout::builder().param("qkv", &[6, 5], DType::F32);
+            let layout = layout.param("experts", &[3, 4, 2], DType::F32).build().unwrap();
+            let options = Options { stage: Stage::Replicated, ..Options::default() };
+            let rule = Muon { blocks, ..Muon::default() };
+            let error = Optimizer::new(comm.clone(), layout, rule, |_, _| Ok(()), options).unwrap_err();
+            let Error::NotAMatrix { rule: "muon", name, blocks: found, .. } = &error else {
+                panic!("{error:?}")
+            };
+            assert_eq!((name.as_str(), *found), (refused, blocks), "{error}");
+            assert!(error.to_string().contains(&blocks.to_string()), "{error}");
+        }
+    })
+    .unwrap();
 }
 
 /// Two layouts, one of them layer-wise, and a parameter without a gradient.

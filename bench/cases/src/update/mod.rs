@@ -1,8 +1,9 @@
-//! Every rule and recipe, the memory of one update, and iterations of L-BFGS.
+//! Every rule and recipe, the memory of one update, iterations of L-BFGS, and steps of Muon.
 
 mod case;
 pub mod lbfgs;
 mod memory;
+pub mod muon;
 mod rows;
 
 pub use case::{Case, case};

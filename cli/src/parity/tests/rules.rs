@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 
 use meshstep_optim::{
-    Adagrad, Adam, AdamW, Adjust, Adopt, Decay, Lamb, Lars, Lbfgs, LineSearch, Lion, Moments, Momentum, Muon,
-    QhAdamW, QhAdopt, RmsProp, ScheduleFreeAdamW, Sgd,
+    Adagrad, Adam, AdamW, Adjust, Adopt, Blocks, Decay, Lamb, Lars, Lbfgs, LineSearch, Lion, Moments,
+    Momentum, Muon, QhAdamW, QhAdopt, RmsProp, ScheduleFreeAdamW, Sgd,
 };
 use serde_json::{Value, json};
 
@@ -80,6 +80,24 @@ fn every_field_arrives_in_adaptive_rules() {
     let moments = Moments::new(&[(0.7, 0.1), (0.8, 0.2)]).unwrap();
     let two = json!({"name": "qhadamw", "moments": [[0.7, 0.1], [0.8, 0.2]]});
     is(two, &QhAdamW { moments, ..QhAdamW::default() }, 1e-3);
+}
+
+#[test]
+fn muon_has_variants_by_name_and_blocks() {
+    let muon = |fields: Value| {
+        let mut optimizer = json!({"name": "muon"});
+        optimizer.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        optimizer
+    };
+    is(muon(json!({"variant": "torch"})), &Muon::default(), 1e-3);
+    is(muon(json!({"variant": "keller_jordan", "lr": 0.02})), &Muon::keller_jordan(), 0.02);
+    is(muon(json!({"variant": "moonshot"})), &Muon::moonshot(), 1e-3);
+    let moonshot = json!({"variant": "moonshot", "weight_decay": 0.2, "add_eps": false, "maximize": true});
+    let rule = Muon { weight_decay: 0.2, add_eps: false, maximize: true, ..Muon::moonshot() };
+    is(muon(moonshot), &rule, 1e-3);
+    let summed = Muon { decaying_sum: true, blocks: Blocks::Rows(3), ..Muon::default() };
+    is(muon(json!({"decaying_sum": true, "blocks": 3})), &summed, 1e-3);
+    is(muon(json!({"blocks": "batch"})), &Muon { blocks: Blocks::Batch, ..Muon::default() }, 1e-3);
 }
 
 #[test]

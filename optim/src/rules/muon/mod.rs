@@ -1,12 +1,12 @@
 //! Muon: Jordan et al., *Muon: an optimizer for hidden layers in neural networks* (2024), with PyTorch's meaning and
-//! defaults; [`Adjust::MatchRmsAdamW`] is of Liu et al., *Muon is scalable for LLM training* (2025).
+//! defaults, and the variants of its authors and of Liu et al., *Muon is scalable for LLM training* (2025).
 //!
-//! For a whole matrix of `rows x cols`, in the type of the parameters:
+//! For each matrix of `rows x cols`, in the type of the parameters, with mu = momentum:
 //!
 //! ```text
 //! g1 = g * scale                           grad_scale, negated to maximise
-//! b  = fma(w, g1 - b, b)                   w = 1 - momentum
-//! u  = fma(mu, b - g1, g1)                 with nesterov, mu = momentum; else u = b
+//! b  = fma(w, g1 - b, b)                   w = 1 - mu; with decaying_sum b = fma(mu, b, g1)
+//! u  = fma(mu, b - g1, g1)                 with nesterov; with decaying_sum u = fma(mu, b, g1); without nesterov u = b
 //! o  = orthogonalised u                    see orthogonalize.rs
 //! p  = p - fma(lw, p, step * o)            lw = lr * weight_decay; step = lr * adjustment(rows, cols)
 //! ```
@@ -14,28 +14,52 @@
 //! The matrix products have an order of their own (`product.rs`), so the bits are the same on all machines. PyTorch orthogonalises in
 //! bf16, this rule in the type of the parameters.
 
+mod blocks;
 mod orthogonalize;
 mod product;
+mod steps;
+mod variants;
+
+pub use blocks::Blocks;
 
 use crate::engine::check::Check;
+use crate::engine::cpu::Cpu;
 use crate::engine::pass;
 use crate::engine::streams::{Stream, Streams};
+use crate::engine::sweep::Sweep;
 use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment, StateSlot};
 use meshstep_tensor::{DType, Queue, Threads};
 use orthogonalize::NewtonSchulz;
 use product::Product;
+use steps::{Descent, Momentum};
 
 const NAME: &str = "muon";
 const STATE: &[&str] = &["momentum"];
 
 /// Muon: momentum with each step replaced by the nearest matrix with orthonormal rows or columns. For the matrices of hidden layers; use
 /// another rule for embeddings, heads, biases and norms.
+///
+/// For each matrix of `rows x cols`, with the gradient `g` times the step's scale, and `mu` the momentum:
+///
+/// ```text
+/// b = b + (1 - mu) (g - b)                          with decaying_sum: b = mu b + g
+/// u = g + mu (b - g)                                with decaying_sum: u = g + mu b; without nesterov: u = b
+/// x = u / max(|u|, eps)                             |u| the Frobenius norm; with add_eps: u / (|u| + eps)
+/// x = a x + (b' A + c A A) x, with A = x xT         ns_steps times, coefficients a, b', c; x is transposed if rows > cols
+/// p = p - lr (weight_decay p + adjustment x)        adjustment: see Adjust
+/// ```
+///
+/// The default is `torch.optim.Muon` of PyTorch 2.11; [`keller_jordan`](Self::keller_jordan) and [`moonshot`](Self::moonshot) are the
+/// published programs of its authors and of Moonshot AI.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Muon {
     /// Decay of the buffer, in `[0, 1)`.
     pub momentum: f64,
     /// Uses Nesterov momentum.
     pub nesterov: bool,
+    /// True for a buffer that sums gradients, `b = momentum b + g`; else it averages them, `b = momentum b + (1 - momentum) g`. Steps are
+    /// the same but for `eps`; the buffer is `1 / (1 - momentum)` times as large.
+    pub decaying_sum: bool,
     /// Decay of the parameters relative to the learning rate; at least 0.
     pub weight_decay: f64,
     /// Coefficients of the odd polynomial `a x + b x^3 + c x^5` that is applied repeatedly to the singular values.
@@ -44,8 +68,12 @@ pub struct Muon {
     pub ns_steps: u32,
     /// Minimum Frobenius norm to divide by; 1e-300 to 1e300.
     pub eps: f64,
-    /// Adjustment of the learning rate to the shape.
+    /// True to add `eps` to the norm; else it is the minimum.
+    pub add_eps: bool,
+    /// Adjustment of the learning rate to the shape of each block.
     pub adjust: Adjust,
+    /// Matrices of a tensor.
+    pub blocks: Blocks,
     /// Maximises instead of minimising.
     pub maximize: bool,
 }
@@ -68,21 +96,6 @@ pub enum Adjust {
     MatchRmsAdamW,
 }
 
-impl Default for Muon {
-    fn default() -> Self {
-        Muon {
-            momentum: 0.95,
-            nesterov: true,
-            weight_decay: 0.1,
-            ns_coefficients: [3.4445, -4.775, 2.0315],
-            ns_steps: 5,
-            eps: 1e-7,
-            adjust: Adjust::Original,
-            maximize: false,
-        }
-    }
-}
-
 impl Rule for Muon {
     fn name(&self) -> &'static str {
         NAME
@@ -97,6 +110,12 @@ impl Rule for Muon {
         check.range("momentum", self.momentum, (0.0..1.0).contains(&self.momentum), "0 <= momentum < 1")?;
         check.at_least_zero("weight_decay", self.weight_decay)?;
         check.range("eps", self.eps, (1e-300..1e300).contains(&self.eps), "1e-300 to 1e300")?;
+        check.range(
+            "blocks",
+            self.blocks.number(),
+            self.blocks != Blocks::Rows(0),
+            "at least one group of rows",
+        )?;
         let steps = (1..100).contains(&self.ns_steps);
         check.range("ns_steps", self.ns_steps.into(), steps, "1 to 99")?;
         self.ns_coefficients.iter().try_for_each(|&c| check.finite("ns_coefficients", c))
@@ -107,12 +126,15 @@ impl Rule for Muon {
         let all = [
             ("momentum", self.momentum),
             ("nesterov", self.nesterov.into()),
+            ("decaying_sum", self.decaying_sum.into()),
             ("weight_decay", self.weight_decay),
             ("ns_a", a),
             ("ns_b", b),
             ("ns_c", c),
             ("ns_steps", self.ns_steps.into()),
             ("eps", self.eps),
+            ("add_eps", self.add_eps.into()),
+            ("blocks", self.blocks.number()),
             ("match_rms_adamw", (self.adjust == Adjust::MatchRmsAdamW).into()),
             ("maximize", self.maximize.into()),
         ];
@@ -123,14 +145,22 @@ impl Rule for Muon {
         Sees::Matrix
     }
 
+    fn blocks(&self) -> Blocks {
+        self.blocks
+    }
+
     fn slot(&self, _: usize) -> StateSlot {
         StateSlot::average(self.momentum)
     }
 
     fn reach(&self, lr: f64, matrix: Option<(usize, usize)>) -> f64 {
+        let block = matrix.and_then(|(rows, cols)| match self.blocks {
+            Blocks::Batch => Some((rows, cols)),
+            blocks => blocks.of(&[rows, cols]),
+        });
         // A matrix without elements has no valid adjustment, and nothing uses it.
-        let matrix = matrix.filter(|&(rows, cols)| rows > 0 && cols > 0);
-        (lr * self.weight_decay).max(matrix.map_or(lr, |shape| lr * self.adjustment(shape)))
+        let block = block.filter(|&(rows, cols)| rows > 0 && cols > 0);
+        (lr * self.weight_decay).max(block.map_or(lr, |block| lr * self.adjustment(block)))
     }
 
     fn update_on(
@@ -143,7 +173,7 @@ impl Rule for Muon {
     ) -> Result<(), Error> {
         self.check()?;
         pass::check(self, isa, &flat, segments, scalars)?;
-        segments.iter().enumerate().try_for_each(check_matrix)?;
+        segments.iter().enumerate().try_for_each(|(index, segment)| self.block(index, segment).map(drop))?;
         let threads = queue.threads();
         match flat.params.dtype() {
             DType::F64 => self.matrices::<f64>(pass::streams(flat)?, segments, scalars, (isa, threads)),
@@ -161,63 +191,54 @@ impl Muon {
         scalars: &Scalars,
         on: (Isa, &Threads),
     ) {
-        for segment in segments.iter().filter(|s| !s.range.is_empty()) {
-            self.matrix(streams.part(segment.range.clone()), segment, scalars, on);
+        for (index, segment) in segments.iter().enumerate().filter(|(_, s)| !s.range.is_empty()) {
+            if let Ok(block) = self.block(index, segment) {
+                self.tensor(streams.part(segment.range.clone()), (segment, block), scalars, on);
+            }
         }
     }
 
-    fn matrix<T: Product>(
+    /// Returns the rows and columns of a segment's blocks, or an error if it is not the matrices that its shape says.
+    fn block(&self, index: usize, segment: &Segment) -> Result<(usize, usize), Error> {
+        let len = segment.range.len();
+        segment.matrix.and_then(|matrix| self.blocks.of_segment(len, matrix)).ok_or(Error::NotAMatrix {
+            rule: NAME,
+            index,
+            len,
+            shape: segment.matrix,
+            blocks: self.blocks,
+        })
+    }
+
+    /// Updates a tensor that consists of blocks of these rows and columns.
+    fn tensor<T: Product>(
         &self,
         streams: Streams<'_, T, 1>,
-        segment: &Segment,
+        (segment, block): (&Segment, (usize, usize)),
         scalars: &Scalars,
         (isa, threads): (Isa, &Threads),
     ) {
-        let Some(shape) = segment.matrix else { return };
-        let Streams { mut params, mut grads, state: [mut buffer], mut copy } = streams;
-        let mut step = self.ahead(&grads, &mut buffer, segment, scalars);
+        let Streams { params, grads, state, copy } = streams;
+        let len = segment.range.len();
+        let (segments, on) = ([Segment { range: 0..len, ..segment.clone() }], Cpu { isa, threads });
+        let (mut step, rounding) = (vec![T::from_f32(0.0); len], scalars.rounding);
+        let constants = |_: &Segment| Momentum::<T>::new(self, scalars.grad_scale);
+        Sweep { constants, on, zero_grads: scalars.zero_grads, rounding }
+            .run(Streams { params: Stream::Same(&mut step), grads, state, copy: None }, &segments);
         let newton_schulz = NewtonSchulz {
             coefficients: self.ns_coefficients.map(T::from_f64),
             steps: self.ns_steps,
             eps: self.eps,
+            add_eps: self.add_eps,
             isa,
             threads,
         };
-        newton_schulz.orthogonalize(&mut step, shape);
-        let length = T::from_f64(scalars.lr * self.adjustment(shape));
-        let lw = T::from_f64(scalars.lr * self.weight_decay);
-        for (i, &o) in step.iter().enumerate() {
-            let p = params.view().get_plainly(i);
-            let p = p - lw.fma(p, length * o);
-            params.set_plainly(i, p, segment.draw(scalars.rounding, 0));
-            if let Some(copy) = &mut copy {
-                copy.set_plainly(i, p, None);
-            }
-        }
-        if scalars.zero_grads {
-            grads.zero();
-        }
-    }
-
-    /// Updates the buffer; returns the matrix to orthogonalise.
-    fn ahead<T: Product>(
-        &self,
-        grads: &Stream<'_, T>,
-        buffer: &mut Stream<'_, T>,
-        segment: &Segment,
-        scalars: &Scalars,
-    ) -> Vec<T> {
-        let sign = if self.maximize { -1.0 } else { 1.0 };
-        let scale = T::from_f64(sign * scalars.grad_scale);
-        let (w, mu) = (T::from_f64(1.0 - self.momentum), T::from_f64(self.momentum));
-        let one = |i: usize| {
-            let g1 = grads.view().get_plainly(i) * scale;
-            let before = buffer.view().get_plainly(i);
-            let b = w.fma(g1 - before, before);
-            buffer.set_plainly(i, b, segment.draw(scalars.rounding, 1));
-            if self.nesterov { mu.fma(b - g1, g1) } else { b }
-        };
-        (0..segment.range.len()).map(one).collect()
+        step.chunks_exact_mut(block.0 * block.1)
+            .for_each(|matrix| newton_schulz.orthogonalize(matrix, block));
+        let length = scalars.lr * self.adjustment(block);
+        let constants = |_: &Segment| Descent::<T>::new(length, scalars.lr * self.weight_decay);
+        Sweep { constants, on, zero_grads: false, rounding }
+            .run(Streams { params, grads: Stream::Same(&mut step), state: [], copy }, &segments);
     }
 
     fn adjustment(&self, (rows, cols): (usize, usize)) -> f64 {
@@ -226,13 +247,4 @@ impl Muon {
             Adjust::MatchRmsAdamW => 0.2 * (rows.max(cols) as f64).sqrt(),
         }
     }
-}
-
-/// Checks that a segment is a matrix with as many elements as its shape says.
-fn check_matrix((index, segment): (usize, &Segment)) -> Result<(), Error> {
-    let elements = segment.matrix.map(|(rows, cols)| rows.saturating_mul(cols));
-    if elements == Some(segment.range.len()) {
-        return Ok(());
-    }
-    Err(Error::NotAMatrix { rule: NAME, index, len: segment.range.len(), shape: segment.matrix })
 }

@@ -1,27 +1,29 @@
 //! Nearest matrix with orthonormal rows or columns, by Newton-Schulz iterations.
 //!
-//! With `x = u / max(|u|, eps)`, |.| the Frobenius norm, transposed first if rows outnumber columns:
+//! With `x = u / max(|u|, eps)`, or `u / (|u| + eps)`, |.| the Frobenius norm, and at most as many rows as columns:
 //!
 //! ```text
 //! a = x xT;  x = c0 x + (c1 a + c2 a a) x        steps times
 //! ```
 //!
+//! A matrix with more rows than columns has the bits of its transpose, and stays as it is: `a = xT x;  x = c0 x + x (c1 a + c2 a a)`.
+//!
 //! Singular values of `x` become `c0 s + c1 s^3 + c2 s^5`: with the published coefficients they end near 1, not at it.
 
-use super::product::{Matrix, Multiply, Product};
+use super::product::{Matrix, Multiply, Panels, Product};
 use crate::{Isa, Norm, NormAccumulator};
 use meshstep_tensor::simd::Body;
 use meshstep_tensor::{Slice, Threads};
 
-/// Elements that one thread combines at a time, and the side of the squares in which a matrix is transposed.
+/// Elements that one thread combines at a time.
 const PART: usize = 1 << 14;
-const SQUARE: usize = 32;
 
 /// Parameters of the iteration, and how it runs.
 pub(super) struct NewtonSchulz<'t, T> {
     pub(super) coefficients: [T; 3],
     pub(super) steps: u32,
     pub(super) eps: f64,
+    pub(super) add_eps: bool,
     pub(super) isa: Isa,
     pub(super) threads: &'t Threads,
 }
@@ -30,35 +32,39 @@ impl<T: Product> NewtonSchulz<'_, T> {
     /// Orthogonalises the row-major matrix of `(rows, cols)` in place; neither is 0.
     pub(super) fn orthogonalize(&self, matrix: &mut [T], (rows, cols): (usize, usize)) {
         // Computed in f64, in which the inverse of any norm is a normal number.
-        let inverse = 1.0 / self.frobenius(matrix).max(self.eps);
-        matrix.iter_mut().for_each(|x| *x = T::from_f64((*x).into() * inverse));
-        if rows <= cols {
-            self.iterate(matrix, (rows, cols));
-        } else {
-            let mut x = transposed(matrix, (rows, cols));
-            self.iterate(&mut x, (cols, rows));
-            matrix.copy_from_slice(&transposed(&x, (cols, rows)));
-        }
+        let norm = self.frobenius(matrix);
+        let inverse = 1.0 / if self.add_eps { norm + self.eps } else { norm.max(self.eps) };
+        self.threads.for_each(matrix.chunks_mut(PART), |x| self.isa.run(Scale { inverse, x }));
+        self.iterate(matrix, (rows, cols));
     }
 
     fn iterate(&self, x: &mut [T], (rows, cols): (usize, usize)) {
         let [c0, c1, c2] = self.coefficients;
-        let zero = T::from_f32(0.0);
-        let (mut gram, mut square) = (vec![zero; rows * rows], vec![zero; rows * rows]);
-        let mut product = vec![zero; rows * cols];
+        let (zero, short) = (T::from_f32(0.0), rows.min(cols));
+        let (mut gram, mut square) = (vec![zero; short * short], vec![zero; short * short]);
+        let (mut product, mut panels) = (vec![zero; rows * cols], Panels::new());
         for _ in 0..self.steps {
-            let wide = Matrix::new(x, (rows, cols));
-            self.multiply(wide, wide.t(), true, &mut gram);
-            let side = Matrix::new(&gram, (rows, rows));
-            self.multiply(side, side, true, &mut square);
+            let matrix = Matrix::new(x, (rows, cols));
+            let wide = if rows <= cols { matrix } else { matrix.t() };
+            self.multiply((wide, wide.t()), true, &mut gram, &mut panels);
+            let side = Matrix::new(&gram, (short, short));
+            self.multiply((side, side), true, &mut square, &mut panels);
             self.combine([c1, c2], &mut gram, &square);
-            self.multiply(Matrix::new(&gram, (rows, rows)), wide, false, &mut product);
+            let side = Matrix::new(&gram, (short, short));
+            let factors = if rows <= cols { (side, matrix) } else { (matrix, side) };
+            self.multiply(factors, false, &mut product, &mut panels);
             self.combine([c0, T::from_f32(1.0)], x, &product);
         }
     }
 
-    fn multiply(&self, a: Matrix<'_, T>, b: Matrix<'_, T>, symmetric: bool, into: &mut [T]) {
-        Multiply { a, b, symmetric, isa: self.isa, threads: self.threads }.run(into);
+    fn multiply(
+        &self,
+        (a, b): (Matrix<'_, T>, Matrix<'_, T>),
+        symmetric: bool,
+        into: &mut [T],
+        panels: &mut Panels<T>,
+    ) {
+        Multiply { a, b, symmetric, isa: self.isa, threads: self.threads }.run(into, panels);
     }
 
     /// Replaces `x` by `fma(cy, y, cx x)`.
@@ -74,6 +80,20 @@ impl<T: Product> NewtonSchulz<'_, T> {
         let added = norm.add_on(self.isa, self.threads, Slice::from(matrix));
         assert!(added.is_ok(), "f32 and f64 have norms");
         norm.finish()
+    }
+}
+
+struct Scale<'a, T> {
+    inverse: f64,
+    x: &'a mut [T],
+}
+
+impl<T: Product> Body for Scale<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        self.x.iter_mut().for_each(|x| *x = T::from_f64((*x).into() * self.inverse));
     }
 }
 
@@ -95,20 +115,6 @@ impl<T: Product> Body for Combine<'_, T> {
     }
 }
 
-fn transposed<T: Product>(matrix: &[T], (rows, cols): (usize, usize)) -> Vec<T> {
-    let mut turned = vec![T::from_f32(0.0); matrix.len()];
-    for top in (0..rows).step_by(SQUARE) {
-        for left in (0..cols).step_by(SQUARE) {
-            for row in top..rows.min(top + SQUARE) {
-                for col in left..cols.min(left + SQUARE) {
-                    turned[col * rows + row] = matrix[row * cols + col];
-                }
-            }
-        }
-    }
-    turned
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,7 +126,7 @@ mod tests {
 
     fn with<T>(coefficients: [T; 3], steps: u32) -> NewtonSchulz<'static, T> {
         static ALONE: LazyLock<Threads> = LazyLock::new(Threads::caller);
-        NewtonSchulz { coefficients, steps, eps: 1e-7, isa: Isa::detect(), threads: &ALONE }
+        NewtonSchulz { coefficients, steps, eps: 1e-7, add_eps: false, isa: Isa::detect(), threads: &ALONE }
     }
 
     fn random(len: usize) -> Vec<f64> {
@@ -171,6 +177,20 @@ mod tests {
         assert_eq!(zeros, [0.0; 6]);
     }
 
+    #[test]
+    fn a_tall_matrix_has_the_bits_of_its_transpose() {
+        for (rows, cols) in [(7, 3), (40, 33), (300, 13)] {
+            let x: Vec<f32> = random(rows * cols).iter().map(|&x| x as f32).collect();
+            let turned = |x: &[f32], rows: usize, cols: usize| -> Vec<f32> {
+                (0..rows * cols).map(|at| x[at % rows * cols + at / rows]).collect()
+            };
+            let (mut tall, mut wide) = (x.clone(), turned(&x, rows, cols));
+            with(JORDAN.map(|c| c as f32), 5).orthogonalize(&mut tall, (rows, cols));
+            with(JORDAN.map(|c| c as f32), 5).orthogonalize(&mut wide, (cols, rows));
+            assert_eq!(tall, turned(&wide, cols, rows), "{rows} x {cols}");
+        }
+    }
+
     /// Orthogonalises on these instructions and threads.
     fn bits<T: Product + bytemuck::Pod>(
         x: &[f64],
@@ -179,8 +199,15 @@ mod tests {
         threads: &Threads,
     ) -> Vec<u8> {
         let mut x: Vec<T> = x.iter().map(|&x| T::from_f64(x)).collect();
-        NewtonSchulz { coefficients: JORDAN.map(T::from_f64), steps: 2, eps: 1e-7, isa, threads }
-            .orthogonalize(&mut x, shape);
+        NewtonSchulz {
+            coefficients: JORDAN.map(T::from_f64),
+            steps: 2,
+            eps: 1e-7,
+            add_eps: true,
+            isa,
+            threads,
+        }
+        .orthogonalize(&mut x, shape);
         bytemuck::cast_slice(&x).to_vec()
     }
 

@@ -19,8 +19,8 @@ use std::ops::Range;
 /// Number of indices whose products are added before they are added to the sum.
 pub(super) const BLOCK: usize = 256;
 
-/// Rows of `a` that one thread takes at a time: a multiple of the rows of every tile.
-const BAND: usize = 192;
+/// Rows of `a` that one thread takes at a time: a multiple of the rows of every tile, and few, so that threads end together.
+const BAND: usize = 48;
 
 /// Side of the squares that are copied across the diagonal.
 const SQUARE: usize = 32;
@@ -28,26 +28,40 @@ const SQUARE: usize = 32;
 /// Element type of matrices.
 pub(super) trait Product: Real + Into<f64> {
     /// Computes a product in tiles of this type's size for the instructions.
-    fn tiled(product: &Multiply<'_, Self>, into: &mut [Self]);
+    fn tiled(product: &Multiply<'_, Self>, into: &mut [Self], panels: &mut Panels<Self>);
 }
 
 impl Product for f32 {
-    fn tiled(product: &Multiply<'_, f32>, into: &mut [f32]) {
+    fn tiled(product: &Multiply<'_, f32>, into: &mut [f32], panels: &mut Panels<f32>) {
         match product.isa {
-            Isa::Avx512 => product.tiles::<12, 16>(into),
-            Isa::Avx2 => product.tiles::<6, 8>(into),
-            _ => product.tiles::<4, 4>(into),
+            Isa::Avx512 => product.tiles::<12, 16, 32>(into, panels),
+            Isa::Avx2 => product.tiles::<6, 8, 16>(into, panels),
+            _ => product.tiles::<4, 4, 8>(into, panels),
         }
     }
 }
 
 impl Product for f64 {
-    fn tiled(product: &Multiply<'_, f64>, into: &mut [f64]) {
+    fn tiled(product: &Multiply<'_, f64>, into: &mut [f64], panels: &mut Panels<f64>) {
         match product.isa {
-            Isa::Avx512 => product.tiles::<12, 8>(into),
-            Isa::Avx2 => product.tiles::<6, 4>(into),
-            _ => product.tiles::<4, 2>(into),
+            Isa::Avx512 => product.tiles::<12, 8, 16>(into, panels),
+            Isa::Avx2 => product.tiles::<6, 4, 8>(into, panels),
+            _ => product.tiles::<4, 2, 4>(into, panels),
         }
+    }
+}
+
+/// Memory for panels, for products to share.
+#[derive(Debug)]
+pub(super) struct Panels<T> {
+    left: Vec<T>,
+    right: Vec<T>,
+}
+
+impl<T> Panels<T> {
+    /// Creates memory that grows with its products.
+    pub(super) fn new() -> Self {
+        Panels { left: Vec::new(), right: Vec::new() }
     }
 }
 
@@ -92,13 +106,12 @@ pub(super) struct Multiply<'a, T> {
 
 impl<T: Product> Multiply<'_, T> {
     /// Writes the product to the row-major matrix `into`.
-    pub(super) fn run(&self, into: &mut [T]) {
+    pub(super) fn run(&self, into: &mut [T], panels: &mut Panels<T>) {
         assert_eq!(self.a.cols, self.b.rows, "inner sizes are equal");
         assert_eq!(into.len(), self.a.rows * self.b.cols, "the result has the outer sizes");
-        into.fill(T::from_f32(0.0));
         match self.isa {
             Isa::Reference => self.reference(into),
-            _ => T::tiled(self, into),
+            _ => T::tiled(self, into, panels),
         }
         if self.symmetric {
             mirror(into, self.b.cols);
@@ -110,6 +123,7 @@ impl<T: Product> Multiply<'_, T> {
         let Multiply { a, b, .. } = self;
         for (at, c) in into.iter_mut().enumerate() {
             let (i, j) = (at / b.cols, at % b.cols);
+            *c = T::from_f32(0.0);
             for first in (0..a.cols).step_by(BLOCK) {
                 let block = first..a.cols.min(first + BLOCK);
                 let sum = block.fold(T::from_f32(0.0), |sum, k| a.at(i, k).fma(b.at(k, j), sum));
@@ -118,50 +132,99 @@ impl<T: Product> Multiply<'_, T> {
         }
     }
 
-    /// Computes tiles of `R` rows and `2 L` columns.
-    fn tiles<const R: usize, const L: usize>(&self, into: &mut [T]) {
+    /// Computes tiles of `R` rows and `W = 2 L` columns.
+    fn tiles<const R: usize, const L: usize, const W: usize>(&self, into: &mut [T], panels: &mut Panels<T>) {
+        const {
+            assert!(
+                W == 2 * L && BAND.is_multiple_of(R),
+                "a tile is two vectors wide, and a band whole tiles"
+            )
+        }
         let Multiply { a, b, symmetric, isa, threads } = *self;
-        let (width, zero) = (2 * L, T::from_f32(0.0));
-        let most = a.cols.min(BLOCK);
-        let panels = b.cols.div_ceil(width);
-        let mut right = vec![zero; panels * width * most];
-        let mut left = vec![zero; a.rows.next_multiple_of(R) * most];
+        let (most, zero) = (a.cols.min(BLOCK), T::from_f32(0.0));
+        let count = b.cols.div_ceil(W);
+        panels.right.resize(count * W * most, zero);
+        panels.left.resize(a.rows.next_multiple_of(R) * most, zero);
         for first in (0..a.cols).step_by(BLOCK) {
             let block = first..a.cols.min(first + BLOCK);
             let len = block.len();
-            let packed = right[..panels * width * len].chunks_exact_mut(width * len).enumerate();
-            threads.for_each(packed, |(panel, room)| pack(b, &block, panel * width, width, room));
-            let right = &right[..panels * width * len];
-            let bands = into.chunks_mut(BAND * b.cols).zip(left.chunks_mut(BAND * len)).enumerate();
+            let right = &mut panels.right[..count * W * len];
+            let packed = right.chunks_exact_mut(W * len).enumerate();
+            threads.for_each(packed, |(panel, room)| {
+                isa.run(Pack::<T, W> { from: b, block: &block, first: panel * W, room })
+            });
+            let right = &*right;
+            let bands = into.chunks_mut(BAND * b.cols).zip(panels.left.chunks_mut(BAND * len)).enumerate();
             threads.for_each(bands, |(band, (into, left))| {
                 let row = band * BAND;
                 let rows = into.len() / b.cols;
                 let used = &mut left[..rows.next_multiple_of(R) * len];
                 for (panel, room) in used.chunks_exact_mut(R * len).enumerate() {
-                    pack(a.t(), &block, row + panel * R, R, room);
+                    isa.run(Pack::<T, R> { from: a.t(), block: &block, first: row + panel * R, room });
                 }
-                isa.run(Band::<T, R, L> { left: used, right, len, row, cols: b.cols, symmetric, into });
+                let onto_zero = first == 0;
+                isa.run(Band::<T, R, L> {
+                    left: used,
+                    right,
+                    len,
+                    row,
+                    cols: b.cols,
+                    symmetric,
+                    onto_zero,
+                    into,
+                });
             });
         }
     }
 }
 
-/// Copies columns from `first` on of rows `block` to a panel, row after row, with zeros where the matrix ends.
-fn pack<T: Product>(from: Matrix<'_, T>, block: &Range<usize>, first: usize, width: usize, panel: &mut [T]) {
-    let there = from.cols.saturating_sub(first).min(width);
-    let [down, right] = from.steps;
-    if there < width {
-        panel.fill(T::from_f32(0.0));
-    }
-    if right == 1 {
-        for (row, to) in block.clone().zip(panel.chunks_exact_mut(width)) {
-            to[..there].copy_from_slice(&from.data[row * down + first..][..there]);
+/// Copies columns from `first` on of rows `block` to a panel of `W` columns, row after row, with zeros where the matrix ends.
+struct Pack<'a, T, const W: usize> {
+    from: Matrix<'a, T>,
+    block: &'a Range<usize>,
+    first: usize,
+    room: &'a mut [T],
+}
+
+impl<T: Product, const W: usize> Body for Pack<'_, T, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Pack { from, block, first, room } = self;
+        let there = from.cols.saturating_sub(first).min(W);
+        let [down, right] = from.steps;
+        let rows = room.as_chunks_mut::<W>().0;
+        if there < W {
+            rows.as_flattened_mut().fill(T::from_f32(0.0));
         }
-        return;
-    }
-    for col in 0..there {
-        let column = &from.data[(first + col) * right + block.start..][..block.len()];
-        panel.iter_mut().skip(col).step_by(width).zip(column).for_each(|(to, &x)| *to = x);
+        match (right, there == W) {
+            (1, true) => {
+                for (row, to) in block.clone().zip(rows) {
+                    to.copy_from_slice(&from.data[row * down + first..][..W]);
+                }
+            }
+            (1, false) => {
+                for (row, to) in block.clone().zip(rows) {
+                    to[..there].copy_from_slice(&from.data[row * down + first..][..there]);
+                }
+            }
+            (_, true) => {
+                let column = |col: usize| &from.data[(first + col) * right + block.start..][..block.len()];
+                let columns: [&[T]; W] = std::array::from_fn(column);
+                // One length for all, so that the loop has no bounds checks.
+                let (len, rows) = (block.len(), &mut rows[..block.len()]);
+                for k in 0..len {
+                    rows[k] = std::array::from_fn(|col| columns[col][k]);
+                }
+            }
+            (_, false) => {
+                for col in 0..there {
+                    let column = &from.data[(first + col) * right + block.start..][..block.len()];
+                    rows.iter_mut().zip(column).for_each(|(to, &x)| to[col] = x);
+                }
+            }
+        }
     }
 }
 
@@ -174,6 +237,8 @@ struct Band<'a, T, const R: usize, const L: usize> {
     row: usize,
     cols: usize,
     symmetric: bool,
+    /// True for the first block: the rows hold nothing yet.
+    onto_zero: bool,
     into: &'a mut [T],
 }
 
@@ -182,27 +247,44 @@ impl<T: Product, const R: usize, const L: usize> Body for Band<'_, T, R, L> {
 
     #[inline(always)]
     fn run(self) {
-        let Band { left, right, len, row, cols, symmetric, into } = self;
+        let Band { left, right, len, row, cols, symmetric, onto_zero, into } = self;
         for (panel, b) in right.chunks_exact(2 * L * len).enumerate() {
             let col = panel * 2 * L;
             for (a, (at, into)) in left.chunks_exact(R * len).zip(into.chunks_mut(R * cols).enumerate()) {
                 // Tiles above the diagonal are copied from below it.
                 if !symmetric || col < row + (at + 1) * R {
                     let sums = tile::<T, R, L>(a, b);
-                    let there = (cols - col).min(2 * L);
-                    for (sums, into) in sums.iter().zip(into.chunks_exact_mut(cols)) {
-                        add(sums.as_flattened(), &mut into[col..col + there]);
-                    }
+                    add(&sums, into, (col, cols), onto_zero);
                 }
             }
         }
     }
 }
 
+/// Adds sums to rows of `cols` elements, from column `col` on, as far as both go.
 #[inline(always)]
-fn add<T: Product>(sums: &[T], into: &mut [T]) {
-    for (to, &sum) in into.iter_mut().zip(sums) {
-        *to = *to + sum;
+fn add<T: Product, const R: usize, const L: usize>(
+    sums: &[[[T; L]; 2]; R],
+    into: &mut [T],
+    (col, cols): (usize, usize),
+    onto_zero: bool,
+) {
+    let base = |x: T| if onto_zero { T::from_f32(0.0) } else { x };
+    if col + 2 * L <= cols && into.len() == R * cols {
+        // The usual case, with constant lengths, keeps the sums in registers.
+        for (i, sums) in sums.iter().enumerate() {
+            let [low, high] = into[i * cols + col..][..2 * L].as_chunks_mut::<L>().0 else { return };
+            for lane in 0..L {
+                low[lane] = base(low[lane]) + sums[0][lane];
+                high[lane] = base(high[lane]) + sums[1][lane];
+            }
+        }
+        return;
+    }
+    for (sums, into) in sums.iter().zip(into.chunks_exact_mut(cols)) {
+        for (to, &sum) in into[col..].iter_mut().zip(sums.as_flattened()) {
+            *to = base(*to) + sum;
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Comparisons with other systems: the same sizes, as many threads, in turns.
 
 mod alone;
+mod muon;
 mod one_rank;
 mod processes;
 mod ranks;
@@ -94,6 +95,9 @@ fn with_torch(
     }
     if wants(PeerPart::Lbfgs) {
         alone::lbfgs(section, effort, torch)?;
+    }
+    if wants(PeerPart::Muon) {
+        muon::steps(section, effort, torch)?;
     }
     if wants(PeerPart::Ranks) {
         ranks::steps(section, effort, torch)?;
