@@ -3,6 +3,7 @@
 use crate::{DType, Error};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Parameters start at multiples of this many elements: one cache line even of 16-bit elements, so that no two parameters share a
 /// line and every start is aligned for the widest vector instructions.
@@ -18,18 +19,18 @@ pub const ALIGN: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     params: Vec<Param>,
-    by_name: HashMap<String, usize>,
-    units: Vec<String>,
+    by_name: HashMap<Arc<str>, usize>,
+    units: Vec<Arc<str>>,
 }
 
-/// One parameter of a [`Layout`].
+/// One parameter of a [`Layout`]. A clone shares its name and shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Param {
-    name: String,
-    shape: Vec<usize>,
+    name: Arc<str>,
+    shape: Arc<[usize]>,
     dtype: DType,
     frozen: bool,
-    unit: Option<String>,
+    unit: Option<Arc<str>>,
     start: usize,
     len: usize,
 }
@@ -56,7 +57,7 @@ impl Layout {
     }
 
     /// Returns the names of the units in the order of their first `unit` call, each once.
-    pub fn units(&self) -> &[String] {
+    pub fn units(&self) -> &[Arc<str>] {
         &self.units
     }
 
@@ -94,6 +95,11 @@ impl Param {
         &self.name
     }
 
+    /// Name to keep without a copy.
+    pub fn shared_name(&self) -> Arc<str> {
+        Arc::clone(&self.name)
+    }
+
     /// Dimensions; empty for a scalar.
     pub fn shape(&self) -> &[usize] {
         &self.shape
@@ -112,6 +118,11 @@ impl Param {
     /// Unit of the parameter, if any.
     pub fn unit(&self) -> Option<&str> {
         self.unit.as_deref()
+    }
+
+    /// Unit of the parameter, to keep without a copy.
+    pub fn shared_unit(&self) -> Option<Arc<str>> {
+        self.unit.clone()
     }
 
     /// Range of the parameter in the flat vector of its type.
@@ -138,31 +149,40 @@ impl Param {
 /// Builder of a [`Layout`]; [`build`](Self::build) reports errors.
 #[derive(Clone, Debug, Default)]
 pub struct LayoutBuilder {
-    params: Vec<(String, Vec<usize>, DType, bool)>,
+    params: Vec<Added>,
     /// Name of each unit and the index of its first parameter.
-    units: Vec<(String, usize)>,
+    units: Vec<(Arc<str>, usize)>,
+}
+
+/// One parameter of a builder.
+#[derive(Clone, Debug)]
+struct Added {
+    name: Arc<str>,
+    shape: Arc<[usize]>,
+    dtype: DType,
+    frozen: bool,
 }
 
 impl LayoutBuilder {
     /// Adds a trainable parameter.
-    pub fn param(self, name: impl Into<String>, shape: &[usize], dtype: DType) -> Self {
-        self.push(name.into(), shape, dtype, false)
+    pub fn param(self, name: impl AsRef<str>, shape: &[usize], dtype: DType) -> Self {
+        self.push(name.as_ref().into(), shape, dtype, false)
     }
 
     /// Adds a frozen parameter.
-    pub fn frozen(self, name: impl Into<String>, shape: &[usize], dtype: DType) -> Self {
-        self.push(name.into(), shape, dtype, true)
+    pub fn frozen(self, name: impl AsRef<str>, shape: &[usize], dtype: DType) -> Self {
+        self.push(name.as_ref().into(), shape, dtype, true)
     }
 
     /// Begins a unit: the parameters added after this belong to it, until the next unit begins. The same name again continues
     /// that unit.
-    pub fn unit(mut self, name: impl Into<String>) -> Self {
-        self.units.push((name.into(), self.params.len()));
+    pub fn unit(mut self, name: impl AsRef<str>) -> Self {
+        self.units.push((name.as_ref().into(), self.params.len()));
         self
     }
 
-    fn push(mut self, name: String, shape: &[usize], dtype: DType, frozen: bool) -> Self {
-        self.params.push((name, shape.to_vec(), dtype, frozen));
+    fn push(mut self, name: Arc<str>, shape: &[usize], dtype: DType, frozen: bool) -> Self {
+        self.params.push(Added { name, shape: shape.into(), dtype, frozen });
         self
     }
 
@@ -173,15 +193,15 @@ impl LayoutBuilder {
         let mut layout = Layout { params, by_name, units: Vec::new() };
         let (mut units, mut unit) = (self.units.into_iter().peekable(), None);
         let mut known = UnitNames::default();
-        for (index, (name, shape, dtype, frozen)) in self.params.into_iter().enumerate() {
+        for (index, Added { name, shape, dtype, frozen }) in self.params.into_iter().enumerate() {
             if name.is_empty() {
                 return Err(Error::EmptyName { index });
             }
             if !dtype.is_float() {
-                return Err(Error::NotAFloat { name, dtype });
+                return Err(Error::NotAFloat { name: name.to_string(), dtype });
             }
-            if let Some(first) = layout.by_name.insert(name.clone(), index) {
-                return Err(Error::DuplicateName { name, first, second: index });
+            if let Some(first) = layout.by_name.insert(Arc::clone(&name), index) {
+                return Err(Error::DuplicateName { name: name.to_string(), first, second: index });
             }
             let len = elements(&name, &shape)?;
             while let Some((begun, _)) = units.next_if(|&(_, first)| first <= index) {
@@ -204,18 +224,18 @@ impl LayoutBuilder {
 /// Unit names in the order of their first call, each once.
 #[derive(Debug, Default)]
 struct UnitNames {
-    in_order: Vec<String>,
-    known: HashSet<String>,
+    in_order: Vec<Arc<str>>,
+    known: HashSet<Arc<str>>,
 }
 
 impl UnitNames {
     /// Begins a unit, or continues it.
-    fn begin(&mut self, unit: String, index: usize) -> Result<String, Error> {
+    fn begin(&mut self, unit: Arc<str>, index: usize) -> Result<Arc<str>, Error> {
         if unit.is_empty() {
             return Err(Error::EmptyUnit { index });
         }
-        if self.known.insert(unit.clone()) {
-            self.in_order.push(unit.clone());
+        if self.known.insert(Arc::clone(&unit)) {
+            self.in_order.push(Arc::clone(&unit));
         }
         Ok(unit)
     }
@@ -242,8 +262,8 @@ fn place(layout: &mut Layout) -> Result<(), Error> {
                 .and_then(|len| next.checked_add(len))
                 .filter(|end| isize::try_from(end.saturating_mul(8)).is_ok())
                 .ok_or_else(|| Error::ShapeTooLarge {
-                    name: param.name.clone(),
-                    shape: param.shape.clone(),
+                    name: param.name.to_string(),
+                    shape: param.shape.to_vec(),
                 })?;
         }
     }
@@ -280,7 +300,7 @@ mod tests {
         let layout = params(params(layout, &["d"]).unit("u"), &["e"]).unit("last").build().unwrap();
         let units: Vec<_> = layout.params().iter().map(Param::unit).collect();
         assert_eq!(units, [None, Some("u"), Some("u"), Some("v"), Some("u")]);
-        assert_eq!(layout.units(), ["u", "none", "v", "last"]);
+        assert_eq!(layout.units().iter().map(|unit| &**unit).collect::<Vec<_>>(), ["u", "none", "v", "last"]);
         let nameless = params(Layout::builder(), &["a"]).unit("").param("b", &[1], DType::F32).build();
         assert_eq!(nameless, Err(Error::EmptyUnit { index: 1 }));
     }
@@ -311,7 +331,7 @@ mod tests {
             let dtypes = [DType::F32, DType::F64, DType::BF16, DType::F16];
             let mut builder = Layout::builder();
             for (i, &(len, dtype, frozen)) in lens.iter().enumerate() {
-                builder = builder.push(format!("p{i}"), &[len], dtypes[dtype], frozen);
+                builder = builder.push(format!("p{i}").into(), &[len], dtypes[dtype], frozen);
             }
             let Ok(layout) = builder.build() else {
                 prop_assert!(lens.iter().all(|&(len, ..)| len == 0));

@@ -6,6 +6,7 @@ pub(crate) mod options;
 pub(crate) mod param_groups;
 pub(crate) mod precision;
 pub(crate) mod preemption;
+pub(crate) mod quote;
 pub(crate) mod schedule;
 pub(crate) mod selection;
 pub(crate) mod stage;

@@ -1,6 +1,7 @@
 //! Parameter groups: rules with hyperparameters of their own for some of the parameters.
 
 use crate::config::digest::digest;
+use crate::config::quote::quote;
 use crate::config::selection::{SelectParams, Selection};
 use crate::{Clip, Error, Options, Stage};
 use meshstep_optim::{Rule, Sees};
@@ -203,7 +204,9 @@ impl Groups {
     /// Writes one line per hyperparameter, for ranks to compare.
     pub(crate) fn describe(&self, layout: &Layout, text: &mut String) {
         for (param, g) in layout.params().iter().zip(self.assign(layout).unwrap_or_default()) {
-            let _ = writeln!(text, "group of {:?} = {g}", param.name());
+            text.push_str("group of ");
+            quote(text, param.name());
+            let _ = writeln!(text, " = {g}");
         }
         self.groups.iter().enumerate().for_each(|(g, group)| group.describe(g, text));
     }

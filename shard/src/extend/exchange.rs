@@ -20,7 +20,7 @@ pub trait OptimizerExchange: OptimizerShard {
     fn own_params_mut(&mut self) -> &mut Params;
 
     /// Returns the plan of each bucket, and the names of its parameters.
-    fn bucket_plans(&self) -> impl Iterator<Item = (&BucketPlan, &[String])>;
+    fn bucket_plans(&self) -> impl Iterator<Item = (&BucketPlan, &[Arc<str>])>;
 
     /// Takes the step with hooks around its update. Collective, like [`Optimizer::step`].
     fn step_with_hooks(&mut self, at: StepArgs, hooks: &mut dyn UpdateHooks) -> Result<Pending, Error>;
@@ -56,7 +56,7 @@ impl OptimizerExchange for Optimizer {
         &mut self.params
     }
 
-    fn bucket_plans(&self) -> impl Iterator<Item = (&BucketPlan, &[String])> {
+    fn bucket_plans(&self) -> impl Iterator<Item = (&BucketPlan, &[Arc<str>])> {
         self.reducer.config.buckets.iter().map(|kept| (&kept.plan, &kept.names[..]))
     }
 

@@ -7,7 +7,7 @@ use crate::optimizer::Optimizer;
 use crate::optimizer::first_values::FirstValues;
 use crate::optimizer::layout_state::{self, Before, LayoutState};
 use crate::plan::bucket::BucketPlan;
-use crate::plan::bucket_order;
+use crate::plan::bucket_order::{self, append};
 use crate::plan::layout_plan::{Part, Sizes};
 use crate::plan::step_plan::{check_options, exchange_words};
 use crate::plan::units::Units;
@@ -123,7 +123,10 @@ fn try_add(
     let ready = opt.check_outcomes().and_then(|()| opt.reducer.check_idle());
     let mut text = String::new();
     let mut made = ready.and(parts).and_then(|parts| {
-        text = parts.iter().map(|shared| shared.describe(opt.options())).collect();
+        // A rank alone has no other to agree with.
+        if opt.comm().world_size() > 1 {
+            text = parts.iter().map(|shared| shared.describe(opt.options())).collect();
+        }
         make(opt, parts)
     });
     if let Err(error) = &made {
@@ -218,12 +221,12 @@ fn prepare(opt: &Optimizer, parts: Vec<ParamGroup>) -> Result<Prepared, Error> {
     let (mut layout_states, mut units): (Vec<LayoutState>, Units) = (Vec::new(), params.units.clone());
     let (before_all, mut series) = (opt.reducer.series(), Vec::new());
     let mut so_far = Before::of(params);
-    for (ParamGroup { part, rules, among }, places) in parts.into_iter().zip(places) {
+    for (ParamGroup { mut part, rules, among }, places) in parts.into_iter().zip(places) {
         let mut before = so_far;
         if part.positions().is_none() {
             before.position += before.params - params.entries.len();
         }
-        units.extend(part.units(), &places);
+        units.extend(part.take_units(), &places);
         let seat = (among.shards.rank(), &Arc::new(among));
         let mut layout_state = LayoutState::new(&part, rules, before, seat, opt.options())?;
         layout_state.kept.iter_mut().for_each(|kept| kept.series += before_all + series.len());
@@ -280,27 +283,24 @@ fn commit(opt: &mut Optimizer, added: Added) {
     // The device's list of names is incomplete now.
     decider.launched.reset();
     let places = bucket_order::places(&order, layout_states.len(), params.buckets.len());
-    let mut buckets = Vec::new();
-    params.reserve(layout_states.iter().map(|layout_state| layout_state.entries.len()).sum());
+    let (mut owned, mut kept, mut fills) = (Vec::new(), Vec::new(), Vec::new());
     for (mut layout_state, places) in layout_states.into_iter().zip(places) {
-        for mut entry in layout_state.entries {
+        for entry in &mut layout_state.entries {
             if let ParamPlace::Bucket { bucket, .. } = &mut entry.place {
                 *bucket = places[*bucket];
             }
-            params.push(entry);
         }
+        params.extend(layout_state.entries);
         params.groups.append(&mut layout_state.groups.groups);
         verifier.frozen.extend(layout_state.frozen.iter().map(|_| Arc::clone(&layout_state.among)));
         params.frozen.append(&mut layout_state.frozen);
-        buckets.push(layout_state.kept.into_iter().zip(layout_state.fills).zip(layout_state.buckets));
+        owned.push(layout_state.buckets);
+        kept.push(layout_state.kept);
+        fills.push(layout_state.fills);
     }
-    params.buckets.reserve_exact(order.len());
-    let in_order = order.iter().filter_map(|&(layout_state, _)| buckets[layout_state].next());
-    let added = in_order.map(|(bucket, owned)| {
-        params.buckets.push(owned);
-        bucket
-    });
-    reducer.extend(order.len(), added, room);
+    append(&mut params.buckets, bucket_order::sorted(&order, owned));
+    let added = (bucket_order::sorted(&order, kept), bucket_order::sorted(&order, fills));
+    reducer.extend(added, room);
     reducer.progress.resize(params.entries.len());
     gatherer.in_flight.reserve(reducer.config.buckets.iter().map(|k| k.gathered.len()).sum());
     reducer.progress.sent_before = reducer.sent();

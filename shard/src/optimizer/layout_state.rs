@@ -3,6 +3,7 @@
 use crate::config::options::Options;
 use crate::config::param_groups::Groups;
 use crate::config::precision::rounding_key;
+use crate::config::quote::quote;
 use crate::config::stage::Stage;
 use crate::error::Error;
 use crate::plan::bucket::Placed;
@@ -120,22 +121,23 @@ impl LayoutState {
             ParamKey { group: group_of[p] + before.groups, key, parts: among.parts.get(param.name()) }
         };
         let comm = &*among.shards;
-        let mut owned = Owned::new(&bucket, part.owned(b, rank), states, of, comm, (memory, options))?;
+        let owned_ranges = part.owned(b, rank);
+        let mut owned = Owned::new(&bucket, &owned_ranges, states, of, comm, (memory, options))?;
         owned.shift_params(before.params);
-        let name = |p: &Placed| self.entries[p.param].param.name().to_owned();
+        let name = |p: &Placed| self.entries[p.param].param.shared_name();
         let names = bucket.params.iter().map(name).collect();
         bucket.params.iter_mut().for_each(|p| p.param += before.params);
         let apart = |first: usize| owned.streams(first * bucket.grads.size());
         let spec = |len| VectorSpec { dtype: bucket.grads, category: Category::Grads, len };
         let (whole, shard) = if options.stage.cuts_grads() {
-            (None, Some(memory.zeroed(spec(bucket.len / part.sizes().shards), &apart(0))?))
+            (None, Some(memory.zeroed(spec(bucket.len / part.sizes().shards), || apart(0))?))
         } else {
             let whole = zeroed_to_travel(comm, spec(bucket.len), options, &apart(owned.first()))?;
             (Some(whole), None)
         };
         self.fills.push(BucketFill::new(&bucket, whole, shard));
         let (counted, gathered) = (part.counted(b, rank), part.gathered(b));
-        let (owned_ranges, among) = (part.owned(b, rank), Arc::clone(among));
+        let among = Arc::clone(among);
         // Gradients that are added to a shard, reduced again, or on a GPU have their norm later.
         let observed = options.queue.place() == Place::Cpu
             && !options.stage.cuts_grads()
@@ -248,9 +250,14 @@ pub(crate) fn describe_roles(among: &RankRoles, text: &mut String) {
 pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> String {
     let mut text = objection(None);
     for (i, p) in layout.params().iter().enumerate() {
-        let frozen = if p.frozen() { " frozen" } else { "" };
-        let unit = p.unit().map_or(String::new(), |unit| format!(" in unit {unit:?}"));
-        let _ = writeln!(text, "parameter {i} = {:?} {:?} {}{frozen}{unit}", p.name(), p.shape(), p.dtype());
+        let _ = write!(text, "parameter {i} = ");
+        quote(&mut text, p.name());
+        let _ = write!(text, " {:?} {}{}", p.shape(), p.dtype(), if p.frozen() { " frozen" } else { "" });
+        if let Some(unit) = p.unit() {
+            text.push_str(" in unit ");
+            quote(&mut text, unit);
+        }
+        text.push('\n');
     }
     groups.describe(layout, &mut text);
     let Options {

@@ -11,6 +11,9 @@ type Position = (usize, usize, usize);
 /// Returns the buckets of all parts, each as its part and its index there, in the order they travel: the order in which they fill
 /// when gradients come in reverse registration order. A part's own buckets keep their order.
 pub(crate) fn of(parts: &[&Part]) -> Result<Vec<(usize, usize)>, Error> {
+    if let [part] = parts {
+        return Ok((0..part.buckets().len()).map(|bucket| (0, bucket)).collect());
+    }
     let mut order = Vec::new();
     for (i, positions) in positions(parts)?.iter().enumerate() {
         let mut last: Position = (usize::MAX, usize::MAX, usize::MAX);
@@ -23,6 +26,25 @@ pub(crate) fn of(parts: &[&Part]) -> Result<Vec<(usize, usize)>, Error> {
     }
     order.sort();
     Ok(order.into_iter().map(|(_, part, bucket)| (part, bucket)).collect())
+}
+
+/// Returns the items of all parts' buckets in this order.
+pub(crate) fn sorted<T>(order: &[(usize, usize)], mut of_parts: Vec<Vec<T>>) -> Vec<T> {
+    if of_parts.len() == 1 {
+        // A part's own buckets keep their order, and a model may have many: they are not copied.
+        return of_parts.remove(0);
+    }
+    let mut of_parts: Vec<_> = of_parts.into_iter().map(Vec::into_iter).collect();
+    order.iter().filter_map(|&(part, _)| of_parts[part].next()).collect()
+}
+
+/// Moves all of `more` behind the items of `all`, without copies if there are none.
+pub(crate) fn append<T>(all: &mut Vec<T>, mut more: Vec<T>) {
+    if all.is_empty() {
+        *all = more;
+    } else {
+        all.append(&mut more);
+    }
 }
 
 /// Returns for each of `parts` the places of its buckets in an order that starts at `first`.
@@ -46,7 +68,7 @@ fn positions(parts: &[&Part]) -> Result<Vec<Vec<Position>>, Error> {
         });
     }
     let mut units: HashMap<&str, usize> = HashMap::new();
-    for unit in parts.iter().flat_map(|part| part.layout().units()) {
+    for unit in parts.iter().flat_map(|part| part.layout().units()).map(|unit| &**unit) {
         let next = units.len() + 1;
         units.entry(unit).or_insert(next);
     }

@@ -214,6 +214,11 @@ impl Part {
         &self.units
     }
 
+    /// Returns the units, and keeps none.
+    pub(crate) fn take_units(&mut self) -> Units {
+        std::mem::take(&mut self.units)
+    }
+
     /// Returns the ranges of bucket `bucket` updated by the rank at `place` among the ranks that divide the state.
     ///
     /// # Panics
@@ -231,6 +236,16 @@ impl Part {
         }
     }
 
+    /// Returns the elements of those ranges.
+    fn owned_len(&self, bucket: usize, place: usize) -> usize {
+        match self.stage {
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => self.buckets[bucket].len / self.sizes.shards,
+            Stage::Replicated | Stage::WholeParams(_) => {
+                self.owned(bucket, place).iter().map(|range| range.len()).sum()
+            }
+        }
+    }
+
     /// Returns the vectors that have as many elements as the rank at `place` owns of bucket `bucket`, for a rule with `states`
     /// state vectors.
     pub(crate) fn owned_vectors(
@@ -240,7 +255,7 @@ impl Part {
         states: usize,
     ) -> impl Iterator<Item = VectorSpec> {
         let BucketPlan { dtype, grads, master, state, .. } = self.buckets[bucket];
-        let len = self.owned(bucket, place).iter().map(|r| r.len()).sum();
+        let len = self.owned_len(bucket, place);
         let params = self.stage.cuts_params().then_some((dtype, Category::Params));
         let grads = self.stage.cuts_grads().then_some((grads, Category::Grads));
         let master = master.map(|master| (master, Category::Master));
@@ -282,7 +297,7 @@ impl Part {
         let frozen = |d: DType| (self.layout.len(d) - self.layout.trainable_len(d)) * d.size();
         let params = self.layout.dtypes().map(frozen).sum::<usize>() as u64;
         let of_bucket = |(i, bucket): (usize, &BucketPlan)| {
-            let owned: usize = self.owned(i, place).iter().map(|r| r.len()).sum();
+            let owned = self.owned_len(i, place);
             Memory {
                 params: (if self.stage.cuts_params() { owned } else { bucket.len } * bucket.dtype.size())
                     as u64,

@@ -161,7 +161,7 @@ impl Plan {
     fn units(&self) -> Units {
         let mut units = Units::default();
         for (part, places) in self.parts.iter().zip(bucket_order::places(&self.order, self.parts.len(), 0)) {
-            units.extend(part.units(), &places);
+            units.extend(part.units().clone(), &places);
         }
         units
     }

@@ -1,9 +1,14 @@
 //! Units: parameters that are gathered together if they are sharded. Arithmetic only.
 
 use crate::{BucketPlan, UnitError};
+use arrayvec::ArrayVec;
 use meshstep_tensor::{DType, Layout};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+
+/// Number of types that a parameter can have.
+const DTYPES: usize = 4;
 
 /// Units of an optimizer or a plan, in the order a forward pass gathers them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,10 +43,15 @@ impl Units {
         let nameless: Vec<Option<usize>> = buckets.iter().map(nameless).collect();
         let mut firsts: Vec<usize> = nameless.iter().copied().flatten().collect();
         firsts.sort_unstable();
-        firsts.iter().for_each(|&first| units.add(&params[first].name().into(), false));
-        layout.units().iter().for_each(|name| units.add(&name[..].into(), true));
+        firsts.iter().for_each(|&first| units.add(&params[first].shared_name(), false));
+        layout.units().iter().for_each(|name| units.add(name, true));
+        let mut last = (None, None);
         for (p, param) in params.iter().enumerate() {
-            units.of[p] = param.unit().and_then(|name| units.index(name));
+            // Neighbours are in one unit most of the time.
+            if last.0 != param.unit() {
+                last = (param.unit(), param.unit().and_then(|name| units.index(name)));
+            }
+            units.of[p] = last.1;
         }
         for (b, (bucket, first)) in buckets.iter().zip(nameless).enumerate() {
             let own = first.and_then(|first| units.index(params[first].name()));
@@ -57,7 +67,13 @@ impl Units {
     }
 
     /// Adds the units of another layout, with buckets at `places`. Units of one name are merged.
-    pub(crate) fn extend(&mut self, other: &Units, places: &[usize]) {
+    pub(crate) fn extend(&mut self, other: Units, places: &[usize]) {
+        if self.of.is_empty() {
+            *self = Units { clash: None, ..other };
+            let buckets = self.units.iter_mut().flat_map(|unit| &mut unit.buckets);
+            buckets.for_each(|b| *b = places[*b]);
+            return;
+        }
         self.units.reserve(other.units.len());
         self.by_name.reserve(other.units.len());
         for unit in &other.units {
@@ -74,13 +90,15 @@ impl Units {
     }
 
     fn add(&mut self, name: &Arc<str>, named: bool) {
-        match self.index(name) {
-            None => {
-                self.by_name.insert(Arc::clone(name), self.units.len());
-                self.units.push(Unit { name: Arc::clone(name), named, buckets: Vec::new() });
+        match self.by_name.entry(Arc::clone(name)) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(self.units.len());
+                self.units.push(Unit { name: Arc::clone(name), named, buckets: Vec::with_capacity(1) });
             }
-            Some(known) if self.units[known].named != named => self.clash = Some(name.to_string()),
-            Some(_) => {}
+            Entry::Occupied(known) if self.units[*known.get()].named != named => {
+                self.clash = Some(name.to_string());
+            }
+            Entry::Occupied(_) => {}
         }
     }
 
@@ -129,19 +147,23 @@ impl Units {
     /// in flight.
     pub(crate) fn room<'b>(&self, bucket: impl Fn(usize) -> &'b BucketPlan) -> Vec<(DType, usize)> {
         let lens = |unit: &Unit| {
-            let mut lens = BTreeMap::new();
-            unit.buckets.iter().for_each(|&b| *lens.entry(bucket(b).dtype).or_insert(0) += bucket(b).len);
+            let mut lens: ArrayVec<(DType, usize), DTYPES> = ArrayVec::new();
+            for &BucketPlan { dtype, len, .. } in unit.buckets.iter().map(|&b| bucket(b)) {
+                match lens.iter_mut().find(|known| known.0 == dtype) {
+                    Some((_, known)) => *known += len,
+                    None => lens.push((dtype, len)),
+                }
+            }
             lens
         };
-        let lens: Vec<BTreeMap<DType, usize>> =
-            self.units.iter().filter(|unit| !unit.buckets.is_empty()).map(lens).collect();
-        let mut room: BTreeMap<DType, usize> = BTreeMap::new();
-        for (i, unit) in lens.iter().enumerate() {
-            for (&dtype, &len) in unit {
-                let next = lens.get(i + 1).and_then(|next| next.get(&dtype));
+        let (mut room, mut before): (BTreeMap<DType, usize>, ArrayVec<_, DTYPES>) = Default::default();
+        for unit in self.units.iter().filter(|unit| !unit.buckets.is_empty()).map(lens) {
+            for &(dtype, len) in &unit {
+                let before = before.iter().find(|before: &&(DType, usize)| before.0 == dtype);
                 let most = room.entry(dtype).or_insert(0);
-                *most = (*most).max(len + next.unwrap_or(&0));
+                *most = (*most).max(len + before.map_or(0, |&(_, before)| before));
             }
+            before = unit;
         }
         room.into_iter().filter(|&(_, len)| len > 0).collect()
     }
@@ -199,7 +221,7 @@ mod tests {
         let alone = made(before().build().unwrap(), Stage::Zero3).unwrap();
         let of_the_name = Layout::builder().unit("u").param("w", &[4], DType::F32).build().unwrap();
         let mut units = alone.units().clone();
-        units.extend(made(of_the_name, Stage::Zero3).unwrap().units(), &[1]);
+        units.extend(made(of_the_name, Stage::Zero3).unwrap().units().clone(), &[1]);
         assert_eq!(units.check(), Err(UnitError::TwoOfOneName { name: "u".into() }));
     }
 
@@ -207,7 +229,7 @@ mod tests {
     fn units_of_one_name_in_two_layouts_are_one() {
         let part = part(Stage::Zero3);
         let mut units = part.units().clone();
-        units.extend(part.units(), &[4, 5, 6, 7]);
+        units.extend(part.units().clone(), &[4, 5, 6, 7]);
         assert_eq!(units.names().count(), 4);
         assert_eq!(units.buckets(1), [1, 2, 5, 6]);
         assert_eq!((units.of(3), units.of(10)), (Some(1), Some(1)));

@@ -6,6 +6,7 @@ mod unreduced;
 use crate::config::digest::digest;
 use crate::error::Error;
 use crate::plan::bucket_chain::BucketChain;
+use crate::plan::bucket_order::append;
 use crate::ranks::roles::know;
 use crate::reduce::bucket_fill::{BucketFill, Lent};
 use crate::reduce::double_ended::DoubleEnded;
@@ -215,7 +216,7 @@ impl GradReducer {
                 }
                 let Some(mut lent) = self.lend(b, i)? else {
                     self.abort();
-                    return Err(Error::SlotLeaked { name: bucket.names[i].clone() });
+                    return Err(Error::SlotLeaked { name: bucket.names[i].to_string() });
                 };
                 if lent.fresh {
                     self.config.queue.zero(lent.buffer.as_mut().slice(0..param.len)?)?;
@@ -313,24 +314,21 @@ impl GradReducer {
         Ok(())
     }
 
-    /// Adds `count` buckets, with memory for their series. Only between steps.
+    /// Adds buckets, with memory for their series. Only between steps.
     pub(crate) fn extend(
         &mut self,
-        count: usize,
-        added: impl Iterator<Item = (BucketInfo, BucketFill)>,
+        (added, fills): (Vec<BucketInfo>, Vec<BucketFill>),
         room: Vec<DoubleEnded>,
     ) {
         let ReducerConfig { buckets, comms, gathers, .. } = &mut self.config;
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let first = buckets.len();
-        buckets.reserve_exact(count);
-        state.fills.reserve_exact(count);
-        for (kept, fill) in added {
+        for kept in &added {
             kept.among.comms().chain(&kept.gathers).for_each(|comm| know(comms, comm));
             kept.gathers.iter().for_each(|comm| know(gathers, comm));
-            buckets.push(kept);
-            state.fills.push(fill);
         }
+        append(buckets, added);
+        append(&mut state.fills, fills);
         state.order.extend(first..buckets.len());
         state.deferred.resize(buckets.len(), false);
         state.lacked.resize(buckets.len(), false);

@@ -85,7 +85,7 @@ impl ReducerConfig {
 pub(crate) struct BucketInfo {
     pub(crate) plan: BucketPlan,
     /// Names of the parameters, for errors.
-    pub(crate) names: Vec<String>,
+    pub(crate) names: Vec<Arc<str>>,
     /// Ranks that share the bucket.
     pub(crate) among: Arc<RankRoles>,
     /// Ranges of the bucket that this rank updates.

@@ -35,7 +35,7 @@ impl Owned {
     /// Takes memory for `ranges` of a bucket, with parameters that travel on `comm`; `of` returns each parameter's group and key.
     pub(crate) fn new<'p>(
         plan: &BucketPlan,
-        ranges: Vec<Range<usize>>,
+        ranges: &[Range<usize>],
         states: usize,
         of: impl Fn(usize) -> ParamKey<'p>,
         comm: &dyn Communicator,
@@ -44,7 +44,7 @@ impl Owned {
         let kept: usize = ranges.iter().map(|r| r.len()).sum();
         let spec = |dtype, category, len| VectorSpec { dtype, category, len };
         let params = match options.stage.cuts_params() {
-            true => memory.zeroed(spec(plan.dtype, Category::Params, kept), &[])?,
+            true => memory.zeroed(spec(plan.dtype, Category::Params, kept), Vec::new)?,
             false => zeroed_to_travel(comm, spec(plan.dtype, Category::Params, plan.len), options, &[])?,
         };
         let mut owned = Owned {
@@ -58,7 +58,7 @@ impl Owned {
             arrival: ParamArrival::default(),
         };
         let mut apart =
-            |owned: &Owned, dtype, category| memory.zeroed(spec(dtype, category, kept), &owned.streams(0));
+            |owned: &Owned, dtype, category| memory.zeroed(spec(dtype, category, kept), || owned.streams(0));
         if let Some(master) = plan.master {
             owned.master = Some(apart(&owned, master, Category::Master)?);
         }

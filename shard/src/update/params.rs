@@ -3,18 +3,20 @@
 use crate::config::options::Options;
 use crate::config::param_groups::RuleGroup;
 use crate::error::{Error, UnitError};
+use crate::plan::bucket_order::append;
 use crate::plan::units::Units;
 use crate::update::owned_bucket::Owned;
 use meshstep_tensor::{Buffer, Param};
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Parameters of one rank, the state that it owns, and the rules that update them.
 #[derive(Debug)]
 pub struct Params {
     pub(crate) options: Options,
     pub(crate) entries: Vec<ParamEntry>,
-    by_name: HashMap<String, usize>,
+    by_name: HashMap<Arc<str>, usize>,
     pub(crate) groups: Vec<RuleGroup>,
     pub(crate) buckets: Vec<Owned>,
     pub(crate) frozen: Vec<Buffer>,
@@ -103,16 +105,11 @@ impl Params {
         if self.entries.is_empty() { Err(Error::NothingTrains) } else { Ok(()) }
     }
 
-    /// Makes room for more parameters.
-    pub(crate) fn reserve(&mut self, more: usize) {
-        self.entries.reserve(more);
-        self.by_name.reserve(more);
-    }
-
-    /// Adds a parameter under its own name.
-    pub(crate) fn push(&mut self, entry: ParamEntry) {
-        self.by_name.insert(entry.param.name().to_owned(), self.entries.len());
-        self.entries.push(entry);
+    /// Adds parameters under their own names.
+    pub(crate) fn extend(&mut self, added: Vec<ParamEntry>) {
+        let names = added.iter().map(|entry| entry.param.shared_name());
+        self.by_name.extend(names.zip(self.entries.len()..));
+        append(&mut self.entries, added);
     }
 
     /// Makes `alias` another name of the parameter `name`.
@@ -122,7 +119,7 @@ impl Params {
         match self.by_name.get(alias) {
             Some(&other) if other != index => Err(Error::NameTaken { name: alias.to_owned() }),
             _ => {
-                self.by_name.insert(alias.to_owned(), index);
+                self.by_name.insert(alias.into(), index);
                 Ok(())
             }
         }

@@ -132,16 +132,16 @@ impl UpdateTable {
 /// Cuts the owned `ranges` of a bucket into runs; `of` returns each parameter's group and key.
 pub(crate) fn runs<'p>(
     plan: &BucketPlan,
-    ranges: Vec<Range<usize>>,
+    ranges: &[Range<usize>],
     of: impl Fn(usize) -> ParamKey<'p>,
 ) -> Vec<OwnedRange> {
     let mut next = 0;
-    let run = |range: Range<usize>| {
+    let run = |range: &Range<usize>| {
         let kept = next..next + range.len();
         next = kept.end;
-        OwnedRange { tables: tables(plan, &range, &of), range, kept, gpu: GpuTable::default() }
+        OwnedRange { tables: tables(plan, range, &of), range: range.clone(), kept, gpu: GpuTable::default() }
     };
-    ranges.into_iter().map(run).collect()
+    ranges.iter().map(run).collect()
 }
 
 fn tables<'p>(

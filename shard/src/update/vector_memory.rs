@@ -34,7 +34,11 @@ impl<'o> VectorMemory<'o> {
     }
 
     /// Returns zeros for a vector; a long one on the CPU `apart` from addresses that are read together with it.
-    pub(crate) fn zeroed(&mut self, spec: VectorSpec, apart: &[usize]) -> Result<Buffer, Error> {
+    pub(crate) fn zeroed(
+        &mut self,
+        spec: VectorSpec,
+        apart: impl FnOnce() -> Vec<usize>,
+    ) -> Result<Buffer, Error> {
         let VectorSpec { dtype, category, len } = spec;
         let shared = self.shared.get_mut(&(dtype, category)).filter(|_| shares(&spec));
         match shared.filter(|shared| shared.len() >= len) {
@@ -42,7 +46,7 @@ impl<'o> VectorMemory<'o> {
                 let rest = shared.split_off(len)?;
                 Ok(std::mem::replace(shared, rest))
             }
-            None => zeroed(spec, self.options, apart),
+            None => zeroed(spec, self.options, &apart()),
         }
     }
 }
@@ -87,7 +91,7 @@ mod tests {
         let mut memory = VectorMemory::new(all(), &options).unwrap();
         let live = |category| options.meter.live(category);
         assert_eq!((live(Category::Grads), live(Category::State)), (4 * 192, 4 * 64));
-        let mut taken: Vec<Buffer> = all().map(|spec| memory.zeroed(spec, &[]).unwrap()).collect();
+        let mut taken: Vec<Buffer> = all().map(|spec| memory.zeroed(spec, Vec::new).unwrap()).collect();
         drop(memory);
         assert!(all().zip(&taken).all(|(spec, buffer)| buffer.len() == spec.len));
         assert!(taken.iter().all(|buffer| buffer.as_ptr().addr().get().is_multiple_of(64)));
@@ -95,6 +99,6 @@ mod tests {
         let second = taken.remove(1);
         assert!(taken.remove(0).join(second).is_ok(), "they are neighbours");
         let more = spec(Category::Grads, 64);
-        assert_eq!(VectorMemory::new(all(), &options).unwrap().zeroed(more, &[]).unwrap().len(), 64);
+        assert_eq!(VectorMemory::new(all(), &options).unwrap().zeroed(more, Vec::new).unwrap().len(), 64);
     }
 }

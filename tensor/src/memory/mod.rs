@@ -243,7 +243,8 @@ mod tests {
             assert_eq!(slab.base().addr().get() % 64, 0, "{bytes} bytes");
             // SAFETY: the slab has `bytes` readable bytes, which are not written meanwhile.
             let view = unsafe { std::slice::from_raw_parts(slab.base().as_ptr(), bytes) };
-            assert!(view.iter().all(|&b| b == 0));
+            // Miri takes minutes for some million bytes.
+            assert!(view.iter().step_by(if cfg!(miri) { 4093 } else { 1 }).all(|&b| b == 0));
             assert_eq!(meter.live(Category::Params), bytes as u64);
         }
         assert_eq!(meter.live(Category::Params), 0);

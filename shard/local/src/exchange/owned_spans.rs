@@ -208,7 +208,7 @@ pub(crate) fn check_memory(optimizer: &Optimizer, plan: &LocalPlan) -> Result<()
         match plan.master {
             Some(DType::U16) => return Err(Error::RemaindersOfReplicas.into()),
             None if narrow => {
-                let name = names.first().cloned().unwrap_or_default();
+                let name = names.first().map_or(String::new(), |name| name.to_string());
                 let (dtype, works) = (plan.dtype, "`Master::F32`");
                 return Err(Error::NeedsMaster { name, dtype, works }.into());
             }
