@@ -64,7 +64,8 @@ fn sanitized(sanitizer: &str, flags: &str, setting: &Setting) -> Vec<Task> {
 pub(super) fn miri(setting: &Setting) -> Vec<Task> {
     let line = "miri nextest run --config-file xtask/nextest.toml --no-fail-fast -p meshstep-tensor -p meshstep-comm --lib -E";
     let cmd = on("nightly", line, setting).arg(IN_MIRI).env("MIRIFLAGS", MIRI_FLAGS);
-    let cmd = cmd.env("PROPTEST_CASES", "4");
+    // Miri would take minutes to look up the lines of a backtrace, for each panic that a test asks for.
+    let cmd = cmd.env("PROPTEST_CASES", "4").env("RUST_BACKTRACE", "0");
     vec![Task::Nextest, task("nightly", &["rust-src", "miri"], (cmd, "miri"), setting)]
 }
 
