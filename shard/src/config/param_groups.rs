@@ -137,13 +137,18 @@ impl Groups {
         self.rule().sees() == Sees::Matrix
     }
 
+    /// Returns true if the rules update matrices in pieces, so that several ranks may hold one ([`Rule::by_matrix`]).
+    pub fn update_pieces(&self) -> bool {
+        self.rule().by_matrix().is_some()
+    }
+
     /// Checks that each parameter's rule can see under `stage` the elements that it needs.
     pub(crate) fn check_sight(&self, layout: &Layout, stage: Stage) -> Result<(), Error> {
         let rule = &self.groups[0].rule;
         if !self.see_matrices() {
             return Ok(());
         }
-        if stage.cuts_params() {
+        if stage.cuts_params() && !self.update_pieces() {
             return Err(Error::NeedsWholeParams { rule: rule.name(), stage });
         }
         let rules = self.rules(layout)?;

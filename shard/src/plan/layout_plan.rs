@@ -3,8 +3,10 @@
 use crate::plan::bucket::{self, BucketPlan, Placed};
 use crate::plan::bucket_chain::{self, BucketChain};
 use crate::plan::bytes::{VectorSpec, alike, ring_all_reduce, ring_broadcast};
+use crate::plan::matrix_exchange::{self, MatrixExchange};
 use crate::plan::units::Units;
 use crate::{Error, Memory, Options, RankRoles, Stage};
+use meshstep_optim::Rule;
 use meshstep_tensor::{Category, DType, Layout, Param};
 use std::ops::Range;
 
@@ -140,6 +142,19 @@ impl Part {
     /// Returns true if each parameter is updated by one rank alone, or whole by every rank.
     pub fn is_uncut(&self) -> bool {
         self.uncut || !self.stage.cuts_state()
+    }
+
+    /// Plans the exchange of the matrices that `rule` updates in pieces ([`Rule::by_matrix`]): without windows if no chunk cuts a parameter.
+    pub fn matrix_exchange(&self, rule: &dyn Rule) -> MatrixExchange {
+        self.exchange_by(|param| matrix_exchange::cost(rule, &self.layout.params()[param]))
+    }
+
+    /// Plans the exchange of the parameters for which `cost` returns the cost of their transformation.
+    pub(crate) fn exchange_by(&self, cost: impl Fn(usize) -> Option<u64>) -> MatrixExchange {
+        if self.is_uncut() {
+            return MatrixExchange::default();
+        }
+        MatrixExchange::new(&self.buckets, self.sizes.shards, cost)
     }
 
     /// Sets each parameter's position among those of all parts that are added together, in the order a forward pass uses them. By
@@ -346,13 +361,13 @@ impl Part {
         self.buckets.iter().enumerate().map(of_bucket).sum()
     }
 
-    /// Returns the first seat that holds and sends as many bytes as `seat`.
-    pub(crate) fn kind(&self, seat: &Seat) -> Seat {
+    /// Returns the first seat that holds and sends as many bytes as `seat`, for parameters updated by `rule`.
+    pub(crate) fn kind(&self, seat: &Seat, rule: &dyn Rule) -> Seat {
         let whole = matches!(self.stage, Stage::WholeParams(_));
         let lens = || self.buckets.iter().map(|bucket| self.further_len(bucket));
         let extra_reductions = self.sizes.extra_reductions.iter().zip(&seat.extra_reductions);
         Seat {
-            shard: if whole { seat.shard } else { 0 },
+            shard: if whole { seat.shard } else { self.matrix_exchange(rule).first_alike(seat.shard) },
             extra_reductions: extra_reductions.map(|(&n, &place)| alike(lens(), n, place)).collect(),
         }
     }
