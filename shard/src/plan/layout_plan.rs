@@ -1,5 +1,7 @@
 //! One layout shared by some ranks: its buckets, the owner of each range, and the bytes needed. Arithmetic only.
 
+mod uncut;
+
 use crate::plan::bucket::{self, BucketPlan, Placed};
 use crate::plan::bucket_chain::{self, BucketChain};
 use crate::plan::bytes::{VectorSpec, alike, ring_all_reduce, ring_broadcast};
@@ -110,38 +112,6 @@ impl Part {
             units.check()?;
         }
         Ok(Part { layout, sizes, stage, buckets, units, positions: None, wholes: None, uncut: false })
-    }
-
-    /// Plans the buckets again so that no rank's chunk ends within a parameter, with the options of the plan: for rules that see whole
-    /// matrices, at stages 1 and 2. The largest parameters come first, each to the rank with the fewest elements of its bucket; the
-    /// chunks of the other ranks are padded. An optimizer does so itself for a rule with
-    /// [`Sees::Matrix`](meshstep_optim::Sees::Matrix).
-    ///
-    /// ```
-    /// use meshstep_optim::Muon;
-    /// use meshstep_shard::{Options, Part, Plan, Sizes};
-    /// use meshstep_tensor::{DType, Layout};
-    ///
-    /// // 48 matrices on 4 ranks: 12 each, and no padding.
-    /// let layout = (0..48).fold(Layout::builder(), |b, i| b.param(format!("w{i}"), &[64, 96], DType::F32)).build()?;
-    /// let options = Options::default();
-    /// let part = Part::new(layout, Sizes::all(4), [], &options)?.uncut(&options)?;
-    /// assert!(part.buckets()[0].params.iter().all(|w| w.start / (12 * 64 * 96) == w.owner));
-    /// let memory = Plan::of(4, vec![part], &options)?.memory(0, &Muon::default());
-    /// assert_eq!(memory.state, 12 * 64 * 96 * 4);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn uncut(self, options: &Options) -> Result<Part, Error> {
-        if !matches!(self.stage, Stage::Zero1 | Stage::Zero2) {
-            return Ok(self);
-        }
-        let buckets = bucket::cut_between_params(&self.layout, self.sizes.shards, options)?;
-        Ok(Part { units: Units::new(&self.layout, &buckets), buckets, uncut: true, ..self })
-    }
-
-    /// Returns true if each parameter is updated by one rank alone, or whole by every rank.
-    pub fn is_uncut(&self) -> bool {
-        self.uncut || !self.stage.cuts_state()
     }
 
     /// Plans the exchange of the matrices that `rule` updates in pieces ([`Rule::by_matrix`]): without windows if no chunk cuts a parameter.

@@ -126,8 +126,9 @@ fn memory_and_traffic_are_the_plans_to_the_byte() {
                 let rank = comm.rank();
                 let options = run.options();
                 let part = Part::new(matrices(), Sizes::all(ranks), [], &options).unwrap();
-                let plan = Plan::of(ranks, vec![part.uncut(&options).unwrap()], &options).unwrap();
                 let muon = Muon::default();
+                let part = part.for_rules(&muon.clone().into(), &options).unwrap();
+                let plan = Plan::of(ranks, vec![part], &options).unwrap();
                 let mut opt = Optimizer::new(comm, matrices(), muon.clone(), first, options.clone()).unwrap();
                 for t in 1..=2 {
                     let batch = opt.micro_batch(1).unwrap();
