@@ -14,7 +14,7 @@ pub enum Sees {
     /// One element and two sums over the whole tensor ([`Rule::measure_on`], [`Rule::ratio`]): segments may be any ranges, with the sums
     /// of all ranges added.
     TensorSums,
-    /// A whole matrix, or all [blocks](Rule::blocks) of a tensor, in one segment.
+    /// A whole matrix, or all [blocks](Rule::blocks) of a tensor, in one segment; the phases of [`Rule::by_matrix`] see pieces of it.
     Matrix,
 }
 

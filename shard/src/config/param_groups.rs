@@ -137,9 +137,10 @@ impl Groups {
         self.rule().sees() == Sees::Matrix
     }
 
-    /// Returns true if the rules update matrices in pieces, so that several ranks may hold one ([`Rule::by_matrix`]).
+    /// Returns true if no rule needs a whole matrix on one rank: those that see matrices update pieces too ([`Rule::by_matrix`]).
     pub fn update_pieces(&self) -> bool {
-        self.rule().by_matrix().is_some()
+        let updates = |rule: &dyn Rule| rule.sees() != Sees::Matrix || rule.by_matrix().is_some();
+        self.groups.iter().all(|group| updates(&*group.rule))
     }
 
     /// Checks that each parameter's rule can see under `stage` the elements that it needs.

@@ -31,8 +31,8 @@ pub struct MatrixExchange {
     windows: Vec<ExchangeWindow>,
 }
 
-/// Matrices of one type that are exchanged at once: consecutive ones in the order of buckets, with as many elements as one of the longest
-/// has on each rank. So every rank can have one, and needs memory for about two.
+/// Matrices of one type that are exchanged at once: consecutive ones in the order of buckets, with at most about as many elements as one of
+/// the longest has on each rank. So every rank can have one, and needs memory for two or three. All windows are about equally long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExchangeWindow {
     /// Type that the rule computes in.
@@ -104,21 +104,21 @@ impl MatrixExchange {
     pub(crate) fn new(buckets: &[BucketPlan], ranks: usize, cost: impl Fn(usize) -> Option<u64>) -> Self {
         let of_bucket = |(b, bucket)| matrices(b, bucket, ranks, &cost);
         let all: Vec<(DType, ExchangedMatrix)> = buckets.iter().enumerate().flat_map(of_bucket).collect();
-        let cut = all.iter().map(|(_, matrix)| matrix).filter(|matrix| matrix.travels());
-        let limit = cut.map(ExchangedMatrix::padded).max().unwrap_or(0).saturating_mul(ranks);
-        let (mut windows, mut len): (Vec<ExchangeWindow>, usize) = (Vec::new(), 0);
+        let cut = || all.iter().map(|(_, matrix)| matrix).filter(|matrix| matrix.travels());
+        let limit = cut().map(ExchangedMatrix::padded).max().unwrap_or(1).saturating_mul(ranks);
+        let total = cut().map(ExchangedMatrix::padded).sum::<usize>().max(1);
+        let (count, mut before, mut last) = (total.div_ceil(limit), 0, 0);
+        let mut windows: Vec<ExchangeWindow> = Vec::new();
         for (dtype, matrix) in all {
-            let more = if matrix.travels() { matrix.padded() } else { 0 };
+            let len = if matrix.travels() { matrix.padded() } else { 0 };
+            // Windows are equally long, and a matrix belongs to the one with its middle.
+            let index = ((before + len / 2) as u128 * count as u128 / total as u128) as usize;
+            let index = index.min(count - 1);
             match windows.last_mut() {
-                Some(window) if window.dtype == dtype && len + more <= limit => {
-                    window.matrices.push(matrix);
-                    len += more;
-                }
-                _ => {
-                    windows.push(ExchangeWindow { dtype, matrices: vec![matrix] });
-                    len = more;
-                }
+                Some(window) if window.dtype == dtype && index == last => window.matrices.push(matrix),
+                _ => windows.push(ExchangeWindow { dtype, matrices: vec![matrix] }),
             }
+            (before, last) = (before + len, index);
         }
         let mut totals = vec![0; ranks];
         windows.iter_mut().for_each(|window| window.assign(&mut totals));

@@ -72,26 +72,28 @@ impl Run {
         opt
     }
 
-    /// Takes three steps, clipped together unless they reduce in the step; returns the parameters, which are the same on all ranks.
-    fn end(&self) -> Vec<Vec<u8>> {
-        let ends = spawn(self.ranks, |comm| {
-            let mut opt = self.build(comm);
-            let all: Vec<Param> = opt.params().cloned().collect();
-            for t in 1..=3 {
-                for micro in 0..self.micro_batches {
-                    let last = micro + 1 == self.micro_batches;
-                    let batch = if last { opt.micro_batch(1) } else { opt.accumulate(1) }.unwrap();
-                    all.iter().for_each(|p| batch.grad(p.name(), &values(p, t)[..]).unwrap());
-                    batch.finish().unwrap();
-                }
-                let max_norm = (!self.in_step).then_some(3.0);
-                let at = StepArgs { lr: 0.1, max_norm, ..StepArgs::default() };
-                let outcome = opt.step(at).unwrap().outcome().unwrap();
-                assert!(matches!(outcome, Outcome::Applied { .. }), "{outcome:?}");
+    /// Takes three steps, clipped together unless they reduce in the step; returns the parameters.
+    pub fn on_rank(&self, comm: Arc<dyn Communicator>) -> Vec<Vec<u8>> {
+        let mut opt = self.build(comm);
+        let all: Vec<Param> = opt.params().cloned().collect();
+        for t in 1..=3 {
+            for micro in 0..self.micro_batches {
+                let last = micro + 1 == self.micro_batches;
+                let batch = if last { opt.micro_batch(1) } else { opt.accumulate(1) }.unwrap();
+                all.iter().for_each(|p| batch.grad(p.name(), &values(p, t)[..]).unwrap());
+                batch.finish().unwrap();
             }
-            params(&opt)
-        })
-        .unwrap();
+            let max_norm = (!self.in_step).then_some(3.0);
+            let at = StepArgs { lr: 0.1, max_norm, ..StepArgs::default() };
+            let outcome = opt.step(at).unwrap().outcome().unwrap();
+            assert!(matches!(outcome, Outcome::Applied { .. }), "{outcome:?}");
+        }
+        params(&opt)
+    }
+
+    /// Returns what all ranks end with.
+    fn end(&self) -> Vec<Vec<u8>> {
+        let ends = spawn(self.ranks, |comm| self.on_rank(comm)).unwrap();
         assert!(ends.iter().all(|end| *end == ends[0]), "{self:?}");
         ends.into_iter().next().unwrap()
     }

@@ -181,7 +181,7 @@ fn every_precision_has_the_bits_of_one_rank() {
                         into.copy_from(Slice::from(&values[..]))
                     }
                 };
-                let options = Options { precision: precision.clone(), ..options(stage) };
+                let options = Options { precision, ..options(stage) };
                 let mut opt =
                     Optimizer::new(comm, layout.build().unwrap(), rule.clone(), fill, options).unwrap();
                 for t in 1..=3 {
@@ -347,8 +347,17 @@ fn a_matrix_with_nan_skips_the_step_everywhere() {
     ends.unwrap();
 }
 
-/// Trains two steps on four ranks with these faults; returns each rank's operations before the second step and after it, and its error.
-fn with_faults(faults: Faults) -> Vec<([u64; 2], u64, Option<Error>)> {
+fn try_step(opt: &mut Optimizer, t: u64) -> Result<(), Error> {
+    let all: Vec<Param> = opt.params().cloned().collect();
+    let batch = opt.micro_batch(1)?;
+    all.iter().rev().try_for_each(|p| batch.grad(p.name(), &values(p, t)[..]))?;
+    batch.finish()?;
+    opt.step(StepArgs::default())?.outcome().map(drop)
+}
+
+/// Trains three steps on four ranks with these faults. Returns each rank's operations up to the end of the second step, the number of pieces
+/// among them, and its error.
+fn with_faults(faults: Faults) -> Vec<(u64, u64, Option<Error>)> {
     let timeout = Duration::from_millis(500);
     let config = loopback::Config { timeout, faults, ..loopback::Config::new(4) };
     let ranks = loopback::spawn_with(config, |comm| {
@@ -357,11 +366,13 @@ fn with_faults(faults: Faults) -> Vec<([u64; 2], u64, Option<Error>)> {
         hand_over(&mut opt, 1, |_| true);
         step(&mut opt);
         let before = comm.stats();
-        hand_over(&mut opt, 2, |_| true);
-        let stepped = opt.step(StepArgs::default()).map(drop);
-        let pieces = [Kind::Send, Kind::Recv]
-            .map(|kind| comm.stats().of(kind).operations - before.of(kind).operations);
-        ([before, comm.stats()].map(|stats| stats.total().operations), pieces.iter().sum(), stepped.err())
+        let stepped = try_step(&mut opt, 2);
+        let after = comm.stats();
+        let pieces =
+            [Kind::Send, Kind::Recv].map(|kind| after.of(kind).operations - before.of(kind).operations);
+        // A rank that has all its pieces takes the step; the next one tells it.
+        let error = stepped.and_then(|()| try_step(&mut opt, 3)).err();
+        (after.total().operations, pieces.iter().sum(), error)
     });
     ranks.unwrap()
 }
@@ -369,7 +380,7 @@ fn with_faults(faults: Faults) -> Vec<([u64; 2], u64, Option<Error>)> {
 #[test]
 fn a_rank_that_is_lost_in_the_exchange_is_an_error_on_every_rank() {
     let sound = with_faults(Faults::none());
-    for (rank, ([_, after], pieces, error)) in sound.iter().enumerate() {
+    for (rank, (after, pieces, error)) in sound.iter().enumerate() {
         assert!(error.is_none() && *pieces > 0, "rank {rank}: {pieces}, {error:?}");
         // The last operations of the step are the exchange's: the first of them, one in the middle, the last.
         for lost in [after - pieces, after - pieces / 2, after - 1] {
@@ -386,9 +397,9 @@ fn a_rank_that_is_lost_in_the_exchange_is_an_error_on_every_rank() {
 }
 
 #[test]
-fn owners_of_exchanged_matrices_are_balanced_and_need_memory_for_about_two() {
+fn owners_of_exchanged_matrices_are_balanced_and_need_memory_for_three() {
     for (name, layout) in models() {
-        for ranks in (2..=16).chain([24, 32, 48, 64]) {
+        for ranks in 2..=64 {
             let options = Options { stage: Stage::Zero3, ..Options::default() };
             let part = Part::new(layout.clone(), Sizes::all(ranks), [], &options).unwrap();
             let exchange = part.matrix_exchange(&Muon::default());
@@ -412,7 +423,7 @@ fn owners_of_exchanged_matrices_are_balanced_and_need_memory_for_about_two() {
                 "{name}, {ranks} ranks, {windows} windows: {most:.3} of an even cost, {:.3} in turns; scratch of {scratch:.2} of the longest; {share:.3} of 2/n sent",
                 in_windows as f64 / even
             );
-            assert!(scratch <= 3.0);
+            assert!(most <= 1.21 && scratch <= 3.0 && share <= 1.3, "{name}, {ranks} ranks");
         }
     }
 }

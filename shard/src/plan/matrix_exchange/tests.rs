@@ -50,6 +50,7 @@ proptest! {
         ranks in 1usize..10,
         bucket_len in prop::option::of(64usize..3000),
     ) {
+        prop_assume!(shapes.iter().any(|shape| shape.0 > 0));
         let (part, rule) = (part(&shapes, ranks, bucket_len), Muon::default());
         let exchange = part.matrix_exchange(&rule);
         let mut seen: Vec<usize> = Vec::new();
@@ -116,8 +117,8 @@ fn a_window_has_one_of_the_longest_matrices_for_each_rank() {
         let exchange = part(&shapes, ranks, Some(7040)).matrix_exchange(&Muon::default());
         // One bucket for each matrix: every matrix is cut.
         let lens: Vec<usize> = exchange.windows().iter().map(|window| window.matrices.len()).collect();
-        assert_eq!(lens.iter().sum::<usize>(), 52);
-        assert!(lens[..lens.len() - 1].iter().all(|&len| len == ranks), "{lens:?}");
+        assert_eq!((lens.iter().sum::<usize>(), lens.len()), (52, 52usize.div_ceil(ranks)));
+        assert!(lens.iter().all(|&len| len <= ranks && len + 1 >= ranks), "{lens:?}");
         for rank in 0..ranks {
             let [(DType::F32, scratch)] = exchange.scratch(rank)[..] else { panic!() };
             assert!(scratch <= 2 * 7040, "{scratch}");
