@@ -48,6 +48,7 @@
 //! | [`Blocks`], [`Adjust`] | Muon's matrices within a fused tensor; adjustment of its rate to their shape |
 //! | [`Decay`], [`Momentum`], [`Moments`] | forms of weight decay; SGD's forms of momentum; several slow moments |
 //! | [`Rule`] | hyperparameters, the names of the state, one pass over [`Flat`] memory |
+//! | [`MatrixRule`] | Muon's update in phases, for a matrix in pieces |
 //! | [`Segment`], [`Scalars`] | elements to update and their `t`; learning rate, gradient scale, gradient reset |
 //! | [`elementwise`] | helpers for a rule outside this crate: any recipe of types, on every instruction set |
 //! | [`remainder`] | f32 masters from bf16 parameters and their 16-bit remainders |
@@ -90,6 +91,7 @@ mod error;
 mod flat;
 mod lbfgs;
 mod loss_scale;
+mod matrix_rule;
 mod merge;
 mod norm;
 mod precision;
@@ -114,6 +116,7 @@ pub use flat::norm_sum::NormSum;
 pub use flat::placed::{cast, scale};
 pub use lbfgs::{History, Iterate, Lbfgs, LbfgsError, LbfgsReport, LbfgsState, LineSearch, Loss, Stop};
 pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
+pub use matrix_rule::MatrixRule;
 pub use merge::{Merge, OuterStep, mix_zeros, pack};
 pub use meshstep_tensor::simd::Isa;
 pub use norm::clip::clip_coef;

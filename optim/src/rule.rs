@@ -1,7 +1,7 @@
 //! Update rules: hyperparameters, names of state vectors, and one pass over flat memory.
 
 use crate::state_slot::{Carry, StateSlot};
-use crate::{Blocks, Error, Isa, Strided, TensorSums, cuda};
+use crate::{Blocks, Error, Isa, MatrixRule, Strided, TensorSums, cuda};
 use meshstep_tensor::{Queue, SliceMut};
 use std::fmt::Debug;
 use std::ops::Range;
@@ -14,7 +14,7 @@ pub enum Sees {
     /// One element and two sums over the whole tensor ([`Rule::measure_on`], [`Rule::ratio`]): segments may be any ranges, with the sums
     /// of all ranges added.
     TensorSums,
-    /// A whole matrix, or all [blocks](Rule::blocks) of a tensor, in one segment.
+    /// A whole matrix, or all [blocks](Rule::blocks) of a tensor, in one segment; the phases of [`Rule::by_matrix`] see pieces of it.
     Matrix,
 }
 
@@ -78,6 +78,12 @@ pub trait Rule: Send + Sync + Debug {
     /// Returns the matrices of a tensor, for a rule that [sees](Rule::sees) matrices.
     fn blocks(&self) -> Blocks {
         Blocks::Whole
+    }
+
+    /// Returns the phases of the update, for a rule that [sees](Rule::sees) matrices and whose caller may hold a matrix in pieces. Without
+    /// them a matrix is updated where all of it is.
+    fn by_matrix(&self) -> Option<&dyn MatrixRule> {
+        None
     }
 
     /// Returns the effect of an update on the state vector at index `slot` of [`state`](Rule::state).

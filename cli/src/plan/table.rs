@@ -105,7 +105,8 @@ pub(super) fn json(plans: &[MeshPlan], types: Types) -> Result<String> {
             "held": { "rank": held_by, "total": memory.total(), "by_category": held },
             "sent": {
                 "rank": sent_by, "total": wire.total(), "reduce": wire.reduce,
-                "extra_reductions": wire.extra_reductions, "gather": wire.gather, "exchange": wire.exchange,
+                "extra_reductions": wire.extra_reductions, "gather": wire.gather, "matrices": wire.matrices,
+                "exchange": wire.exchange,
             },
         })
     };

@@ -43,6 +43,30 @@ pub(crate) fn check(
 ) -> Result<(), Error> {
     check_isa(isa)?;
     check_memory(rule, flat, scalars.rounding)?;
+    check_numbers(rule, flat, segments, scalars)
+}
+
+/// Checks everything but the number of state vectors.
+pub(crate) fn check_stateless(
+    rule: &dyn Rule,
+    isa: Isa,
+    flat: &Flat<'_, '_>,
+    segments: &[Segment],
+    scalars: &Scalars,
+) -> Result<(), Error> {
+    check_isa(isa)?;
+    check_lens(flat, flat.params.len())?;
+    check_types(rule, flat, scalars.rounding)?;
+    check_numbers(rule, flat, segments, scalars)
+}
+
+/// Checks segments and scalars.
+fn check_numbers(
+    rule: &dyn Rule,
+    flat: &Flat<'_, '_>,
+    segments: &[Segment],
+    scalars: &Scalars,
+) -> Result<(), Error> {
     let len = flat.params.len();
     if flat.params.dtype() == DType::F64 {
         check_scalars::<f64>(scalars)?;

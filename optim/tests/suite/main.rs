@@ -20,6 +20,7 @@ mod known_values;
 mod layer_wise;
 mod lbfgs;
 mod loss_scale;
+mod matrix_phases;
 mod merges;
 mod muon;
 mod norms;

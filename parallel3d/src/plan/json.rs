@@ -134,6 +134,13 @@ fn memory(memory: Memory) -> Value {
 }
 
 fn wire(wire: Wire) -> Value {
-    let Wire { reduce, extra_reductions, gather, exchange } = wire;
-    json!({ "reduce": reduce, "further": extra_reductions, "gather": gather, "exchange": exchange, "total": wire.total() })
+    let Wire { reduce, extra_reductions, gather, matrices, exchange } = wire;
+    json!({
+        "reduce": reduce,
+        "further": extra_reductions,
+        "gather": gather,
+        "matrices": matrices,
+        "exchange": exchange,
+        "total": wire.total(),
+    })
 }

@@ -185,8 +185,7 @@ impl PipelineStage {
             };
             let wholes = positions.iter().map(whole).collect();
             let part = Part::new(layout, sizes, earlier, options)?;
-            let part = if rules.see_matrices() { part.uncut(options)? } else { part };
-            let part = part.at(positions)?.cut_from(wholes)?;
+            let part = part.for_rules(rules, options)?.at(positions)?.cut_from(wholes)?;
             sharings.push(sharing);
             parts.push(part);
         }

@@ -70,6 +70,8 @@ pub enum Purpose {
     Further,
     /// All-gather of parameters: once updated, or at [`Stage::Zero3`] each unit's before the forward and the backward pass.
     Gather,
+    /// Steps of matrices that several ranks hold: pieces to the rank that transforms the matrix, and back.
+    Matrices,
     /// Exchange by which all ranks decide the step together.
     Decide,
 }
@@ -80,6 +82,7 @@ impl fmt::Display for Purpose {
             Purpose::Reduce => "reduce",
             Purpose::Further => "reduce further",
             Purpose::Gather => "gather",
+            Purpose::Matrices => "matrices",
             Purpose::Decide => "decide",
         })
     }
@@ -154,6 +157,8 @@ impl<'p> RankPlan<'p> {
                 add(Purpose::Further, axes, part.further_bytes(round, seat.extra_reductions[round]));
             }
             add(Purpose::Gather, sharing.shards(), part.gather_bytes(seat.shard));
+            let exchange = part.matrix_exchange(self.plan.rules.rule());
+            add(Purpose::Matrices, sharing.shards(), exchange.sent_bytes(seat.shard));
         }
         let decide = self.stage.plan.exchange_bytes(self.seats.world, self.plan.rules.rule());
         add(Purpose::Decide, deciding(&self.plan.mesh), decide);

@@ -2,7 +2,7 @@
 
 use super::{Holds, Plan, Purpose, RankPlan, Sends, TotalKind, Totals};
 use crate::{Axes, Piece, Sharing};
-use meshstep_shard::{BucketPlan, Memory, Part};
+use meshstep_shard::{BucketPlan, Memory, Part, Stage};
 use std::fmt;
 
 impl fmt::Display for Plan {
@@ -56,7 +56,9 @@ impl Plan {
             "buckets",
             "pads",
         ];
-        let mut rows = vec![head.map(String::from).to_vec()];
+        let sees_matrices = self.rules.see_matrices();
+        let matrices = sees_matrices.then_some("matrices");
+        let mut rows = vec![head.into_iter().chain(matrices).map(String::from).collect()];
         for (stage, of) in self.pipeline.iter().enumerate() {
             let own = |(sharing, part): (Sharing, &Part)| {
                 let extra_reductions: Vec<String> =
@@ -73,6 +75,9 @@ impl Plan {
                     grouped(part.buckets().len() as u64),
                     grouped((padded - elements) as u64),
                 ]
+                .into_iter()
+                .chain(sees_matrices.then(|| matrices_of(part).to_owned()))
+                .collect()
             };
             rows.extend(of.families().map(own));
         }
@@ -145,6 +150,15 @@ impl fmt::Display for RankPlan<'_> {
             [sends.purpose.to_string(), short(sends.axes), ranks, grouped(sends.bytes)].to_vec()
         });
         write!(f, "{}", table(&[head].into_iter().chain(sends).collect::<Vec<_>>()))
+    }
+}
+
+/// Says where the matrices of a part are updated.
+fn matrices_of(part: &Part) -> &'static str {
+    match part.stage() {
+        _ if part.is_uncut() => "whole",
+        Stage::Zero3 => "exchanged: chunks cut them",
+        _ => "exchanged: whole ones would pad more than 1/4",
     }
 }
 

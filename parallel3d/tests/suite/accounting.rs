@@ -65,14 +65,18 @@ fn model(dtype: DType) -> Model {
 
 /// Counts the bytes of a step on every rank and compares them with the plan.
 fn measure(mesh: &str, dtype: DType, rules: &Groups, options: &Options) {
+    measure_model(mesh, (&model(dtype), dtype), rules, options);
+}
+
+/// Same for any model.
+pub fn measure_model(mesh: &str, (model, dtype): (&Model, DType), rules: &Groups, options: &Options) {
     let mesh: Mesh = mesh.parse().unwrap();
-    let model = model(dtype);
-    let plan = Plan::new(&mesh, &model, rules.clone(), options).unwrap();
+    let plan = Plan::new(&mesh, model, rules.clone(), options).unwrap();
     loopback::spawn(mesh.world_size(), |world: Arc<dyn Communicator>| {
         let planned = plan.rank(world.rank()).unwrap();
         let own = Options { meter: Meter::new(), ..options.clone() };
         let mut opt =
-            Optimizer::new(world, mesh.clone(), &model, rules.clone(), |_, _, _| Ok(()), own).unwrap();
+            Optimizer::new(world, mesh.clone(), model, rules.clone(), |_, _, _| Ok(()), own).unwrap();
         for _ in 0..2 {
             let before = sent(&opt, &planned);
             let outcome = step(&mut opt, &planned, options.grads.unwrap_or(dtype));

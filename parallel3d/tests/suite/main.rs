@@ -14,6 +14,7 @@ mod common;
 mod communicators;
 mod lbfgs;
 mod local;
+mod matrices;
 mod mesh;
 mod models;
 mod norms;

@@ -138,13 +138,19 @@ impl Groups {
         self.rule().sees() == Sees::Matrix
     }
 
+    /// Returns true if no rule needs a whole matrix on one rank: those that see matrices update pieces too ([`Rule::by_matrix`]).
+    pub fn update_pieces(&self) -> bool {
+        let updates = |rule: &dyn Rule| rule.sees() != Sees::Matrix || rule.by_matrix().is_some();
+        self.groups.iter().all(|group| updates(&*group.rule))
+    }
+
     /// Checks that each parameter's rule can see under `stage` the elements that it needs.
     pub(crate) fn check_sight(&self, layout: &Layout, stage: Stage) -> Result<(), Error> {
         let rule = &self.groups[0].rule;
         if !self.see_matrices() {
             return Ok(());
         }
-        if stage.cuts_params() {
+        if stage.cuts_params() && !self.update_pieces() {
             return Err(Error::NeedsWholeParams { rule: rule.name(), stage });
         }
         let rules = self.rules(layout)?;

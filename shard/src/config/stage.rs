@@ -29,6 +29,8 @@ pub enum Owners {
 /// Stages 0 to 3 are those of Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models* (2020).
 /// On the loopback backend all of them end with the same bits if a step has one micro-batch. With several micro-batches, stages 2
 /// and 3 round after each reduction and the others once, so that they agree only where sums and means are exact.
+///
+/// Rules that see whole matrices add to `Zero3` about 2/n of the matrices' bytes per step and rank ([`MatrixExchange`](crate::MatrixExchange)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Stage {
     /// Stage 0: nothing is divided; all ranks update all parameters.

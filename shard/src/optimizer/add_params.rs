@@ -15,6 +15,7 @@ use crate::ranks::roles::RankRoles;
 use crate::reduce::double_ended::DoubleEnded;
 use crate::reduce::together::objection;
 use crate::step::exchange::Exchange;
+use crate::update::matrix_exchange::PartExchange;
 use crate::update::params::ParamPlace;
 use crate::update::updater::Updater;
 use meshstep_comm::Communicator;
@@ -158,7 +159,9 @@ fn make(opt: &Optimizer, parts: Vec<ParamGroup>) -> Result<Added, Error> {
     let (count, buckets) = (params.entries.len() + added, params.buckets.len() + order.len());
     let exchange = Exchange::new(exchange_words(count, buckets, options), options)?;
     let added = layout_states.iter().flat_map(|layout_state| &layout_state.groups.groups);
-    let updater = Updater::new(count, params.groups.iter().chain(added), opt.comm(), params)?;
+    let exchanges = layout_states.iter().filter_map(|layout_state| layout_state.exchange.clone());
+    let exchanges = opt.updater.exchanges().chain(exchanges).collect();
+    let updater = Updater::new(count, params.groups.iter().chain(added), opt.comm(), exchanges, params)?;
     Ok(Added { layout_states, order, room, units, exchange, updater, decision_comm: None })
 }
 
@@ -228,7 +231,8 @@ fn prepare(opt: &Optimizer, parts: Vec<ParamGroup>) -> Result<Prepared, Error> {
         }
         units.extend(part.take_units(), &places);
         let seat = (among.shards.rank(), &Arc::new(among));
-        let mut layout_state = LayoutState::new(&part, rules, before, seat, opt.options())?;
+        let mut layout_state = LayoutState::new(&part, rules.clone(), before, seat, opt.options())?;
+        layout_state.exchange = PartExchange::new((&part, &rules), &layout_state, (&places, so_far.params))?;
         layout_state.kept.iter_mut().for_each(|kept| kept.series += before_all + series.len());
         series.extend(part.series());
         so_far.count(&layout_state);
@@ -260,7 +264,7 @@ fn check_part(
         && among.parts.is_empty()
         && among.comms().all(|comm| Arc::ptr_eq(comm, opt.comm()));
     rules.check(part.layout(), alike, opt.options())?;
-    if rules.see_matrices() && !part.is_uncut() {
+    if rules.see_matrices() && !part.is_uncut() && !rules.update_pieces() {
         return Err(Error::NeedsWholeParams { rule: rules.rule().name(), stage: part.stage() });
     }
     let unweighed = Arc::ptr_eq(&among.shards, opt.comm()) && !opt.reducer.config.place.first;

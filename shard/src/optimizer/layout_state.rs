@@ -15,6 +15,7 @@ use crate::reduce::bucket_fill::BucketFill;
 use crate::reduce::chunk_norm::ChunkNorm;
 use crate::reduce::reducer_config::BucketInfo;
 use crate::reduce::together::objection;
+use crate::update::matrix_exchange::PartExchange;
 use crate::update::owned_bucket::{Owned, ParamKey};
 use crate::update::params::{ParamEntry, ParamPlace, Params};
 use crate::update::vector_memory::{VectorMemory, zeroed, zeroed_to_travel};
@@ -35,6 +36,8 @@ pub(crate) struct LayoutState {
     pub(crate) groups: Groups,
     pub(crate) among: Arc<RankRoles>,
     pub(crate) first_vector: usize,
+    /// Exchange of the matrices that chunks cut.
+    pub(crate) exchange: Option<Arc<PartExchange>>,
 }
 
 /// Sizes of an optimizer before a layout is added.
@@ -88,6 +91,7 @@ impl LayoutState {
             groups,
             among: Arc::clone(among),
             first_vector: before.vectors,
+            exchange: None,
         };
         layout_state.entries = entries;
         let states = layout_state.groups.state().len();

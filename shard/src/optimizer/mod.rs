@@ -137,7 +137,7 @@ impl Optimizer {
             .precision
             .check_rules(&rules)
             .and_then(|()| Part::after(layout, Sizes::from(&among), alike, self.options()))
-            .and_then(|part| if rules.see_matrices() { part.uncut(self.options()) } else { Ok(part) });
+            .and_then(|part| part.for_rules(&rules, self.options()));
         add(self, part.map(|part| vec![ParamGroup { part, rules, among }]), initial)
     }
 

@@ -146,9 +146,13 @@ impl Optimizer {
                 continue;
             }
             updater.update(b, params, reducer, scalars)?;
-            if !holds {
+            if !holds && updater.exchanged().binary_search(&b).is_err() {
                 gatherer.send(b, params, reducer)?;
             }
+        }
+        updater.exchange(params, reducer, scalars)?;
+        if !holds {
+            updater.exchanged().iter().try_for_each(|&b| gatherer.send(b, params, reducer))?;
         }
         updater.count(params);
         hooks.after(params, true)?;

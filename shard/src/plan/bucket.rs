@@ -135,7 +135,6 @@ pub(crate) fn cut_between_params(
             let padded: usize = buckets.iter().map(|bucket| bucket.len).sum();
             if options.bucket_len.is_some() || buckets.len() < 2 || padded - before <= before / LEAST_PADDING
             {
-                warn_of_padding(before, padded);
                 all.append(&mut buckets);
                 break;
             }
@@ -169,7 +168,8 @@ fn share_out(bucket: &mut BucketPlan, owned: &mut [usize]) {
     bucket.len = chunk * owned.len();
 }
 
-fn warn_of_padding(before: usize, padded: usize) {
+/// Warns of parts with whole parameters that are much longer than they were.
+pub(crate) fn warn_of_padding(before: usize, padded: usize) {
     if padded as f64 > UNEVEN * before as f64 {
         tracing::warn!(
             elements = before,

@@ -21,7 +21,7 @@ pub struct Memory {
     pub master: u64,
     /// Gradients in flight, when gradients are handed over in bucket order.
     pub buckets: u64,
-    /// Vectors of the step's exchange.
+    /// Vectors of the step's exchange, and steps of matrices that several ranks hold ([`MatrixExchange`](crate::MatrixExchange)).
     pub staging: u64,
 }
 
@@ -95,6 +95,8 @@ pub struct Wire {
     pub extra_reductions: u64,
     /// Gathers of updated parameters; at stage 3 two of each unit, for the forward and for the backward pass.
     pub gather: u64,
+    /// Steps of matrices that several ranks hold: pieces to the rank that transforms the matrix, and back.
+    pub matrices: u64,
     /// Decision of the step: the exchange of scalars, two with [`NonFinite::Propagate`](crate::NonFinite::Propagate), and the
     /// sums over whole tensors that some rules need.
     pub exchange: u64,
@@ -103,7 +105,7 @@ pub struct Wire {
 impl Wire {
     /// Returns the sum of all purposes.
     pub fn total(&self) -> u64 {
-        self.reduce + self.extra_reductions + self.gather + self.exchange
+        self.reduce + self.extra_reductions + self.gather + self.matrices + self.exchange
     }
 }
 
@@ -115,6 +117,7 @@ impl Add for Wire {
             reduce: self.reduce + other.reduce,
             extra_reductions: self.extra_reductions + other.extra_reductions,
             gather: self.gather + other.gather,
+            matrices: self.matrices + other.matrices,
             exchange: self.exchange + other.exchange,
         }
     }
@@ -129,6 +132,7 @@ impl Mul<u64> for Wire {
             reduce: self.reduce * ranks,
             extra_reductions: self.extra_reductions * ranks,
             gather: self.gather * ranks,
+            matrices: self.matrices * ranks,
             exchange: self.exchange * ranks,
         }
     }

@@ -1,10 +1,14 @@
 //! One layout shared by some ranks: its buckets, the owner of each range, and the bytes needed. Arithmetic only.
 
+mod uncut;
+
 use crate::plan::bucket::{self, BucketPlan, Placed};
 use crate::plan::bucket_chain::{self, BucketChain};
 use crate::plan::bytes::{VectorSpec, alike, ring_all_reduce, ring_broadcast};
+use crate::plan::matrix_exchange::{self, MatrixExchange};
 use crate::plan::units::Units;
 use crate::{Error, Memory, Options, RankRoles, Stage};
+use meshstep_optim::Rule;
 use meshstep_tensor::{Category, DType, Layout, Param};
 use std::ops::Range;
 
@@ -110,36 +114,17 @@ impl Part {
         Ok(Part { layout, sizes, stage, buckets, units, positions: None, wholes: None, uncut: false })
     }
 
-    /// Plans the buckets again so that no rank's chunk ends within a parameter, with the options of the plan: for rules that see whole
-    /// matrices, at stages 1 and 2. The largest parameters come first, each to the rank with the fewest elements of its bucket; the
-    /// chunks of the other ranks are padded. An optimizer does so itself for a rule with
-    /// [`Sees::Matrix`](meshstep_optim::Sees::Matrix).
-    ///
-    /// ```
-    /// use meshstep_optim::Muon;
-    /// use meshstep_shard::{Options, Part, Plan, Sizes};
-    /// use meshstep_tensor::{DType, Layout};
-    ///
-    /// // 48 matrices on 4 ranks: 12 each, and no padding.
-    /// let layout = (0..48).fold(Layout::builder(), |b, i| b.param(format!("w{i}"), &[64, 96], DType::F32)).build()?;
-    /// let options = Options::default();
-    /// let part = Part::new(layout, Sizes::all(4), [], &options)?.uncut(&options)?;
-    /// assert!(part.buckets()[0].params.iter().all(|w| w.start / (12 * 64 * 96) == w.owner));
-    /// let memory = Plan::of(4, vec![part], &options)?.memory(0, &Muon::default());
-    /// assert_eq!(memory.state, 12 * 64 * 96 * 4);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn uncut(self, options: &Options) -> Result<Part, Error> {
-        if !matches!(self.stage, Stage::Zero1 | Stage::Zero2) {
-            return Ok(self);
-        }
-        let buckets = bucket::cut_between_params(&self.layout, self.sizes.shards, options)?;
-        Ok(Part { units: Units::new(&self.layout, &buckets), buckets, uncut: true, ..self })
+    /// Plans the exchange of the matrices that `rule` updates in pieces ([`Rule::by_matrix`]): without windows if no chunk cuts a parameter.
+    pub fn matrix_exchange(&self, rule: &dyn Rule) -> MatrixExchange {
+        self.exchange_by(|param| matrix_exchange::cost(rule, &self.layout.params()[param]))
     }
 
-    /// Returns true if each parameter is updated by one rank alone, or whole by every rank.
-    pub fn is_uncut(&self) -> bool {
-        self.uncut || !self.stage.cuts_state()
+    /// Plans the exchange of the parameters for which `cost` returns the cost of their transformation.
+    pub(crate) fn exchange_by(&self, cost: impl Fn(usize) -> Option<u64>) -> MatrixExchange {
+        if self.is_uncut() {
+            return MatrixExchange::default();
+        }
+        MatrixExchange::new(&self.buckets, self.sizes.shards, cost)
     }
 
     /// Sets each parameter's position among those of all parts that are added together, in the order a forward pass uses them. By
@@ -361,13 +346,13 @@ impl Part {
         self.buckets.iter().enumerate().map(of_bucket).sum()
     }
 
-    /// Returns the first seat that holds and sends as many bytes as `seat`.
-    pub(crate) fn kind(&self, seat: &Seat) -> Seat {
+    /// Returns the first seat that holds and sends as many bytes as `seat`, for parameters updated by `rule`.
+    pub(crate) fn kind(&self, seat: &Seat, rule: &dyn Rule) -> Seat {
         let whole = matches!(self.stage, Stage::WholeParams(_));
         let lens = || self.buckets.iter().map(|bucket| self.further_len(bucket));
         let extra_reductions = self.sizes.extra_reductions.iter().zip(&seat.extra_reductions);
         Seat {
-            shard: if whole { seat.shard } else { 0 },
+            shard: if whole { seat.shard } else { self.matrix_exchange(rule).first_alike(seat.shard) },
             extra_reductions: extra_reductions.map(|(&n, &place)| alike(lens(), n, place)).collect(),
         }
     }

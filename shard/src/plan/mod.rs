@@ -5,6 +5,7 @@ pub(crate) mod bucket_chain;
 pub(crate) mod bucket_order;
 pub(crate) mod bytes;
 pub(crate) mod layout_plan;
+pub(crate) mod matrix_exchange;
 pub(crate) mod overlap;
 pub(crate) mod partition;
 pub(crate) mod step_plan;

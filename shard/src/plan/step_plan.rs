@@ -5,6 +5,7 @@ use crate::plan::bucket_chain::{self, BucketChain, PoolModel};
 use crate::plan::bucket_order;
 use crate::plan::bytes::fold_words;
 use crate::plan::bytes::{alike, ring_all_reduce};
+use crate::plan::matrix_exchange::longest;
 use crate::plan::units::Units;
 use crate::{Clip, Error, Memory, Missing, NonFinite, Options, Part, Seat, Sizes, Stage, Wire};
 use meshstep_optim::{ExactSum, LossScale, Rule};
@@ -143,9 +144,17 @@ impl Plan {
         let (seats, states) = (rank.into(), rule.state().len());
         let of_parts: Memory = self.seated(&seats).map(|(part, seat)| part.memory(seat.shard, states)).sum();
         let words = self.exchange.iter().sum::<usize>() + self.fold_words(rule);
+        let staging = (words * 8) as u64 + self.scratch_bytes(&seats, rule);
         let buckets = self.parts.iter().map(|part| bucket_chain::bytes(&part.series())).sum();
         let gathered = self.gathered_bytes();
-        of_parts + Memory { staging: (words * 8) as u64, buckets, gathered, ..Memory::default() }
+        of_parts + Memory { staging, buckets, gathered, ..Memory::default() }
+    }
+
+    /// Returns the bytes in which matrices of all parts are exchanged.
+    fn scratch_bytes(&self, seats: &Seats, rule: &dyn Rule) -> u64 {
+        let of_part = |(part, seat): (&Part, Cow<'_, Seat>)| part.matrix_exchange(rule).scratch(seat.shard);
+        let longest = longest(self.seated(seats).flat_map(of_part));
+        longest.iter().map(|(dtype, len)| (len * dtype.size()) as u64).sum()
     }
 
     /// Returns the bytes of gathered units ([`Memory::gathered`]).
@@ -227,6 +236,7 @@ impl Plan {
                 .map(|(i, &place)| part.further_bytes(i, place))
                 .sum(),
             gather: part.gather_bytes(seat.shard),
+            matrices: part.matrix_exchange(rule).sent_bytes(seat.shard),
             exchange: 0,
         };
         let of_parts: Wire = self.seated(&seats).map(of_part).sum();
@@ -243,7 +253,7 @@ impl Plan {
     pub fn kind(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Seats {
         let seats = rank.into();
         let words = [self.exchange.iter().sum(), self.fold_words(rule)];
-        let parts = self.seated(&seats).map(|(part, seat)| part.kind(&seat));
+        let parts = self.seated(&seats).map(|(part, seat)| part.kind(&seat, rule));
         Seats { world: alike(words, self.world_size, seats.world), parts: parts.collect() }
     }
 

@@ -5,10 +5,12 @@ pub(crate) mod exact_reduce;
 #[cfg(feature = "cuda")]
 pub(crate) mod gpu;
 pub(crate) mod hooks;
+pub(crate) mod matrix_exchange;
 #[cfg(not(feature = "cuda"))]
 pub(crate) mod no_gpu;
 pub(crate) mod owned_bucket;
 pub(crate) mod params;
+pub(crate) mod piece_travel;
 pub(crate) mod segments;
 pub(crate) mod tensor_norms;
 pub(crate) mod updater;

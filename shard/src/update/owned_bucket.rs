@@ -7,13 +7,14 @@ use crate::plan::bucket::BucketPlan;
 use crate::plan::bytes::VectorSpec;
 use crate::plan::overlap::{overlap, overlapping};
 use crate::update::gpu::ParamArrival;
-use crate::update::segments::{OwnedRange, UpdateTable, runs, within};
+use crate::update::segments::{OwnedRange, PieceIndex, UpdateTable, runs, within};
 pub(crate) use crate::update::segments::{ParamKey, ParamUpdate};
 use crate::update::vector_memory::{VectorMemory, zeroed_to_travel};
 use arrayvec::ArrayVec;
 use meshstep_comm::Communicator;
-use meshstep_optim::{Flat, Isa, Rounding, Rule, Scalars, Sees, TensorSums, cast};
+use meshstep_optim::{Flat, Isa, Rounding, Rule, Scalars, Sees, Segment, TensorSums, cast};
 use meshstep_tensor::{Buffer, Category, DType, Queue, Slice, SliceMut};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// Parameters of a bucket, whole, or sharded like the state; and the state of the ranges that this rank owns, laid end to end.
@@ -197,6 +198,39 @@ impl Owned {
             }
         }
         Ok(())
+    }
+
+    /// Returns the place of this rank's piece of each parameter, for owners of one range.
+    pub(crate) fn piece_indices(&self) -> HashMap<usize, PieceIndex> {
+        self.runs.first().into_iter().flat_map(OwnedRange::pieces).collect()
+    }
+
+    /// Calls `then` with the vectors and the segment of a parameter's piece, for owners of one range.
+    pub(crate) fn on_piece(
+        &mut self,
+        at: PieceIndex,
+        grads: &mut Buffer,
+        groups: &[RuleGroup],
+        update: ParamUpdate,
+        scalars: &Scalars,
+        then: impl FnOnce(
+            &dyn Rule,
+            Flat<'_, '_>,
+            &[Segment],
+            &Scalars,
+            &Queue,
+        ) -> Result<(), meshstep_optim::Error>,
+    ) -> Result<(), Error> {
+        let Some(run) = self.runs.first() else { return Ok(()) };
+        let (piece, group) = run.piece(at);
+        let within = |range: &Range<usize>| range.start + piece.range.start..range.start + piece.range.end;
+        let (range, kept, segment) = (within(&run.range), within(&run.kept), piece.alone(update));
+        let mut state = cut(&mut self.state, &kept)?;
+        let vectors = [&mut self.params, grads];
+        let flat = OwnedRange::flat(self.len, &range, &kept, vectors, self.master.as_mut(), &mut state)?;
+        let RuleGroup { rule, lr_scale, .. } = &groups[group];
+        let scalars = Scalars { lr: scalars.lr * lr_scale, rounding: self.rounding, ..*scalars };
+        Ok(then(&**rule, flat, &[segment], &scalars, &self.queue)?)
     }
 
     /// Returns the elements of the bucket.

@@ -4,6 +4,7 @@ use crate::config::options::Options;
 use crate::config::param_groups::RuleGroup;
 use crate::error::{Error, UnitError};
 use crate::plan::bucket_order::append;
+use crate::plan::matrix_exchange::matrix_of;
 use crate::plan::units::Units;
 use crate::update::owned_bucket::Owned;
 use meshstep_tensor::{Buffer, Param};
@@ -52,10 +53,7 @@ pub(crate) enum ParamPlace {
 impl ParamEntry {
     /// Returns the rows and columns of a two-dimensional parameter, or of each matrix of a three-dimensional one.
     pub(crate) fn matrix(&self) -> Option<(usize, usize)> {
-        match self.param.shape() {
-            &[rows, cols] | &[_, rows, cols] => Some((rows, cols)),
-            _ => None,
-        }
+        matrix_of(&self.param)
     }
 
     /// Returns true if the parameter takes no gradient.

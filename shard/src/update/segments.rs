@@ -63,6 +63,13 @@ pub(crate) struct SegmentPiece {
     pub(crate) key: u64,
 }
 
+/// Index of a parameter's piece in the tables of an owned range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PieceIndex {
+    table: usize,
+    piece: usize,
+}
+
 /// Returns the place of `range` in a vector of `len` elements: `range` in a whole bucket, `kept` in a vector of owned ranges.
 pub(crate) fn within(
     len: usize,
@@ -105,6 +112,31 @@ impl OwnedRange {
             None => (params, None, None),
         };
         Ok(Flat { params, grads, state, copy, remainder })
+    }
+}
+
+impl OwnedRange {
+    /// Returns each parameter of the range with the index of its first piece.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = (usize, PieceIndex)> {
+        let of = |(table, one): (usize, &UpdateTable)| {
+            let pieces = one.pieces.iter().enumerate().rev();
+            pieces.map(move |(piece, at)| (at.param, PieceIndex { table, piece })).collect::<Vec<_>>()
+        };
+        self.tables.iter().enumerate().flat_map(of)
+    }
+
+    /// Returns a piece, and the group of its rule.
+    pub(crate) fn piece(&self, at: PieceIndex) -> (&SegmentPiece, usize) {
+        let table = &self.tables[at.table];
+        (&table.pieces[at.piece], table.group)
+    }
+}
+
+impl SegmentPiece {
+    /// Returns the segment of the piece in vectors that have it alone.
+    pub(crate) fn alone(&self, ParamUpdate { t, ratio, matrix }: ParamUpdate) -> Segment {
+        let &SegmentPiece { ref range, first, strided, key, .. } = self;
+        Segment { range: 0..range.len(), t, key, first, strided, ratio, matrix }
     }
 }
 

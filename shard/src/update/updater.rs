@@ -3,6 +3,7 @@
 use crate::config::param_groups::RuleGroup;
 use crate::error::Error;
 use crate::reduce::reducer::GradReducer;
+use crate::update::matrix_exchange::{MatrixStep, MatrixUpdates, PartExchange};
 use crate::update::owned_bucket::ParamUpdate;
 use crate::update::params::{ParamEntry, Params};
 use crate::update::tensor_norms::TensorTotals;
@@ -17,6 +18,8 @@ pub(crate) struct Updater {
     /// `t` of each parameter's update in this step; 0: no update.
     due: Vec<u64>,
     totals: TensorTotals,
+    /// Matrices that several ranks hold.
+    matrices: MatrixUpdates,
 }
 
 impl Updater {
@@ -25,10 +28,12 @@ impl Updater {
         count: usize,
         groups: impl Iterator<Item = &'g RuleGroup>,
         comm: &Arc<dyn Communicator>,
+        exchanges: Vec<Arc<PartExchange>>,
         params: &Params,
     ) -> Result<Self, Error> {
         let totals = TensorTotals::new(count, groups, params.options.stage, comm, &params.options.meter)?;
-        Ok(Updater { due: vec![0; count], totals })
+        let matrices = MatrixUpdates::new(exchanges, &params.options)?;
+        Ok(Updater { due: vec![0; count], totals, matrices })
     }
 
     /// Selects the parameters of this step's update: all that train, except those without a gradient on any rank.
@@ -62,7 +67,37 @@ impl Updater {
         self.totals.finish(|p| &groups[entries[p].group], scalars.lr)
     }
 
-    /// Updates this rank's range of bucket `b`, once its gradients have arrived.
+    /// Returns the exchanges of matrices, one for each part.
+    pub(crate) fn exchanges(&self) -> impl Iterator<Item = Arc<PartExchange>> {
+        self.matrices.exchanges()
+    }
+
+    /// Returns the buckets with parameters that [`exchange`](Self::exchange) updates.
+    pub(crate) fn exchanged(&self) -> &[usize] {
+        self.matrices.buckets()
+    }
+
+    /// Updates the matrices that several ranks hold, once all gradients have arrived. Collective.
+    pub(crate) fn exchange(
+        &mut self,
+        params: &mut Params,
+        reducer: &mut GradReducer,
+        scalars: &Scalars,
+    ) -> Result<(), Error> {
+        let Params { buckets, entries, groups, options, .. } = params;
+        let t = &self.due;
+        self.matrices.run(&mut MatrixStep {
+            buckets,
+            groups,
+            group: &|p| entries[p].group,
+            reducer,
+            due: |p: usize| due(t[p], &entries[p], 1.0),
+            scalars,
+            queue: &options.queue,
+        })
+    }
+
+    /// Updates this rank's range of bucket `b`, once its gradients have arrived, except for matrices that are exchanged.
     pub(crate) fn update(
         &self,
         b: usize,
@@ -74,7 +109,10 @@ impl Updater {
         let _span = tracing::debug_span!("update", bucket = b).entered();
         let Params { buckets, entries, groups, .. } = params;
         if let Some(grads) = reducer.grads(b) {
-            let due = |p: usize| due(self.due[p], &entries[p], self.totals.ratio(p));
+            let due = |p: usize| match self.matrices.updates(p) {
+                true => None,
+                false => due(self.due[p], &entries[p], self.totals.ratio(p)),
+            };
             buckets[b].update(grads, groups, due, scalars)?;
         }
         Ok(())

@@ -32,6 +32,7 @@ mod lbfgs;
 mod long_buckets;
 mod loss_scale;
 mod matrices;
+mod matrix_exchange;
 mod misuse;
 #[cfg(feature = "mpi")]
 mod mpi;

@@ -1,11 +1,11 @@
-//! Whole matrices on sharded state: no rank's chunk cuts one, so that Muon runs at stages 1 and 2 beside an element-wise rule.
+//! Muon beside an element-wise rule at every stage; at stages 1 and 2 no rank's chunk cuts a matrix.
 
 use crate::common::{hash, params};
 use meshstep_comm::loopback::spawn;
 use meshstep_comm::{Communicator, loopback};
 use meshstep_optim::{AdamW, Muon, Rule};
 use meshstep_shard::{
-    DataRank, Error, NonFinite, Optimizer, Options, Outcome, ParamGroup, Part, Plan, RankRoles, Sizes, Stage,
+    DataRank, NonFinite, Optimizer, Options, Outcome, ParamGroup, Part, Plan, RankRoles, Sizes, Stage,
     StepArgs,
 };
 use meshstep_tensor::{Category, DType, Layout, LayoutBuilder, Meter, Param, Slice, SliceMut};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 const MATRICES: [[usize; 2]; 7] = [[6, 10], [10, 6], [1, 9], [8, 8], [2, 0], [30, 20], [5, 5]];
 
-fn matrices() -> Layout {
+pub fn matrices() -> Layout {
     let add =
         |b: LayoutBuilder, (i, shape): (usize, &[usize; 2])| b.param(format!("w{i}"), shape, DType::F32);
     MATRICES.iter().enumerate().fold(Layout::builder(), add).build().unwrap()
@@ -29,27 +29,32 @@ fn others() -> Layout {
 }
 
 /// Multiples of 1/64 below 4, whose sums over a few ranks and micro-batches are exact.
-fn values(param: &Param, key: u64) -> Vec<f32> {
+pub fn values(param: &Param, key: u64) -> Vec<f32> {
     let key = param.name().bytes().fold(key, |key, byte| hash(&[key, byte.into()]));
     (0..param.len()).map(|j| (hash(&[key, j as u64]) % 512) as f32 / 64.0 - 4.0).collect()
 }
 
-fn first(param: &Param, mut into: SliceMut<'_>) -> Result<(), meshstep_tensor::Error> {
+pub fn first(param: &Param, mut into: SliceMut<'_>) -> Result<(), meshstep_tensor::Error> {
     into.copy_from(Slice::from(&values(param, 1)[..]))
 }
 
 /// Settings of a run.
 #[derive(Clone, Copy, Debug)]
-struct Run {
-    ranks: usize,
-    stage: Stage,
-    micro_batches: u64,
-    bucket_len: Option<usize>,
+pub struct Run {
+    pub ranks: usize,
+    pub stage: Stage,
+    pub micro_batches: u64,
+    pub bucket_len: Option<usize>,
     /// Reduces in the step, which is taken with any gradients.
-    in_step: bool,
+    pub in_step: bool,
 }
 
 impl Run {
+    /// Makes the settings of stage 0 on so many ranks.
+    pub fn on(ranks: usize) -> Self {
+        Run { ranks, stage: Stage::Replicated, micro_batches: 1, bucket_len: None, in_step: false }
+    }
+
     fn options(&self) -> Options {
         Options {
             stage: self.stage,
@@ -61,49 +66,49 @@ impl Run {
         }
     }
 
-    fn build(&self, comm: Arc<dyn Communicator>) -> Optimizer {
+    pub fn build(&self, comm: Arc<dyn Communicator>) -> Optimizer {
         let mut opt = Optimizer::new(comm, others(), AdamW::default(), first, self.options()).unwrap();
         opt.add_param_group(matrices(), Muon::default(), first).unwrap();
         opt
     }
 
-    /// Takes three steps, clipped together unless they reduce in the step; returns the parameters, which are the same on all ranks.
-    fn end(&self) -> Vec<Vec<u8>> {
-        let ends = spawn(self.ranks, |comm| {
-            let mut opt = self.build(comm);
-            let all: Vec<Param> = opt.params().cloned().collect();
-            for t in 1..=3 {
-                for micro in 0..self.micro_batches {
-                    let last = micro + 1 == self.micro_batches;
-                    let batch = if last { opt.micro_batch(1) } else { opt.accumulate(1) }.unwrap();
-                    all.iter().for_each(|p| batch.grad(p.name(), &values(p, t)[..]).unwrap());
-                    batch.finish().unwrap();
-                }
-                let max_norm = (!self.in_step).then_some(3.0);
-                let at = StepArgs { lr: 0.1, max_norm, ..StepArgs::default() };
-                let outcome = opt.step(at).unwrap().outcome().unwrap();
-                assert!(matches!(outcome, Outcome::Applied { .. }), "{outcome:?}");
+    /// Takes three steps, clipped together unless they reduce in the step; returns the parameters.
+    pub fn on_rank(&self, comm: Arc<dyn Communicator>) -> Vec<Vec<u8>> {
+        let mut opt = self.build(comm);
+        let all: Vec<Param> = opt.params().cloned().collect();
+        for t in 1..=3 {
+            for micro in 0..self.micro_batches {
+                let last = micro + 1 == self.micro_batches;
+                let batch = if last { opt.micro_batch(1) } else { opt.accumulate(1) }.unwrap();
+                all.iter().for_each(|p| batch.grad(p.name(), &values(p, t)[..]).unwrap());
+                batch.finish().unwrap();
             }
-            params(&opt)
-        })
-        .unwrap();
+            let max_norm = (!self.in_step).then_some(3.0);
+            let at = StepArgs { lr: 0.1, max_norm, ..StepArgs::default() };
+            let outcome = opt.step(at).unwrap().outcome().unwrap();
+            assert!(matches!(outcome, Outcome::Applied { .. }), "{outcome:?}");
+        }
+        params(&opt)
+    }
+
+    /// Returns what all ranks end with.
+    fn end(&self) -> Vec<Vec<u8>> {
+        let ends = spawn(self.ranks, |comm| self.on_rank(comm)).unwrap();
         assert!(ends.iter().all(|end| *end == ends[0]), "{self:?}");
         ends.into_iter().next().unwrap()
     }
 }
 
 #[test]
-fn muon_beside_adamw_has_the_same_bits_at_stages_0_to_2_on_any_ranks() {
+fn muon_beside_adamw_has_the_same_bits_at_stages_0_to_3_on_any_ranks() {
     for in_step in [false, true] {
-        let alone =
-            Run { ranks: 1, stage: Stage::Replicated, micro_batches: 1, bucket_len: None, in_step: false };
         // A step that gradients cannot stop is not clipped here.
-        let alone = Run { in_step, ..alone };
-        let expected = alone.end();
+        let expected = Run { in_step, ..Run::on(1) }.end();
         for ranks in [1, 2, 3, 4, 8] {
-            for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2] {
+            for stage in [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3] {
                 for (micro_batches, bucket_len) in [(1, None), (4, Some(700)), (1, Some(100))] {
-                    if in_step && (stage == Stage::Zero2 || micro_batches > 1) {
+                    let held = matches!(stage, Stage::Replicated | Stage::Zero1) && micro_batches == 1;
+                    if in_step && !held {
                         continue;
                     }
                     let run = Run { ranks, stage, micro_batches, bucket_len, in_step };
@@ -123,8 +128,9 @@ fn memory_and_traffic_are_the_plans_to_the_byte() {
                 let rank = comm.rank();
                 let options = run.options();
                 let part = Part::new(matrices(), Sizes::all(ranks), [], &options).unwrap();
-                let plan = Plan::of(ranks, vec![part.uncut(&options).unwrap()], &options).unwrap();
                 let muon = Muon::default();
+                let part = part.for_rules(&muon.clone().into(), &options).unwrap();
+                let plan = Plan::of(ranks, vec![part], &options).unwrap();
                 let mut opt = Optimizer::new(comm, matrices(), muon.clone(), first, options.clone()).unwrap();
                 for t in 1..=2 {
                     let batch = opt.micro_batch(1).unwrap();
@@ -151,6 +157,13 @@ fn transformer(layers: usize, shapes: &[[usize; 2]]) -> Layout {
     all.fold(Layout::builder(), |b, (i, shape)| b.param(format!("w{i}"), shape, DType::F32)).build().unwrap()
 }
 
+pub fn models() -> [(&'static str, Layout); 2] {
+    let gpt2_xl = transformer(48, &[[1600, 4800], [1600, 1600], [1600, 6400], [6400, 1600]]);
+    let (kv, mlp) = ([1024, 4096], [14_336, 4096]);
+    let llama_8b = transformer(32, &[[4096, 4096], kv, kv, [4096, 4096], mlp, mlp, [4096, 14_336]]);
+    [("GPT-2 XL", gpt2_xl), ("Llama 8B", llama_8b)]
+}
+
 /// Multiplications of an iteration of Newton-Schulz.
 fn cost(shape: &[usize]) -> usize {
     let (short, long) = (shape[0].min(shape[1]), shape[0].max(shape[1]));
@@ -169,10 +182,7 @@ fn balance(loads: &[usize], sizes: &[usize]) -> (f64, f64) {
 
 #[test]
 fn owners_of_transformers_matrices_are_balanced() {
-    let gpt2_xl = transformer(48, &[[1600, 4800], [1600, 1600], [1600, 6400], [6400, 1600]]);
-    let (kv, mlp) = ([1024, 4096], [14_336, 4096]);
-    let llama_8b = transformer(32, &[[4096, 4096], kv, kv, [4096, 4096], mlp, mlp, [4096, 14_336]]);
-    for (name, layout) in [("GPT-2 XL", gpt2_xl), ("Llama 8B", llama_8b)] {
+    for (name, layout) in models() {
         let costs: Vec<usize> = layout.params().iter().map(|p| cost(p.shape())).collect();
         let lens: Vec<usize> = layout.params().iter().map(Param::len).collect();
         for ranks in 2..=64 {
@@ -199,22 +209,6 @@ fn owners_of_transformers_matrices_are_balanced() {
 }
 
 #[test]
-fn a_planned_part_that_cuts_matrices_is_refused_on_every_rank() {
-    let errors = spawn(2, |comm| {
-        let options = Options { stage: Stage::Zero1, meter: Meter::new(), ..Options::default() };
-        let mut opt = Optimizer::empty(Arc::clone(&comm), DataRank::OWN, options.clone()).unwrap();
-        let part = Part::new(matrices(), Sizes::all(2), [], &options).unwrap();
-        assert!(!part.is_uncut());
-        let (rules, among) = (Muon::default().into(), RankRoles::all(comm));
-        opt.add_parts(vec![ParamGroup { part, rules, among }], first).unwrap_err()
-    });
-    for error in errors.unwrap() {
-        assert!(matches!(&error, Error::NeedsWholeParams { rule: "muon", stage: Stage::Zero1 }), "{error}");
-        assert!(error.to_string().contains("Part::uncut"), "{error}");
-    }
-}
-
-#[test]
 fn ranks_that_plan_different_chunks_disagree() {
     let errors = spawn(2, |comm| {
         let options = Options { stage: Stage::Zero1, meter: Meter::new(), ..Options::default() };
@@ -232,7 +226,7 @@ fn ranks_that_plan_different_chunks_disagree() {
 fn a_matrix_with_nan_skips_the_step_everywhere_and_zeros_leave_a_matrix_to_its_decay() {
     for ranks in [1, 3] {
         let ends = loopback::spawn(ranks, |comm| {
-            let run = Run { ranks, stage: Stage::Zero1, micro_batches: 1, bucket_len: None, in_step: false };
+            let run = Run { stage: Stage::Zero1, ..Run::on(ranks) };
             let rank = comm.rank();
             let mut opt = run.build(comm);
             let all: Vec<Param> = opt.params().cloned().collect();

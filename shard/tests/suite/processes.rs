@@ -7,6 +7,7 @@ use crate::equality::RULES;
 use crate::lbfgs::problems::Problem;
 use crate::lbfgs::run::Run as Minimization;
 use crate::lbfgs::{LARGE, SEARCHES, SMALL, at};
+use crate::matrices;
 use meshstep_optim::Lbfgs;
 use meshstep_shard::{Clip, Missing, NonFinite, Options, Precision, Stage};
 use meshstep_tensor::{DType, Queue};
@@ -31,7 +32,7 @@ impl Row {
 fn table(n: usize) -> Vec<Row> {
     let all = rules().into_iter().chain(precisions()).chain(long_vectors()).chain(minimizations());
     let mut drawn = draws(1);
-    all.chain(replicas(n)).filter(|_| drawn()).collect()
+    all.chain(matrices(n)).chain(replicas(n)).filter(|_| drawn()).collect()
 }
 
 /// Every stage with every rule, clipped and not, with different buckets, overlap and numbers of micro-batches.
@@ -99,6 +100,15 @@ fn minimizations() -> Vec<Row> {
         }
     }
     rows
+}
+
+/// Muon beside AdamW; at stage 3 ranks exchange pieces of matrices.
+fn matrices(n: usize) -> Vec<Row> {
+    let row = |stage| {
+        let run = matrices::Run { stage, bucket_len: Some(700), ..matrices::Run::on(n) };
+        Row::new(format!("matrices, {stage:?}"), move |comm| digest(&run.on_rank(Comm::clone(comm))))
+    };
+    [Stage::Zero1, Stage::Zero2, Stage::Zero3].map(row).into()
 }
 
 /// The ranks of this process's world, of which it is one.

@@ -47,6 +47,11 @@ impl Blocks {
         }
     }
 
+    /// Returns the rows and columns of each block of a tensor of `matrix` rows and columns, or of a batch of these.
+    pub(super) fn of_matrix(self, (rows, cols): (usize, usize)) -> Option<(usize, usize)> {
+        if self == Blocks::Batch { Some((rows, cols)) } else { self.of(&[rows, cols]) }
+    }
+
     /// Returns the number of groups of rows, or 0 for a batch.
     pub(super) fn number(self) -> f64 {
         match self {

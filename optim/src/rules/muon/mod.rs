@@ -16,6 +16,7 @@
 
 mod blocks;
 mod orthogonalize;
+mod phases;
 mod product;
 mod steps;
 mod variants;
@@ -26,12 +27,9 @@ use crate::engine::check::Check;
 use crate::engine::cpu::Cpu;
 use crate::engine::pass;
 use crate::engine::streams::{Stream, Streams};
-use crate::engine::sweep::Sweep;
-use crate::{Error, Flat, Isa, Rule, Scalars, Sees, Segment, StateSlot};
-use meshstep_tensor::{DType, Queue, Threads};
-use orthogonalize::NewtonSchulz;
+use crate::{Error, Flat, Isa, MatrixRule, Rule, Scalars, Sees, Segment, StateSlot};
+use meshstep_tensor::{DType, Queue};
 use product::Product;
-use steps::{Descent, Momentum};
 
 const NAME: &str = "muon";
 const STATE: &[&str] = &["momentum"];
@@ -51,6 +49,8 @@ const STATE: &[&str] = &["momentum"];
 ///
 /// The default is `torch.optim.Muon` of PyTorch 2.11; [`keller_jordan`](Self::keller_jordan) and [`moonshot`](Self::moonshot) are the
 /// published programs of its authors and of Moonshot AI.
+///
+/// Momentum and descent work on each element on its own, so that a caller may hold a matrix in pieces ([`MatrixRule`]).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Muon {
     /// Decay of the buffer, in `[0, 1)`.
@@ -149,15 +149,16 @@ impl Rule for Muon {
         self.blocks
     }
 
+    fn by_matrix(&self) -> Option<&dyn MatrixRule> {
+        Some(self)
+    }
+
     fn slot(&self, _: usize) -> StateSlot {
         StateSlot::average(self.momentum)
     }
 
     fn reach(&self, lr: f64, matrix: Option<(usize, usize)>) -> f64 {
-        let block = matrix.and_then(|(rows, cols)| match self.blocks {
-            Blocks::Batch => Some((rows, cols)),
-            blocks => blocks.of(&[rows, cols]),
-        });
+        let block = matrix.and_then(|matrix| self.blocks.of_matrix(matrix));
         // A matrix without elements has no valid adjustment, and nothing uses it.
         let block = block.filter(|&(rows, cols)| rows > 0 && cols > 0);
         (lr * self.weight_decay).max(block.map_or(lr, |block| lr * self.adjustment(block)))
@@ -174,10 +175,10 @@ impl Rule for Muon {
         self.check()?;
         pass::check(self, isa, &flat, segments, scalars)?;
         segments.iter().enumerate().try_for_each(|(index, segment)| self.block(index, segment).map(drop))?;
-        let threads = queue.threads();
+        let on = Cpu { isa, threads: queue.threads() };
         match flat.params.dtype() {
-            DType::F64 => self.matrices::<f64>(pass::streams(flat)?, segments, scalars, (isa, threads)),
-            _ => self.matrices::<f32>(pass::streams(flat)?, segments, scalars, (isa, threads)),
+            DType::F64 => self.matrices::<f64>(pass::streams(flat)?, segments, scalars, on),
+            _ => self.matrices::<f32>(pass::streams(flat)?, segments, scalars, on),
         }
         Ok(())
     }
@@ -189,7 +190,7 @@ impl Muon {
         mut streams: Streams<'_, T, 1>,
         segments: &[Segment],
         scalars: &Scalars,
-        on: (Isa, &Threads),
+        on: Cpu<'_>,
     ) {
         for (index, segment) in segments.iter().enumerate().filter(|(_, s)| !s.range.is_empty()) {
             if let Ok(block) = self.block(index, segment) {
@@ -216,29 +217,17 @@ impl Muon {
         streams: Streams<'_, T, 1>,
         (segment, block): (&Segment, (usize, usize)),
         scalars: &Scalars,
-        (isa, threads): (Isa, &Threads),
+        on: Cpu<'_>,
     ) {
         let Streams { params, grads, state, copy } = streams;
         let len = segment.range.len();
-        let (segments, on) = ([Segment { range: 0..len, ..segment.clone() }], Cpu { isa, threads });
-        let (mut step, rounding) = (vec![T::from_f32(0.0); len], scalars.rounding);
-        let constants = |_: &Segment| Momentum::<T>::new(self, scalars.grad_scale);
-        Sweep { constants, on, zero_grads: scalars.zero_grads, rounding }
-            .run(Streams { params: Stream::Same(&mut step), grads, state, copy: None }, &segments);
-        let newton_schulz = NewtonSchulz {
-            coefficients: self.ns_coefficients.map(T::from_f64),
-            steps: self.ns_steps,
-            eps: self.eps,
-            add_eps: self.add_eps,
-            isa,
-            threads,
-        };
-        step.chunks_exact_mut(block.0 * block.1)
-            .for_each(|matrix| newton_schulz.orthogonalize(matrix, block));
-        let length = scalars.lr * self.adjustment(block);
-        let constants = |_: &Segment| Descent::<T>::new(length, scalars.lr * self.weight_decay);
-        Sweep { constants, on, zero_grads: false, rounding }
-            .run(Streams { params, grads: Stream::Same(&mut step), state: [], copy }, &segments);
+        let segments = [Segment { range: 0..len, ..segment.clone() }];
+        let mut step = vec![T::from_f32(0.0); len];
+        let before = Streams { params: Stream::Same(&mut step), grads, state, copy: None };
+        self.momentum(before, &segments, scalars, on);
+        self.orthogonalize(&mut step, block, on);
+        let after = Streams { params, grads: Stream::Same(&mut step), state: [], copy };
+        self.descend(after, &segments, scalars, on);
     }
 
     fn adjustment(&self, (rows, cols): (usize, usize)) -> f64 {

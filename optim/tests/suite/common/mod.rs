@@ -117,7 +117,8 @@ impl Recipe {
     }
 }
 
-const F32: Recipe = Recipe {
+/// f32 throughout.
+pub(crate) const F32_RECIPE: Recipe = Recipe {
     params: DType::F32,
     remainder: false,
     grads: DType::F32,
@@ -125,8 +126,8 @@ const F32: Recipe = Recipe {
     copy: None,
     rounding: Rounding::Nearest,
 };
-const MOMENTS: Recipe = Recipe { state: DType::BF16, rounding: Rounding::Stochastic, ..F32 };
-const SPLIT: Recipe = Recipe { params: DType::BF16, grads: DType::BF16, remainder: true, ..F32 };
+const MOMENTS: Recipe = Recipe { state: DType::BF16, rounding: Rounding::Stochastic, ..F32_RECIPE };
+const SPLIT: Recipe = Recipe { params: DType::BF16, grads: DType::BF16, remainder: true, ..F32_RECIPE };
 
 /// Every recipe with parameters or state other than f32 or f64.
 pub(crate) const RECIPES: [Recipe; 9] = [

@@ -5,7 +5,7 @@ use meshstep_checkpoint_cases::Sim;
 use meshstep_comm::{Communicator, loopback::spawn};
 use meshstep_optim::{AdamW, Muon};
 use meshstep_shard::{Optimizer, Options, Outcome, Owners, Stage, StepArgs};
-use meshstep_tensor::{DType, Layout, LayoutBuilder, Meter, Param, SliceMut};
+use meshstep_tensor::{DType, Layout, LayoutBuilder, Meter, Param, Slice, SliceMut};
 use std::sync::Arc;
 
 const MATRICES: [[usize; 2]; 6] = [[6, 10], [10, 6], [8, 8], [30, 20], [5, 5], [1, 9]];
@@ -46,11 +46,15 @@ fn train(opt: &mut Optimizer, steps: std::ops::RangeInclusive<u64>) {
     }
 }
 
+/// Returns the parameters' bits, gathered if they are sharded: then collective.
 fn params(opt: &Optimizer) -> Vec<Vec<u32>> {
-    let bits = |p: &Param| {
-        opt.param(p.name()).unwrap().typed::<f32>().unwrap().iter().map(|x| x.to_bits()).collect()
+    let bits = |values: Slice<'_>| values.typed::<f32>().unwrap().iter().map(|x| x.to_bits()).collect();
+    let of = |p: &Param| match opt.unit_of(p.name()).unwrap().filter(|_| opt.options().stage == Stage::Zero3)
+    {
+        Some(unit) => bits(opt.gather(unit).unwrap().param(p.name()).unwrap()),
+        None => bits(opt.param(p.name()).unwrap()),
     };
-    opt.params().map(bits).collect()
+    opt.params().map(of).collect()
 }
 
 #[test]
@@ -67,8 +71,9 @@ fn muon_goes_on_with_the_same_bits_on_other_ranks_and_at_other_stages() {
         (3, Stage::Zero1),
         (4, Stage::Zero2),
         (8, Stage::Zero1),
+        (3, Stage::Zero3),
     ];
-    for (ranks, stage) in [(4, Stage::Zero1), (3, Stage::Zero2)] {
+    for (ranks, stage) in [(4, Stage::Zero1), (3, Stage::Zero2), (4, Stage::Zero3)] {
         let store = Store::on(Arc::new(Sim::new("/run")), "/run");
         let saved = spawn(ranks, |comm| {
             let mut opt = make(comm, stage);
@@ -90,16 +95,20 @@ fn muon_goes_on_with_the_same_bits_on_other_ranks_and_at_other_stages() {
 
 #[test]
 fn muon_moves_to_fewer_ranks_in_mid_run() {
-    let ends = spawn(4, |comm| {
-        let mut old = make(comm.clone(), Stage::Zero1);
-        train(&mut old, 1..=2);
-        let fewer = comm.split((comm.rank() < 3).then_some(0), comm.rank() as i64).unwrap();
-        let mut new = fewer.map(|fewer| make(fewer, Stage::Zero2));
-        reshard(&comm, Some(&mut old), new.as_mut()).unwrap();
-        [&mut old].into_iter().chain(&mut new).for_each(|opt| train(opt, 3..=4));
-        [Some(params(&old)), new.map(|opt| params(&opt))]
-    });
-    let ends: Vec<_> = ends.unwrap().into_iter().flatten().flatten().collect();
-    assert_eq!(ends.len(), 7);
-    assert!(ends.iter().all(|end| *end == ends[0]));
+    for (before, after) in
+        [(Stage::Zero1, Stage::Zero2), (Stage::Zero3, Stage::Zero1), (Stage::Zero2, Stage::Zero3)]
+    {
+        let ends = spawn(4, |comm| {
+            let mut old = make(comm.clone(), before);
+            train(&mut old, 1..=2);
+            let fewer = comm.split((comm.rank() < 3).then_some(0), comm.rank() as i64).unwrap();
+            let mut new = fewer.map(|fewer| make(fewer, after));
+            reshard(&comm, Some(&mut old), new.as_mut()).unwrap();
+            [&mut old].into_iter().chain(&mut new).for_each(|opt| train(opt, 3..=4));
+            [Some(params(&old)), new.map(|opt| params(&opt))]
+        });
+        let ends: Vec<_> = ends.unwrap().into_iter().flatten().flatten().collect();
+        assert_eq!(ends.len(), 7);
+        assert!(ends.iter().all(|end| *end == ends[0]), "from {before:?} to {after:?}");
+    }
 }

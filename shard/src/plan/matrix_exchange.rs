@@ -1,0 +1,287 @@
+//! Exchange of matrices that chunks cut: windows, owners, messages, scratch memory. Arithmetic only.
+
+use crate::plan::bucket::{BucketPlan, Placed};
+use crate::plan::overlap::overlap;
+use meshstep_optim::Rule;
+use meshstep_tensor::{ALIGN, DType, Param};
+use std::cmp::Reverse;
+use std::ops::Range;
+
+/// Exchange of a part's matrices whose elements several ranks hold: the step of each matrix is brought together on one rank, transformed
+/// there, and returned in pieces ([`MatrixRule`](meshstep_optim::MatrixRule)).
+///
+/// ```
+/// use meshstep_optim::Muon;
+/// use meshstep_shard::{Options, Part, Sizes, Stage};
+/// use meshstep_tensor::{DType, Layout};
+///
+/// let add = |b: meshstep_tensor::LayoutBuilder, i| b.param(format!("w{i}"), &[64, 48], DType::F32);
+/// let layout = (0..3).fold(Layout::builder(), add).build()?;
+/// let options = Options { stage: Stage::Zero3, ..Options::default() };
+/// let exchange = Part::new(layout, Sizes::all(2), [], &options)?.matrix_exchange(&Muon::default());
+/// // Each rank has one matrix and a half; the middle one visits rank 0, which receives and returns its half.
+/// let matrices = &exchange.windows()[0].matrices;
+/// assert_eq!(matrices.iter().map(|matrix| (matrix.owner, matrix.pieces.len())).collect::<Vec<_>>(), [(0, 1), (0, 2), (1, 1)]);
+/// assert_eq!([0, 1].map(|rank| exchange.sent_bytes(rank)), [32 * 48 * 4; 2]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MatrixExchange {
+    ranks: usize,
+    windows: Vec<ExchangeWindow>,
+}
+
+/// Matrices of one type that are exchanged at once: consecutive ones in the order of buckets, with at most about as many elements as one of
+/// the longest has on each rank. So every rank can have one, and needs memory for two or three. All windows are about equally long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExchangeWindow {
+    /// Type that the rule computes in.
+    pub dtype: DType,
+    /// Matrices, also those that one rank has alone, which stay where they are.
+    pub matrices: Vec<ExchangedMatrix>,
+}
+
+/// A matrix, or a tensor of several blocks, and the ranks that hold it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExchangedMatrix {
+    /// Index of its bucket in the part.
+    pub bucket: usize,
+    /// Index in registration order.
+    pub param: usize,
+    /// Rank that transforms it: in each window the rank with the least cost so far, the costliest matrix first; among equals the one that
+    /// holds most of the matrix, and then the one with the least cost in all windows.
+    pub owner: usize,
+    /// Relative cost of the transformation.
+    pub cost: u64,
+    /// Elements of the parameter by rank, ascending.
+    pub pieces: Vec<(usize, Range<usize>)>,
+}
+
+/// One rank's share of a window.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WindowShare {
+    /// Matrices that this rank has alone: index in the window.
+    pub(crate) alone: Vec<usize>,
+    /// Other matrices of which this rank has a piece: index, elements of the parameter, place in the scratch memory.
+    pub(crate) pieces: Vec<(usize, Range<usize>, usize)>,
+    /// Matrices that this rank transforms: index, place in the scratch memory.
+    pub(crate) wholes: Vec<(usize, Range<usize>)>,
+    /// Pieces that travel, by ascending place.
+    pub(crate) messages: Vec<Message>,
+    /// Indices of messages in the order in which they start on this rank.
+    pub(crate) order: Vec<usize>,
+    /// Elements of the scratch memory.
+    pub(crate) scratch: usize,
+}
+
+/// A piece that travels to the owner of its matrix, and back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) matrix: usize,
+    pub(crate) peer: usize,
+    /// Place in the scratch memory.
+    pub(crate) place: Range<usize>,
+    /// True on the owner, which receives the piece and then sends it.
+    pub(crate) owned: bool,
+}
+
+/// Returns the rows and columns of a two-dimensional parameter, or of each matrix of a three-dimensional one.
+pub(crate) fn matrix_of(param: &Param) -> Option<(usize, usize)> {
+    match param.shape() {
+        &[rows, cols] | &[_, rows, cols] => Some((rows, cols)),
+        _ => None,
+    }
+}
+
+/// Returns the cost of a parameter's transformation, or `None` if the rule cannot update it in pieces.
+pub(crate) fn cost(rule: &dyn Rule, param: &Param) -> Option<u64> {
+    Some(rule.by_matrix()?.cost(param.len(), matrix_of(param)?))
+}
+
+impl MatrixExchange {
+    /// Plans the exchange of buckets that `ranks` ranks divide into equal chunks. `cost` returns the cost of a parameter by index, or
+    /// `None` for one that is updated element by element.
+    pub(crate) fn new(buckets: &[BucketPlan], ranks: usize, cost: impl Fn(usize) -> Option<u64>) -> Self {
+        let of_bucket = |(b, bucket)| matrices(b, bucket, ranks, &cost);
+        let all: Vec<(DType, ExchangedMatrix)> = buckets.iter().enumerate().flat_map(of_bucket).collect();
+        let cut = || all.iter().map(|(_, matrix)| matrix).filter(|matrix| matrix.travels());
+        let limit = cut().map(ExchangedMatrix::padded).max().unwrap_or(1).saturating_mul(ranks);
+        let total = cut().map(ExchangedMatrix::padded).sum::<usize>().max(1);
+        let (count, mut before, mut last) = (total.div_ceil(limit), 0, 0);
+        let mut windows: Vec<ExchangeWindow> = Vec::new();
+        for (dtype, matrix) in all {
+            let len = if matrix.travels() { matrix.padded() } else { 0 };
+            // Windows are equally long, and a matrix belongs to the one with its middle.
+            let index = ((before + len / 2) as u128 * count as u128 / total as u128) as usize;
+            let index = index.min(count - 1);
+            match windows.last_mut() {
+                Some(window) if window.dtype == dtype && index == last => window.matrices.push(matrix),
+                _ => windows.push(ExchangeWindow { dtype, matrices: vec![matrix] }),
+            }
+            (before, last) = (before + len, index);
+        }
+        let mut totals = vec![0; ranks];
+        windows.iter_mut().for_each(|window| window.assign(&mut totals));
+        MatrixExchange { ranks, windows }
+    }
+
+    /// Returns a rank's share of each window.
+    pub(crate) fn shares(&self, rank: usize) -> impl Iterator<Item = (&ExchangeWindow, WindowShare)> {
+        self.windows.iter().map(move |window| (window, window.share(rank, self.ranks)))
+    }
+
+    /// Returns the windows, in the order in which they are exchanged.
+    pub fn windows(&self) -> &[ExchangeWindow] {
+        &self.windows
+    }
+
+    /// Returns the bytes that a rank sends in a step: its pieces to their owners, and transformed pieces back.
+    pub fn sent_bytes(&self, rank: usize) -> u64 {
+        let of_matrix = |matrix: &ExchangedMatrix| match matrix.owner == rank {
+            true => matrix.elements() - matrix.held_by(rank),
+            false => matrix.held_by(rank),
+        };
+        let of_window = |window: &ExchangeWindow| {
+            window.matrices.iter().map(of_matrix).sum::<usize>() * window.dtype.size()
+        };
+        self.windows.iter().map(of_window).sum::<usize>() as u64
+    }
+
+    /// Returns the first rank that sends as many bytes and has as much scratch memory as `rank`.
+    pub(crate) fn first_alike(&self, rank: usize) -> usize {
+        let figures = |rank| (self.sent_bytes(rank), self.scratch(rank));
+        let own = figures(rank);
+        (0..rank).find(|&other| figures(other) == own).unwrap_or(rank)
+    }
+
+    /// Returns the elements of a rank's scratch memory by type: the matrices that it transforms in a window, and its pieces of others.
+    pub fn scratch(&self, rank: usize) -> Vec<(DType, usize)> {
+        longest(self.shares(rank).map(|(window, share)| (window.dtype, share.scratch)))
+    }
+}
+
+/// Returns the largest number of elements of each type.
+pub(crate) fn longest(lens: impl Iterator<Item = (DType, usize)>) -> Vec<(DType, usize)> {
+    let mut longest: Vec<(DType, usize)> = Vec::new();
+    for (dtype, len) in lens.filter(|(_, len)| *len > 0) {
+        match longest.iter_mut().find(|(other, _)| *other == dtype) {
+            Some((_, most)) => *most = len.max(*most),
+            None => longest.push((dtype, len)),
+        }
+    }
+    longest
+}
+
+/// Returns the matrices with elements of a bucket, with the type that their rule computes in.
+fn matrices<'b>(
+    b: usize,
+    bucket: &'b BucketPlan,
+    ranks: usize,
+    cost: &'b impl Fn(usize) -> Option<u64>,
+) -> impl Iterator<Item = (DType, ExchangedMatrix)> {
+    let chunk = bucket.partition(ranks).chunk_len();
+    let of = move |placed: &Placed| {
+        let (cost, range) = (cost(placed.param)?, placed.range());
+        let piece = |rank: usize| {
+            let both = overlap(&(rank * chunk..(rank + 1) * chunk), &range)?;
+            Some((rank, both.start - range.start..both.end - range.start))
+        };
+        let pieces: Vec<_> = (range.start / chunk..ranks).map_while(piece).collect();
+        let owner = pieces.first()?.0;
+        Some((bucket.update, ExchangedMatrix { bucket: b, param: placed.param, owner, cost, pieces }))
+    };
+    bucket.params.iter().filter(|placed| placed.len > 0).filter_map(of)
+}
+
+impl ExchangedMatrix {
+    /// Returns the number of elements.
+    pub fn elements(&self) -> usize {
+        self.pieces.last().map_or(0, |(_, range)| range.end)
+    }
+
+    /// Returns the number of elements that a rank holds.
+    pub fn held_by(&self, rank: usize) -> usize {
+        self.pieces.binary_search_by_key(&rank, |(rank, _)| *rank).map_or(0, |at| self.pieces[at].1.len())
+    }
+
+    /// Returns true if more than one rank has elements.
+    pub fn travels(&self) -> bool {
+        self.pieces.len() > 1
+    }
+
+    fn padded(&self) -> usize {
+        self.elements().next_multiple_of(ALIGN)
+    }
+}
+
+impl ExchangeWindow {
+    /// Assigns owners, given the costs of each rank in earlier windows, to which the window's are added.
+    fn assign(&mut self, totals: &mut [u64]) {
+        let mut loads = vec![0u64; totals.len()];
+        self.matrices.iter().filter(|m| !m.travels()).for_each(|m| loads[m.owner] += m.cost);
+        let mut costliest_first: Vec<usize> =
+            (0..self.matrices.len()).filter(|&i| self.matrices[i].travels()).collect();
+        costliest_first.sort_by_key(|&i| Reverse(self.matrices[i].cost));
+        for i in costliest_first {
+            let matrix = &mut self.matrices[i];
+            let key = |&rank: &usize| (loads[rank], Reverse(matrix.held_by(rank)), totals[rank], rank);
+            if let Some(owner) = (0..totals.len()).min_by_key(key) {
+                matrix.owner = owner;
+                loads[owner] += matrix.cost;
+            }
+        }
+        totals.iter_mut().zip(loads).for_each(|(total, load)| *total += load);
+    }
+
+    /// Returns the share of a rank.
+    pub(crate) fn share(&self, rank: usize, ranks: usize) -> WindowShare {
+        let mut share = WindowShare::default();
+        for (i, matrix) in self.matrices.iter().enumerate() {
+            match matrix.travels() {
+                false if matrix.owner == rank => share.alone.push(i),
+                true => share.add(i, matrix, rank),
+                _ => {}
+            }
+        }
+        share.order = (0..share.messages.len()).collect();
+        let messages = &share.messages;
+        share.order.sort_by_key(|&m| (round(ranks, rank, messages[m].peer), messages[m].matrix));
+        share
+    }
+}
+
+impl WindowShare {
+    /// Adds a matrix of which several ranks have elements.
+    fn add(&mut self, i: usize, matrix: &ExchangedMatrix, rank: usize) {
+        let at = self.scratch;
+        let own = matrix.pieces.iter().find(|(other, _)| *other == rank);
+        if matrix.owner == rank {
+            self.scratch += matrix.padded();
+            self.wholes.push((i, at..at + matrix.elements()));
+            self.pieces.extend(own.map(|(_, range)| (i, range.clone(), at + range.start)));
+            let others = matrix.pieces.iter().filter(|(other, _)| *other != rank);
+            self.messages.extend(others.map(|(peer, range)| Message {
+                matrix: i,
+                peer: *peer,
+                place: at + range.start..at + range.end,
+                owned: true,
+            }));
+        } else if let Some((_, range)) = own {
+            self.scratch += range.len().next_multiple_of(ALIGN);
+            self.pieces.push((i, range.clone(), at));
+            let place = at..at + range.len();
+            self.messages.push(Message { matrix: i, peer: matrix.owner, place, owned: false });
+        }
+    }
+}
+
+/// Returns the round in which two of `ranks` ranks meet in a tournament: in each round a rank meets at most one other. If every rank starts
+/// its messages by round, no rank waits for one that waits for it.
+fn round(ranks: usize, a: usize, b: usize) -> usize {
+    let last = ranks.next_multiple_of(2) - 1;
+    let (low, high) = (a.min(b), a.max(b));
+    if high == last { 2 * low % last.max(1) } else { (low + high) % last.max(1) }
+}
+
+#[cfg(test)]
+mod tests;
