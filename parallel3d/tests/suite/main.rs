@@ -15,6 +15,7 @@ mod communicators;
 mod lbfgs;
 mod local;
 mod mesh;
+mod mixed_rules;
 mod models;
 mod norms;
 mod placement;

@@ -5,9 +5,10 @@ use crate::plan::bucket_chain::{self, BucketChain, PoolModel};
 use crate::plan::bucket_order;
 use crate::plan::bytes::fold_words;
 use crate::plan::bytes::{alike, ring_all_reduce};
+use crate::plan::rule_parts::{self, PlanRules};
 use crate::plan::units::Units;
-use crate::{Clip, Error, Memory, Missing, NonFinite, Options, Part, Seat, Sizes, Stage, Wire};
-use meshstep_optim::{ExactSum, LossScale, Rule};
+use crate::{Clip, Error, Groups, Memory, Missing, NonFinite, Options, Part, Seat, Sizes, Stage, Wire};
+use meshstep_optim::{ExactSum, LossScale, Sees};
 use meshstep_tensor::{Layout, Place};
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -86,6 +87,37 @@ impl Plan {
         Plan::of(world_size, vec![part], options)
     }
 
+    /// Plans a layout as an optimizer with these rules does: one part for each rule, without cut parameters for rules that see whole
+    /// matrices. Returns the option or the group that contradicts it.
+    ///
+    /// ```
+    /// use meshstep_optim::{AdamW, Muon};
+    /// use meshstep_shard::{Groups, Options, Plan, hidden_matrices};
+    /// use meshstep_tensor::{DType::F32, Layout};
+    ///
+    /// let layout = Layout::builder().param("embedding", &[640, 64], F32);
+    /// let layout = (0..8).fold(layout, |b, i| b.param(format!("h.{i}.w"), &[64, 64], F32)).build()?;
+    /// let rules = Groups::new(AdamW::default()).with(Muon::default(), hidden_matrices);
+    /// let plan = Plan::for_rules(&layout, 4, rules.clone(), &Options::default())?;
+    /// // On each rank two moments of a quarter of the embedding, and one of two whole matrices.
+    /// assert_eq!(plan.memory(0, &rules).state, (2 * 160 + 2 * 64) * 64 * 4);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn for_rules(
+        layout: &Layout,
+        world_size: usize,
+        rules: impl Into<Groups>,
+        options: &Options,
+    ) -> Result<Plan, Error> {
+        check_options(world_size, options)?;
+        let planned =
+            rule_parts::plan((layout.clone(), rules.into()), &Sizes::all(world_size), &[], options)?;
+        planned.iter().try_for_each(|(part, rules)| rules.check(part.layout(), true, options))?;
+        let parts: Vec<Part> = planned.into_iter().map(|(part, _)| part).collect();
+        options.precision.check_used(parts.iter().flat_map(Part::buckets).map(|bucket| bucket.dtype))?;
+        Plan::of(world_size, parts, options)
+    }
+
     /// Plans parts that several groups of ranks share, made with the same options and added to an optimizer at once. `world_size`
     /// ranks decide their steps together.
     pub fn of(world_size: usize, parts: Vec<Part>, options: &Options) -> Result<Plan, Error> {
@@ -136,13 +168,14 @@ impl Plan {
         &self.order
     }
 
-    /// Returns the peak bytes of a rank, for parameters updated by `rule`. Assumes that one thread hands over gradients in the
+    /// Returns the peak bytes of a rank, for parameters updated by `rules`: one rule, or [`Groups`]. Assumes that one thread hands over gradients in the
     /// order of a backward pass or of the buckets, and gathers units in order, forward and back, each while the previous one is
     /// read. Excludes the words of a verification.
-    pub fn memory(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Memory {
-        let (seats, states) = (rank.into(), rule.state().len());
-        let of_parts: Memory = self.seated(&seats).map(|(part, seat)| part.memory(seat.shard, states)).sum();
-        let words = self.exchange.iter().sum::<usize>() + self.fold_words(rule);
+    pub fn memory(&self, rank: impl Into<Seats>, rules: &(impl PlanRules + ?Sized)) -> Memory {
+        let seats = rank.into();
+        let of_part = |(part, seat): (&Part, Cow<'_, Seat>)| part.memory(seat.shard, rules.states(part));
+        let of_parts: Memory = self.seated(&seats).map(of_part).sum();
+        let words = self.exchange.iter().sum::<usize>() + self.fold_words(rules);
         let buckets = self.parts.iter().map(|part| bucket_chain::bytes(&part.series())).sum();
         let gathered = self.gathered_bytes();
         of_parts + Memory { staging: (words * 8) as u64, buckets, gathered, ..Memory::default() }
@@ -215,8 +248,9 @@ impl Plan {
         of
     }
 
-    /// Returns the bytes that a rank sends in a step with one micro-batch, for parameters updated by `rule`.
-    pub fn wire(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Wire {
+    /// Returns the bytes that a rank sends in a step with one micro-batch, for parameters updated by `rules`: one rule, or
+    /// [`Groups`].
+    pub fn wire(&self, rank: impl Into<Seats>, rules: &(impl PlanRules + ?Sized)) -> Wire {
         let seats = rank.into();
         let of_part = |(part, seat): (&Part, Cow<'_, Seat>)| Wire {
             reduce: part.reduce_bytes(),
@@ -230,19 +264,19 @@ impl Plan {
             exchange: 0,
         };
         let of_parts: Wire = self.seated(&seats).map(of_part).sum();
-        of_parts + Wire { exchange: self.exchange_bytes(seats.world, rule), ..Wire::default() }
+        of_parts + Wire { exchange: self.exchange_bytes(seats.world, rules), ..Wire::default() }
     }
 
     /// Returns the bytes that `rank` sends in the step's decision, which covers all parts at once.
-    pub fn exchange_bytes(&self, rank: usize, rule: &dyn Rule) -> u64 {
+    pub fn exchange_bytes(&self, rank: usize, rules: &(impl PlanRules + ?Sized)) -> u64 {
         let sent = |words| ring_all_reduce(words, self.world_size, rank, 8);
-        self.exchanges * sent(self.exchange.iter().sum()) + sent(self.fold_words(rule))
+        self.exchanges * sent(self.exchange.iter().sum()) + sent(self.fold_words(rules))
     }
 
     /// Returns the first seats that hold and send as many bytes, so that one rank of each kind represents the others.
-    pub fn kind(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Seats {
+    pub fn kind(&self, rank: impl Into<Seats>, rules: &(impl PlanRules + ?Sized)) -> Seats {
         let seats = rank.into();
-        let words = [self.exchange.iter().sum(), self.fold_words(rule)];
+        let words = [self.exchange.iter().sum(), self.fold_words(rules)];
         let parts = self.seated(&seats).map(|(part, seat)| part.kind(&seat));
         Seats { world: alike(words, self.world_size, seats.world), parts: parts.collect() }
     }
@@ -257,10 +291,11 @@ impl Plan {
         self.parts.first().map_or(Stage::default(), Part::stage)
     }
 
-    /// Returns the words of the sums over whole tensors that `rule` needs.
-    fn fold_words(&self, rule: &dyn Rule) -> usize {
+    /// Returns the words of the sums over whole tensors: of all parameters, if the rule of any part needs them.
+    fn fold_words(&self, rules: &(impl PlanRules + ?Sized)) -> usize {
         let params = self.parts.iter().map(|part| part.layout().params().len()).sum();
-        fold_words(rule.sees(), self.stage(), params)
+        let sums = self.parts.iter().map(|part| rules.sees(part)).find(|&sees| sees == Sees::TensorSums);
+        fold_words(sums.unwrap_or(Sees::Elements), self.stage(), params)
     }
 }
 

@@ -33,6 +33,7 @@ mod long_buckets;
 mod loss_scale;
 mod matrices;
 mod misuse;
+mod mixed_rules;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod one_pass;
