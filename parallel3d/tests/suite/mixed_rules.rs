@@ -56,7 +56,7 @@ fn muon_beside_adamw_runs_where_ranks_share_all_parameters() {
 #[test]
 fn muon_beside_adamw_is_refused_on_every_rank_where_a_mesh_cuts_matrices() {
     for (mesh, stage) in
-        [("tp=2,dp=2", Stage::Zero1), ("dp_replicate=2,dp=2", Stage::Zero1), ("dp=4", Stage::Zero3)]
+        [("tp=2,dp=2", Stage::Zero1), ("dp_replicate=2,dp_shard=2", Stage::Zero1), ("dp=4", Stage::Zero3)]
     {
         let parsed: Mesh = mesh.parse().unwrap();
         let refused = |error: &Error| match stage {
