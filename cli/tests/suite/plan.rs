@@ -86,7 +86,7 @@ fn muon_is_planned_beside_adamw_at_the_stages_that_it_runs_at() {
     let rules: Vec<&str> = detail.lines().filter_map(|line| line.split("  ").last()).collect();
     assert!(["rule", "adamw", "muon"].iter().all(|cell| rules.contains(cell)), "{detail}");
     // Tensor parallelism cuts matrices.
-    let output = plan("gpt2 --mesh tp=2,dp=2 --optimizer muon");
+    let output = plan("llama3-8b --mesh tp=2,dp=2 --optimizer muon");
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && error.contains("whole matrices, for muon"), "{error}");
 }
