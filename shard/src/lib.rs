@@ -36,7 +36,7 @@
 //! | [`Gathered`], [`PendingGather`] | a unit of sharded parameters, whole while it is read |
 //! | [`Options`], [`Stage`] | the data that is divided among the ranks |
 //! | [`Precision`] | masters, remainders, bf16 moments, stochastic rounding: a recipe that is checked |
-//! | [`Groups`] | parameter groups with hyperparameters of their own |
+//! | [`Groups`] | parameter groups with hyperparameters or rules of their own; [`hidden_matrices`] selects those for Muon |
 //! | [`RankRoles`], [`ParamGroup`] | parameters that groups of ranks share in different ways, stepped together |
 //! | [`Verified`], [`Difference`] | bitwise comparison of replicas and sharded state, and its findings |
 //! | [`CrossShard`] | replicas in groups that reduce apart, compared and averaged on request |
@@ -117,6 +117,7 @@ pub use closure::lbfgs::{LbfgsStep, NotForLbfgs, ShardedLbfgs};
 pub use closure::minimize::{Evaluated, Minimized, Passed, Until};
 pub use closure::step::{Guarded, Step};
 pub use config::fault::Fault;
+pub use config::hidden_matrices::hidden_matrices;
 pub use config::options::{Clip, Combine, Initial, Missing, NonFinite, Options, StepArgs};
 pub use config::param_groups::Groups;
 pub use config::precision::{Master, Moments, Precision};
@@ -135,6 +136,7 @@ pub use plan::bytes::{Memory, Wire};
 pub use plan::layout_plan::{Part, Seat, Sizes};
 pub use plan::matrix_exchange::{ExchangeWindow, ExchangedMatrix, MatrixExchange};
 pub use plan::partition::Partition;
+pub use plan::rule_parts::{PlanRules, RulePart};
 pub use plan::step_plan::{Plan, Seats};
 pub use ranks::agree::{gather_words, same_everywhere};
 pub use ranks::data_rank::DataRank;

@@ -103,6 +103,8 @@ pub(crate) struct Train {
 pub(crate) enum Optimizer {
     /// AdamW, beta 0.9 and 0.99, weight decay 0.1 on matrices.
     Adamw,
+    /// Muon (Moonshot's) on the matrices of hidden layers, weight decay 0.1; AdamW on embeddings, head, biases and norms.
+    Muon,
     /// SGD with Nesterov momentum 0.9.
     Sgd,
 }

@@ -263,6 +263,20 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn muon_beside_adamw_ends_with_the_same_bits_at_every_stage() {
+        let finals = |optimizer: &str| {
+            let run = short(&format!("--ranks 3 --steps 3 --batch 1 --optimizer {optimizer}"));
+            let report = run.train().unwrap();
+            assert_eq!((report.difference, report.stages.len()), (None, 3), "{optimizer}");
+            report.stages.into_iter().next().unwrap()
+        };
+        let (muon, adamw) = (finals("muon"), finals("adamw"));
+        assert!(muon.losses[0] == adamw.losses[0] && muon.losses[2] != adamw.losses[2]);
+        // One moment of the matrices of hidden layers instead of two.
+        assert!(muon.peak.state < adamw.peak.state * 3 / 4);
+    }
+
+    #[test]
     fn another_seed_ends_elsewhere_and_the_same_seed_at_the_same_place() {
         let finals = |seed: u64| {
             let run = short(&format!("--ranks 2 --steps 2 --batch 1 --seed {seed}"));

@@ -2,13 +2,14 @@
 
 use anyhow::Result;
 use meshstep_optim::schedule::{CosineWarmupWithMinLr, MinLr, Schedule};
-use meshstep_optim::{AdamW, Sgd};
-use meshstep_shard::Groups;
+use meshstep_optim::{AdamW, Muon, Sgd};
+use meshstep_shard::{Groups, hidden_matrices};
 
 use crate::args::train::Optimizer;
 use crate::gpt::Param;
 
-/// Returns the chosen rule, with weight decay for matrices and without for biases and norms.
+/// Returns the chosen rule, with weight decay for matrices and without for biases and norms. Muon updates the matrices of hidden layers,
+/// beside AdamW for the other parameters.
 pub(crate) fn groups(optimizer: Optimizer, params: &[Param]) -> Groups {
     let plain: Vec<&str> =
         params.iter().filter(|param| !param.decays()).map(|param| param.name.as_str()).collect();
@@ -19,6 +20,8 @@ pub(crate) fn groups(optimizer: Optimizer, params: &[Param]) -> Groups {
             let without = AdamW { weight_decay: 0.0, ..rule.clone() };
             Groups::new(rule).with(without, plain)
         }
+        // Its weight decay is AdamW's.
+        Optimizer::Muon => groups(Optimizer::Adamw, params).with(Muon::moonshot(), hidden_matrices),
         Optimizer::Sgd => {
             let rule = Sgd { momentum: 0.9, nesterov: true, weight_decay: 1e-4, ..Sgd::default() };
             let without = Sgd { weight_decay: 0.0, ..rule.clone() };
@@ -36,7 +39,8 @@ pub(crate) fn schedule(optimizer: Optimizer, steps: usize) -> Result<Schedule> {
 /// Returns the highest learning rate of a run.
 fn peak(optimizer: Optimizer) -> f64 {
     match optimizer {
-        Optimizer::Adamw => 2e-3,
+        // Updates of `Muon::moonshot` are as long as AdamW's.
+        Optimizer::Adamw | Optimizer::Muon => 2e-3,
         Optimizer::Sgd => 0.1,
     }
 }

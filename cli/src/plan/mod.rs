@@ -7,9 +7,9 @@ use std::io::Write;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
-use meshstep_optim::{Adagrad, AdamW, Adopt, Lamb, Lion, Sgd};
-use meshstep_parallel3d::{Axis, Mesh};
-use meshstep_shard::{Groups, Master, Options, Precision, Stage};
+use meshstep_optim::{Adagrad, AdamW, Adopt, Lamb, Lion, Muon, Sgd};
+use meshstep_parallel3d::{Axis, Mesh, Plan as MeshPlan};
+use meshstep_shard::{Error, Groups, Master, Options, Precision, Stage, hidden_matrices};
 use meshstep_tensor::DType;
 
 use crate::number::within;
@@ -102,6 +102,8 @@ enum RuleName {
     Adopt,
     /// Two moments, and sums over whole tensors
     Lamb,
+    /// One moment of the matrices of hidden layers, two of the other parameters, which AdamW updates
+    Muon,
 }
 
 impl RuleName {
@@ -115,6 +117,7 @@ impl RuleName {
             RuleName::Adagrad => Adagrad::default().into(),
             RuleName::Adopt => Adopt::default().into(),
             RuleName::Lamb => Lamb::default().into(),
+            RuleName::Muon => Groups::new(AdamW::default()).with(Muon::default(), hidden_matrices),
         }
     }
 }
@@ -142,7 +145,7 @@ pub(crate) fn run(asked: &Plan, out: &mut impl Write) -> Result<()> {
     let types = Types { kept, grads, assumed: asked.dtype.is_none() && !asked.source.has_types() };
     let plan = |stage: usize| {
         let options = asked.options(STAGES[stage], kept);
-        let plan = meshstep_parallel3d::Plan::new(&mesh, &model, asked.optimizer.groups(), &options);
+        let plan = MeshPlan::new(&mesh, &model, asked.optimizer.groups(), &options);
         plan.with_context(|| format!("stage {stage} cannot be planned"))
     };
     if let Some(stage) = asked.stage {
@@ -153,10 +156,37 @@ pub(crate) fn run(asked: &Plan, out: &mut impl Write) -> Result<()> {
         }
         return Ok(());
     }
-    let plans = (0..STAGES.len()).map(plan).collect::<Result<Vec<_>>>()?;
+    let plans = Stages::of((0..STAGES.len()).map(|stage| (stage, plan(stage))))?;
     let text = if asked.json { table::json(&plans, types)? } else { table::text(&plans, types) };
     write!(out, "{text}")?;
     Ok(())
+}
+
+/// Plans of the stages that work, and the others.
+struct Stages {
+    plans: Vec<(usize, MeshPlan)>,
+    /// Stages that cut matrices of a rule that sees them whole, and the error.
+    refused: Vec<(usize, String)>,
+}
+
+impl Stages {
+    /// Sorts the plans; the first error of another kind, or of all stages, is returned.
+    fn of(all: impl Iterator<Item = (usize, Result<MeshPlan>)>) -> Result<Stages> {
+        let mut stages = Stages { plans: Vec::new(), refused: Vec::new() };
+        for (stage, plan) in all {
+            match plan {
+                Ok(plan) => stages.plans.push((stage, plan)),
+                Err(error) if stages.plans.is_empty() => return Err(error),
+                Err(error) => match error.downcast_ref() {
+                    Some(meshstep_parallel3d::Error::Shard(why @ Error::NeedsWholeParams { .. })) => {
+                        stages.refused.push((stage, why.to_string()));
+                    }
+                    _ => return Err(error),
+                },
+            }
+        }
+        Ok(stages)
+    }
 }
 
 impl Plan {

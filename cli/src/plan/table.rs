@@ -6,7 +6,7 @@ use meshstep_shard::Memory;
 use meshstep_tensor::DType;
 use serde_json::{Value, json};
 
-use super::Kept;
+use super::{Kept, Stages};
 use crate::number::{grouped, rough_bytes};
 
 const HEAD: [&str; 8] =
@@ -53,19 +53,19 @@ fn name(dtype: DType) -> String {
 }
 
 /// Returns the table: one line for each stage, of the rank that holds most and of the one that sends most.
-pub(super) fn text(plans: &[MeshPlan], types: Types) -> String {
-    let Some(first) = plans.first() else { return String::new() };
+pub(super) fn text(stages: &Stages, types: Types) -> String {
+    let Some((_, first)) = stages.plans.first() else { return String::new() };
     let model = first.model();
     let mut text = format!(
         "{} parameters in {} tensors, {}; {} on {}, {} ranks\n\n",
         grouped(model.len()),
         grouped(model.parameters().len() as u64),
         types.of(model),
-        first.rules().rule().name(),
+        first.rules().rule_names().join(" + "),
         first.mesh(),
         grouped(first.mesh().world_size() as u64),
     );
-    let rows = plans.iter().enumerate().map(|(stage, plan)| row(stage, &plan.totals()));
+    let rows = stages.plans.iter().map(|(stage, plan)| row(*stage, &plan.totals()));
     let rows: Vec<[String; 8]> = std::iter::once(HEAD.map(str::to_owned)).chain(rows).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
     for row in &rows {
@@ -73,6 +73,7 @@ pub(super) fn text(plans: &[MeshPlan], types: Types) -> String {
         text += cells.collect::<Vec<_>>().join("  ").trim_end();
         text += "\n";
     }
+    stages.refused.iter().for_each(|(stage, why)| text += &format!("\nStage {stage}: {why}.\n"));
     text += "\nThe model's activations and the framework's own memory come on top. A rank sends these bytes in a step of one\n\
              micro-batch. In flight: buckets, gathered units and the step's exchange.\n";
     text
@@ -91,8 +92,8 @@ fn in_flight(memory: &Memory) -> u64 {
 }
 
 /// Returns the same with exact bytes.
-pub(super) fn json(plans: &[MeshPlan], types: Types) -> Result<String> {
-    let stage = |(stage, plan): (usize, &MeshPlan)| {
+pub(super) fn json(stages: &Stages, types: Types) -> Result<String> {
+    let stage = |(stage, plan): &(usize, MeshPlan)| {
         let totals = plan.totals();
         let ((held_by, memory), (sent_by, wire)) = (totals.most_held, totals.most_sent);
         let held: serde_json::Map<String, Value> = memory
@@ -110,14 +111,16 @@ pub(super) fn json(plans: &[MeshPlan], types: Types) -> Result<String> {
             },
         })
     };
-    let first = plans.first();
+    let first = stages.plans.first().map(|(_, plan)| plan);
+    let refused = stages.refused.iter().map(|(stage, why)| json!({ "stage": stage, "why": why }));
     let report = json!({
         "parameters": first.map(|plan| plan.model().len()),
         "tensors": first.map(|plan| plan.model().parameters().len()),
         "types": first.map(|plan| types.of(plan.model())),
         "mesh": first.map(|plan| plan.mesh().to_string()),
-        "rule": first.map(|plan| plan.rules().rule().name()),
-        "stages": plans.iter().enumerate().map(stage).collect::<Vec<_>>(),
+        "rule": first.map(|plan| plan.rules().rule_names().join(" + ")),
+        "stages": stages.plans.iter().map(stage).collect::<Vec<_>>(),
+        "refused": refused.collect::<Vec<_>>(),
     });
     Ok(serde_json::to_string_pretty(&report)? + "\n")
 }

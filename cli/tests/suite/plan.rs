@@ -62,6 +62,35 @@ fn a_table_has_a_line_for_each_stage() {
     assert!((0..4).all(|stage| alone["stages"][stage]["sent"]["total"] == 0), "{alone}");
 }
 
+/// Muon keeps one moment of hidden matrices, AdamW two of embeddings, biases and norms.
+#[test]
+fn muon_is_planned_beside_adamw_at_the_stages_that_it_runs_at() {
+    let args = "gpt2 --ranks 4 --optimizer muon";
+    let planned = json(args);
+    assert_eq!(planned["rule"], "adamw + muon");
+    let (all, hidden) = (124_439_808u64, 12 * 12 * 768 * 768);
+    let least = 4 * (2 * (all - hidden) + hidden);
+    for (stage, ranks) in [(0, 1), (1, 4), (2, 4)] {
+        let state = held(&planned, stage, "state");
+        assert!((least / ranks..least / ranks * 11 / 10).contains(&state), "stage {stage}: {state}");
+    }
+    let refused = &planned["refused"][0];
+    assert_eq!((refused["stage"].as_u64(), planned["stages"].as_array().unwrap().len()), (Some(3), 3));
+    assert!(refused["why"].as_str().unwrap().contains("matrices of muon"), "{refused}");
+    let table = text(args);
+    assert!(
+        table.contains("adamw + muon on dp=4") && table.contains("Stage 3: Zero3 cuts matrices of muon"),
+        "{table}"
+    );
+    let detail = text(&format!("{args} --stage 1"));
+    let rules: Vec<&str> = detail.lines().filter_map(|line| line.split("  ").last()).collect();
+    assert!(["rule", "adamw", "muon"].iter().all(|cell| rules.contains(cell)), "{detail}");
+    // Tensor parallelism cuts matrices.
+    let output = plan("llama3-8b --mesh tp=2,dp=2 --optimizer muon");
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && error.contains("whole matrices, for muon"), "{error}");
+}
+
 /// Without an option, models are planned as most are trained, and a file as it is.
 #[test]
 fn the_first_line_has_the_types() {

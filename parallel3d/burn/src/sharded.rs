@@ -47,8 +47,8 @@ pub struct Sharded<S = Optimizer> {
 }
 
 impl Sharded {
-    /// Builds an optimizer for the parameters of `model` that require gradients, updated by `rule` (one rule, or [`Groups`] with
-    /// hyperparameters by name). Collective.
+    /// Builds an optimizer for the parameters of `model` that require gradients, updated by `rule` (one rule, or
+    /// [`Groups`]). Collective.
     ///
     /// Every rank passes a module of the same structure, the same rule and the same options. The values of rank 0 are broadcast:
     /// afterwards the float tensors of every rank's module hold them, frozen ones and running means too (quantized ones excepted). With

@@ -48,7 +48,7 @@ pub struct Sharded<S = Optimizer> {
 }
 
 impl Sharded {
-    /// Builds an optimizer for `vars`, updated by `rule` (one rule, or [`Groups`] with hyperparameters by name). Collective.
+    /// Builds an optimizer for `vars`, updated by `rule` (one rule, or [`Groups`]). Collective.
     ///
     /// Every rank passes the same names, shapes and types, in the same order, the same rule and the same options. The values of
     /// rank 0 are broadcast: afterwards the variables of every rank hold them. With

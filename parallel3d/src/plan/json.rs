@@ -25,7 +25,7 @@ impl Plan {
         let plan = json!({
             "mesh": mesh,
             "model": { "elements": self.model.len(), "tensors": self.model.parameters().len() },
-            "rule": self.rules.rule().name(),
+            "rule": self.rules.rule_names().join(" + "),
             "stage": format!("{:?}", self.stage),
             "pipeline": pipeline,
             "totals": totals(&Totals::of(&kinds)),
@@ -41,6 +41,7 @@ impl Plan {
             "copies": axes(sharing.replicas),
             "shards": axes(sharing.shards()),
             "further": extra_reductions,
+            "rule": self.rules.within(part.layout()).rule().name(),
             "gradient": format!("{:?}", sharing.gradient),
             "buckets": part.buckets().iter().zip(travels).map(|(b, travels)| bucket(b, part.layout(), travels)).collect::<Vec<_>>(),
         })

@@ -11,7 +11,7 @@ pub use search::{Cluster, Found, Recipe, Space};
 pub use totals::{TotalKind, Totals};
 
 use crate::{Axes, Axis, Error, Family, Mesh, Model, Sharing};
-use meshstep_shard::{Combine, Groups, Options, Part, Seat, Seats, Sizes, Stage, UnitError};
+use meshstep_shard::{Combine, Groups, Options, Part, RulePart, Seat, Seats, Sizes, Stage, UnitError};
 
 /// Plan of a model's parameters, gradients and optimizer state on a mesh: for every rank the stored and updated parts and the bytes sent,
 /// by group. An [`Optimizer`](crate::Optimizer) allocates exactly its plan.
@@ -52,7 +52,8 @@ pub struct PipelineStage {
 }
 
 impl Plan {
-    /// Returns the plan for `model` on `mesh` with update rules `rules`, or an error if they contradict each other.
+    /// Returns the plan for `model` on `mesh` with update rules `rules` (one rule, or [`Groups`]), or an error if they contradict each
+    /// other.
     pub fn new(
         mesh: &Mesh,
         model: &Model,
@@ -124,7 +125,8 @@ impl Plan {
 }
 
 impl PipelineStage {
-    /// Iterates over the parts of the stage, each with the sharing of its parameters.
+    /// Iterates over the parts of the stage, each with the sharing of its parameters. Parameters of one sharing with different rules are
+    /// several parts.
     pub fn families(&self) -> impl Iterator<Item = (Sharing, &Part)> {
         self.sharings.iter().copied().zip(self.plan.parts())
     }
@@ -171,27 +173,31 @@ impl PipelineStage {
         let ranks = mesh.degree(deciding(mesh));
         let (mut sharings, mut parts): (Vec<Sharing>, Vec<Part>) = (Vec::new(), Vec::new());
         for Family { sharing, layout, positions } in families {
-            let shards = sharing.shards();
-            let along = |other: &Sharing| mesh.several(other.shards()) == mesh.several(shards);
-            let earlier: Vec<&Part> =
-                sharings.iter().zip(&parts).filter(|(other, _)| along(other)).map(|(_, part)| part).collect();
             let extra_reductions: Vec<usize> =
                 sharing.extra_reductions(mesh).into_iter().map(|axes| mesh.degree(axes)).collect();
-            let sizes = Sizes { shards: mesh.degree(shards), extra_reductions };
+            let sizes = Sizes { shards: mesh.degree(sharing.shards()), extra_reductions };
             let alike = sizes == Sizes::all(ranks) && mesh.degree(sharing.replicas) == ranks;
-            rules.within(&layout).check(&layout, alike, options)?;
-            let whole = |&i: &usize| {
-                model.parameters()[i].shape.iter().fold(1, |len: usize, &n| len.saturating_mul(n))
-            };
-            let wholes = positions.iter().map(whole).collect();
-            let part = Part::new(layout, sizes, earlier, options)?;
-            let part = part.for_rules(rules, options)?.at(positions)?.cut_from(wholes)?;
-            sharings.push(sharing);
-            parts.push(part);
+            let along = |other: &Sharing| mesh.several(other.shards()) == mesh.several(sharing.shards());
+            let groups = rules.within(&layout);
+            for RulePart { layout, rules, indices } in RulePart::split(layout, groups)? {
+                rules.check(&layout, alike, options)?;
+                let earlier = sharings.iter().zip(&parts).filter(|(other, _)| along(other));
+                let earlier: Vec<&Part> = earlier.map(|(_, part)| part).collect();
+                let part = Part::new(layout, sizes.clone(), earlier, options)?.for_rules(&rules, options)?;
+                let positions: Vec<usize> = indices.into_iter().map(|i| positions[i]).collect();
+                let wholes = positions.iter().map(|&i| whole_len(model, i)).collect();
+                sharings.push(sharing);
+                parts.push(part.at(positions)?.cut_from(wholes)?);
+            }
         }
         let plan = meshstep_shard::Plan::of(ranks, parts, options)?;
         Ok(PipelineStage { sharings, plan })
     }
+}
+
+/// Returns the number of elements of parameter `index` of the model.
+fn whole_len(model: &Model, index: usize) -> usize {
+    model.parameters()[index].shape.iter().fold(1, |len, &n| len.saturating_mul(n))
 }
 
 /// Refuses means and weights if families reduce over different ranks: neither the norm nor the gradient would be consistent.

@@ -133,12 +133,12 @@ impl<'p> RankPlan<'p> {
 
     /// Returns the rank's peak memory if one thread hands gradients over in bucket order. The words of a verification come on top.
     pub fn memory(&self) -> Memory {
-        self.stage.plan.memory(self.seats.clone(), self.plan.rules.rule())
+        self.stage.plan.memory(self.seats.clone(), &self.plan.rules)
     }
 
     /// Returns the bytes that the rank sends in a step with one micro-batch.
     pub fn wire(&self) -> Wire {
-        self.stage.plan.wire(self.seats.clone(), self.plan.rules.rule())
+        self.stage.plan.wire(self.seats.clone(), &self.plan.rules)
     }
 
     /// Returns the rank's traffic by purpose and axes. Messages with equal purpose and axes are summed; empty ones are left out.
@@ -157,10 +157,10 @@ impl<'p> RankPlan<'p> {
                 add(Purpose::Further, axes, part.further_bytes(round, seat.extra_reductions[round]));
             }
             add(Purpose::Gather, sharing.shards(), part.gather_bytes(seat.shard));
-            let exchange = part.matrix_exchange(self.plan.rules.rule());
+            let exchange = part.matrix_exchange(self.plan.rules.within(part.layout()).rule());
             add(Purpose::Matrices, sharing.shards(), exchange.sent_bytes(seat.shard));
         }
-        let decide = self.stage.plan.exchange_bytes(self.seats.world, self.plan.rules.rule());
+        let decide = self.stage.plan.exchange_bytes(self.seats.world, &self.plan.rules);
         add(Purpose::Decide, deciding(&self.plan.mesh), decide);
         bytes.sort();
         let sends = |(purpose, axes, bytes)| {

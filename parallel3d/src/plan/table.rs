@@ -11,7 +11,7 @@ impl fmt::Display for Plan {
         let totals = Totals::of(&kinds);
         let (elements, tensors) = (self.model.len(), self.model.parameters().len());
         let (mesh, ranks) = (&self.mesh, totals.ranks as u64);
-        let rule = self.rules.rule().name();
+        let rule = self.rules.rule_names().join(" + ");
         writeln!(f, "{} parameters in {} tensors", grouped(elements), grouped(tensors as u64))?;
         writeln!(f, "on {mesh}: {} ranks, {:?}, {rule}", grouped(ranks), self.stage)?;
         let sections = [
@@ -56,16 +56,21 @@ impl Plan {
             "buckets",
             "pads",
         ];
-        let sees_matrices = self.rules.see_matrices();
-        let matrices = sees_matrices.then_some("matrices");
-        let mut rows = vec![head.into_iter().chain(matrices).map(String::from).collect()];
+        // Parts of one sharing differ in their rules.
+        let is_mixed = self.rules.rule_names().len() > 1;
+        let of_part = |part: &Part| self.rules.within(part.layout());
+        let sees_matrices =
+            self.pipeline.iter().flat_map(|of| of.families()).any(|(_, part)| of_part(part).see_matrices());
+        let head = head.into_iter().chain(is_mixed.then_some("rule"));
+        let head = head.chain(sees_matrices.then_some("matrices"));
+        let mut rows = vec![head.map(String::from).collect::<Vec<_>>()];
         for (stage, of) in self.pipeline.iter().enumerate() {
             let own = |(sharing, part): (Sharing, &Part)| {
                 let extra_reductions: Vec<String> =
                     sharing.extra_reductions(&self.mesh).into_iter().map(short).collect();
                 let elements: usize = part.layout().params().iter().map(|p| p.len()).sum();
                 let padded: usize = part.buckets().iter().map(|b: &BucketPlan| b.len).sum();
-                vec![
+                let row = [
                     stage.to_string(),
                     short(self.mesh.several(sharing.replicas)),
                     short(self.mesh.several(sharing.shards())),
@@ -74,10 +79,11 @@ impl Plan {
                     grouped(elements as u64),
                     grouped(part.buckets().len() as u64),
                     grouped((padded - elements) as u64),
-                ]
-                .into_iter()
-                .chain(sees_matrices.then(|| matrices_of(part).to_owned()))
-                .collect()
+                ];
+                let rules = of_part(part);
+                let row = row.into_iter().chain(is_mixed.then(|| rules.rule().name().to_owned()));
+                let matrices = if rules.see_matrices() { matrices_of(part) } else { "-" };
+                row.chain(sees_matrices.then(|| matrices.to_owned())).collect()
             };
             rows.extend(of.families().map(own));
         }

@@ -57,7 +57,7 @@ impl Plan {
         for rank in 0..self.mesh.world_size() {
             let (stage, seats) = self.seats(rank);
             let plan = self.pipeline[stage].plan();
-            let kind = *known.entry((stage, plan.kind(seats, self.rules.rule()))).or_insert(kinds.len());
+            let kind = *known.entry((stage, plan.kind(seats, &self.rules))).or_insert(kinds.len());
             match kinds.get_mut(kind) {
                 Some(kind) => kind.ranks += 1,
                 None => kinds.push(self.kind(rank, stage)),
@@ -68,8 +68,8 @@ impl Plan {
 
     fn kind(&self, rank: usize, stage: usize) -> TotalKind {
         let (seats, plan) = (self.seats(rank).1, self.pipeline[stage].plan());
-        let memory = plan.memory(seats.clone(), self.rules.rule());
-        TotalKind { stage, first: rank, ranks: 1, memory, wire: plan.wire(seats, self.rules.rule()) }
+        let memory = plan.memory(seats.clone(), &self.rules);
+        TotalKind { stage, first: rank, ranks: 1, memory, wire: plan.wire(seats, &self.rules) }
     }
 
     /// Returns the byte totals over all ranks.
@@ -85,7 +85,7 @@ impl Plan {
             let Totals { most_held, most_sent, .. } = self.totals();
             return (most_held.1, most_sent.1);
         }
-        let rule = self.rules.rule();
+        let rule = &self.rules;
         let plans = || self.pipeline.iter().map(|stage| stage.plan());
         let held = plans().map(|plan| plan.memory(0, rule)).max_by_key(Memory::total);
         let sent = plans().map(|plan| plan.wire(last(plan), rule)).max_by_key(Wire::total);

@@ -153,6 +153,22 @@ fn every_rank_of_every_mesh_and_stage_holds_and_sends_what_is_planned() {
     }
 }
 
+/// Parameters of one sharing with different rules have buckets of their own.
+#[test]
+fn mixed_rules_are_planned_too() {
+    let rules = Groups::new(AdamW::default())
+        .with(Sgd { momentum: 0.9, ..Sgd::default() }, ["qkv", "out", "nothing", "pos"]);
+    for (i, (mesh, stage)) in arrangements().enumerate() {
+        if tried(i, 10) {
+            measure(mesh, F32, &rules, &Options { stage, bucket_len: Some(100), ..Options::default() });
+        }
+        if tried(i, 10) && matches!(stage, Stage::Zero1 | Stage::Zero2 | Stage::Zero3) {
+            let rules = Groups::new(AdamW::default()).with(Lamb::default(), ["cube", "wte"]);
+            measure(mesh, F32, &rules, &Options { stage, ..Options::default() });
+        }
+    }
+}
+
 #[test]
 fn other_types_rules_and_policies_are_planned_too() {
     let precision = Precision { master: Master::F32, ..Precision::default() };

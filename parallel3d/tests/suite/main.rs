@@ -16,6 +16,7 @@ mod lbfgs;
 mod local;
 mod matrices;
 mod mesh;
+mod mixed_rules;
 mod models;
 mod norms;
 mod placement;

@@ -2,6 +2,8 @@
 
 pub(crate) mod digest;
 pub(crate) mod fault;
+pub(crate) mod hidden_matrices;
+pub(crate) mod mixed_rules;
 pub(crate) mod options;
 pub(crate) mod param_groups;
 pub(crate) mod precision;

@@ -14,7 +14,8 @@ use twox_hash::XxHash3_64;
 /// Maximum number of state vectors in an update: more than any rule here names.
 pub(crate) const MAX_STATES: usize = 8;
 
-/// A rule, with other hyperparameters of the same rule for some parameters.
+/// The rules of an optimizer's parameters: one rule, and others for some of the parameters, with hyperparameters and a learning rate of
+/// their own.
 ///
 /// ```
 /// use meshstep_optim::AdamW;
@@ -31,6 +32,39 @@ pub(crate) const MAX_STATES: usize = 8;
 ///     .with_lr(decay, 0.5, |p: &Param| p.name().ends_with("embedding"));
 /// # let _ = (groups, by_shape);
 /// ```
+///
+/// Groups may have different rules: Muon for the matrices of hidden layers and AdamW for the others, in one optimizer with one exchange,
+/// one clip norm over all gradients, and checkpoints by name. Each rule's parameters have buckets of their own, and
+/// [`Optimizer::params`](crate::Optimizer::params) lists them rule by rule, in the order of the rules' first groups; first values are
+/// asked for in this order.
+///
+/// ```
+/// use meshstep_optim::Muon;
+/// use meshstep_shard::hidden_matrices;
+/// use meshstep_shard::prelude::*;
+///
+/// let steps = loopback::spawn(2, |comm| -> Result<f32, meshstep_shard::Error> {
+///     let layout = Layout::builder()
+///         .param("embedding.weight", &[10, 4], DType::F32)
+///         .param("up.weight", &[4, 8], DType::F32)
+///         .param("up.bias", &[8], DType::F32)
+///         .build()?;
+///     // `Muon::moonshot` scales its updates to AdamW's, so that one rate fits both. The bias learns at half of it.
+///     let rules = Groups::new(AdamW::default())
+///         .with(Muon::moonshot(), hidden_matrices)
+///         .with_lr(AdamW::default(), 0.5, ["up.bias"]);
+///     let mut opt = Optimizer::new(comm, layout, rules, |_, _| Ok(()), Options::default())?;
+///     let mb = opt.micro_batch(1)?;
+///     for (name, len) in [("up.bias", 8), ("up.weight", 32), ("embedding.weight", 40)] {
+///         mb.grad(name, &vec![1f32; len])?;
+///     }
+///     mb.finish()?;
+///     opt.step(StepArgs { lr: 0.01, max_norm: Some(1.0), ..StepArgs::default() })?.outcome()?;
+///     Ok(opt.param("up.bias")?.typed::<f32>()?[0])
+/// })?;
+/// assert!(steps.into_iter().all(|bias| bias.is_ok_and(|bias| (bias + 0.005).abs() < 1e-6)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Groups {
     pub(crate) groups: Vec<RuleGroup>,
@@ -40,7 +74,7 @@ pub struct Groups {
 pub(crate) struct RuleGroup {
     pub(crate) rule: Arc<dyn Rule>,
     pub(crate) lr_scale: f64,
-    params: Selection,
+    pub(super) params: Selection,
 }
 
 impl Groups {
@@ -75,14 +109,15 @@ impl Groups {
         self.groups.iter().flat_map(|group| group.params.names().iter().map(String::as_str))
     }
 
-    /// Returns the groups for a layout with some of the parameters only: other names are left out.
+    /// Returns the groups for a layout with some of the parameters only: other names are left out, and if one rule updates all of these
+    /// parameters, other rules too.
     pub fn within(&self, layout: &Layout) -> Groups {
         let own = |group: &RuleGroup| {
             let known = |name: &&String| layout.index(name).is_some();
             let params = group.params.map_names(|names| names.iter().filter(known).cloned().collect());
             RuleGroup { params, ..group.clone() }
         };
-        Groups { groups: self.groups.iter().map(own).collect() }
+        Groups { groups: self.groups.iter().map(own).collect() }.without_unused(layout)
     }
 
     /// Returns the groups with each name that `first` knows replaced by its answer, once in each group.
@@ -96,15 +131,16 @@ impl Groups {
         Groups { groups: self.groups.iter().map(of).collect() }
     }
 
-    /// Returns the first group's rule; the other groups differ in hyperparameters only.
+    /// Returns the first group's rule.
     pub fn rule(&self) -> &dyn Rule {
         &*self.groups[0].rule
     }
 
-    /// Checks that these rules can update the parameters of `layout` with these options. `alike`: all ranks share all parameters
+    /// Checks that these rules can update the parameters of `layout` with these options, as one part: all groups have one rule. `alike`: all ranks share all parameters
     /// in the same way.
     pub fn check(&self, layout: &Layout, alike: bool, options: &Options) -> Result<(), Error> {
         self.assign(layout)?;
+        self.check_one_rule()?;
         options.precision.check_rules(self)?;
         self.check_sight(layout, options.stage)?;
         if !alike {
@@ -184,7 +220,7 @@ impl Groups {
 
     /// Returns the group of each parameter, by registration index, or an error in the groups.
     pub(crate) fn assign(&self, layout: &Layout) -> Result<Vec<usize>, Error> {
-        self.groups.iter().try_for_each(|g| g.check(&self.groups[0]))?;
+        self.groups.iter().try_for_each(RuleGroup::check)?;
         let mut of = vec![0; layout.params().len()];
         for (g, group) in self.groups.iter().enumerate() {
             let mut indices = group.params.matches(layout);
@@ -259,12 +295,9 @@ impl RuleGroup {
         self.rule.reach(lr * self.lr_scale, matrix)
     }
 
-    fn check(&self, first: &RuleGroup) -> Result<(), Error> {
+    fn check(&self) -> Result<(), Error> {
         self.rule.check()?;
         let (rule, states) = (self.rule.name(), self.rule.state().len());
-        if rule != first.rule.name() || self.rule.state() != first.rule.state() {
-            return Err(Error::MixedRules { first: first.rule.name(), other: rule });
-        }
         if states > MAX_STATES {
             return Err(Error::TooManyStates { rule, states, max: MAX_STATES });
         }

@@ -73,6 +73,14 @@ impl Selection {
         }
     }
 
+    /// Returns true if the selection has this trainable parameter.
+    pub(crate) fn has(&self, param: &Param) -> bool {
+        match &self.0 {
+            Select::Names(names) => names.iter().any(|name| name == param.name()),
+            Select::Where(predicate) => predicate(param),
+        }
+    }
+
     /// Returns the registration indices of the trainable parameters of `layout` that a predicate selects.
     pub(crate) fn matches(&self, layout: &Layout) -> Vec<usize> {
         let Select::Where(predicate) = &self.0 else { return Vec::new() };

@@ -129,7 +129,7 @@ pub enum Error {
     },
     /// The rule needs matrices, and the parameter is not one.
     #[error(
-        "{rule} updates {blocks} and parameter {name:?} has the shape {shape:?}; name other blocks, or add it with another rule"
+        "{rule} updates {blocks} and parameter {name:?} has the shape {shape:?}; name other blocks, or give it another rule"
     )]
     NotAMatrix {
         /// The rule.
@@ -178,8 +178,8 @@ pub enum Error {
     /// Parameters hold the values to evaluate.
     #[error("the model is being evaluated; call end_evaluation first")]
     Evaluating,
-    /// Groups of one layout have different rules.
-    #[error("rules {first} and {other} for one layout: use `add_param_group` for one of them")]
+    /// A part of a plan has groups of different rules.
+    #[error("rules {first} and {other} for one part of a plan: plan one for each (`RulePart::split`)")]
     MixedRules {
         /// The first group's rule.
         first: &'static str,

@@ -74,6 +74,20 @@ impl ParamGroup {
     }
 }
 
+/// Returns a line for the rule of each parameter of several parts with positions, in their order: ranks that divide a layout by rule in
+/// different ways compare these lines first.
+fn describe_rules(parts: &[ParamGroup]) -> String {
+    let of_part = |ParamGroup { part, rules, .. }: &ParamGroup| {
+        let (positions, rule) = (part.positions().unwrap_or_default().to_vec(), rules.rule().name());
+        let names = part.layout().params().iter().map(|param| param.name().to_owned());
+        positions.into_iter().zip(names).map(|(at, name)| (at, name, rule)).collect::<Vec<_>>()
+    };
+    let parts = if parts.len() > 1 { parts } else { &[] };
+    let mut rules: Vec<_> = parts.iter().flat_map(of_part).collect();
+    rules.sort();
+    rules.iter().map(|(_, name, rule)| format!("rule of {name:?} = {rule}\n")).collect()
+}
+
 /// Everything that new parameters need, built beside the unchanged optimizer.
 #[derive(Debug)]
 struct Added {
@@ -126,7 +140,8 @@ fn try_add(
     let mut made = ready.and(parts).and_then(|parts| {
         // A rank alone has no other to agree with.
         if opt.comm().world_size() > 1 {
-            text = parts.iter().map(|shared| shared.describe(opt.options())).collect();
+            text = describe_rules(&parts);
+            text.extend(parts.iter().map(|shared| shared.describe(opt.options())));
         }
         make(opt, parts)
     });

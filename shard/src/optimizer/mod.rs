@@ -17,7 +17,8 @@ use crate::config::param_groups::Groups;
 use crate::error::Error;
 use crate::gather::gatherer::Gatherer;
 use crate::optimizer::add_params::{ParamGroup, add};
-use crate::plan::layout_plan::{Part, Sizes};
+use crate::plan::layout_plan::Sizes;
+use crate::plan::rule_parts;
 use crate::ranks::agree;
 use crate::ranks::data_rank::DataRank;
 use crate::ranks::roles::{RankRoles, know};
@@ -128,17 +129,12 @@ impl Optimizer {
         initial: impl FnMut(&Param, SliceMut<'_>) -> Result<(), meshstep_tensor::Error>,
     ) -> Result<(), Error> {
         let _name = name_calls("Optimizer::add_shared");
-        let rules = rules.into();
         // Whole parameters are balanced over the ranks that share them.
         let along = |k: &&BucketInfo| Arc::ptr_eq(&k.among.shards, &among.shards);
-        let alike = self.reducer.config.buckets.iter().filter(along).map(|k| &k.plan);
-        let part = self
-            .options()
-            .precision
-            .check_rules(&rules)
-            .and_then(|()| Part::after(layout, Sizes::from(&among), alike, self.options()))
-            .and_then(|part| part.for_rules(&rules, self.options()));
-        add(self, part.map(|part| vec![ParamGroup { part, rules, among }]), initial)
+        let alike: Vec<_> = self.reducer.config.buckets.iter().filter(along).map(|k| &k.plan).collect();
+        let planned = rule_parts::plan((layout, rules.into()), &Sizes::from(&among), &alike, self.options());
+        let group = |(part, rules)| ParamGroup { part, rules, among: among.clone() };
+        add(self, planned.map(|parts| parts.into_iter().map(group).collect()), initial)
     }
 
     /// Adds several parts of a plan at once. Their common buffers are allocated once, as the plan says; their buckets travel in
@@ -175,7 +171,7 @@ impl Optimizer {
         &self.params.options
     }
 
-    /// Returns all parameters, in registration order.
+    /// Returns all parameters, in registration order; those of one layout with different rules stand rule by rule ([`Groups`]).
     pub fn params(&self) -> impl Iterator<Item = &Param> {
         self.params.entries.iter().map(|e| &e.param)
     }

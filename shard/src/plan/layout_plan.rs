@@ -115,7 +115,7 @@ impl Part {
     }
 
     /// Plans the exchange of the matrices that `rule` updates in pieces ([`Rule::by_matrix`]): without windows if no chunk cuts a parameter.
-    pub fn matrix_exchange(&self, rule: &dyn Rule) -> MatrixExchange {
+    pub fn matrix_exchange(&self, rule: &(impl Rule + ?Sized)) -> MatrixExchange {
         self.exchange_by(|param| matrix_exchange::cost(rule, &self.layout.params()[param]))
     }
 
@@ -346,13 +346,13 @@ impl Part {
         self.buckets.iter().enumerate().map(of_bucket).sum()
     }
 
-    /// Returns the first seat that holds and sends as many bytes as `seat`, for parameters updated by `rule`.
-    pub(crate) fn kind(&self, seat: &Seat, rule: &dyn Rule) -> Seat {
+    /// Returns the first seat that holds and sends as many bytes as `seat`, for parameters exchanged so.
+    pub(crate) fn kind(&self, seat: &Seat, exchange: &MatrixExchange) -> Seat {
         let whole = matches!(self.stage, Stage::WholeParams(_));
         let lens = || self.buckets.iter().map(|bucket| self.further_len(bucket));
         let extra_reductions = self.sizes.extra_reductions.iter().zip(&seat.extra_reductions);
         Seat {
-            shard: if whole { seat.shard } else { self.matrix_exchange(rule).first_alike(seat.shard) },
+            shard: if whole { seat.shard } else { exchange.first_alike(seat.shard) },
             extra_reductions: extra_reductions.map(|(&n, &place)| alike(lens(), n, place)).collect(),
         }
     }

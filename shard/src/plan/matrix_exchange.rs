@@ -94,7 +94,7 @@ pub(crate) fn matrix_of(param: &Param) -> Option<(usize, usize)> {
 }
 
 /// Returns the cost of a parameter's transformation, or `None` if the rule cannot update it in pieces.
-pub(crate) fn cost(rule: &dyn Rule, param: &Param) -> Option<u64> {
+pub(crate) fn cost(rule: &(impl Rule + ?Sized), param: &Param) -> Option<u64> {
     Some(rule.by_matrix()?.cost(param.len(), matrix_of(param)?))
 }
 

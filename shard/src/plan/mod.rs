@@ -8,5 +8,6 @@ pub(crate) mod layout_plan;
 pub(crate) mod matrix_exchange;
 pub(crate) mod overlap;
 pub(crate) mod partition;
+pub(crate) mod rule_parts;
 pub(crate) mod step_plan;
 pub(crate) mod units;

@@ -6,9 +6,10 @@ use crate::plan::bucket_order;
 use crate::plan::bytes::fold_words;
 use crate::plan::bytes::{alike, ring_all_reduce};
 use crate::plan::matrix_exchange::longest;
+use crate::plan::rule_parts::{self, PlanRules};
 use crate::plan::units::Units;
-use crate::{Clip, Error, Memory, Missing, NonFinite, Options, Part, Seat, Sizes, Stage, Wire};
-use meshstep_optim::{ExactSum, LossScale, Rule};
+use crate::{Clip, Error, Groups, Memory, Missing, NonFinite, Options, Part, Seat, Sizes, Stage, Wire};
+use meshstep_optim::{ExactSum, LossScale, Sees};
 use meshstep_tensor::{Layout, Place};
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -87,6 +88,37 @@ impl Plan {
         Plan::of(world_size, vec![part], options)
     }
 
+    /// Plans a layout as an optimizer with these rules does: one part for each rule, without cut parameters for rules that see whole
+    /// matrices. Returns the option or the group that contradicts it.
+    ///
+    /// ```
+    /// use meshstep_optim::{AdamW, Muon};
+    /// use meshstep_shard::{Groups, Options, Plan, hidden_matrices};
+    /// use meshstep_tensor::{DType::F32, Layout};
+    ///
+    /// let layout = Layout::builder().param("embedding", &[640, 64], F32);
+    /// let layout = (0..8).fold(layout, |b, i| b.param(format!("h.{i}.w"), &[64, 64], F32)).build()?;
+    /// let rules = Groups::new(AdamW::default()).with(Muon::default(), hidden_matrices);
+    /// let plan = Plan::for_rules(&layout, 4, rules.clone(), &Options::default())?;
+    /// // On each rank two moments of a quarter of the embedding, and one of two whole matrices.
+    /// assert_eq!(plan.memory(0, &rules).state, (2 * 160 + 2 * 64) * 64 * 4);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn for_rules(
+        layout: &Layout,
+        world_size: usize,
+        rules: impl Into<Groups>,
+        options: &Options,
+    ) -> Result<Plan, Error> {
+        check_options(world_size, options)?;
+        let planned =
+            rule_parts::plan((layout.clone(), rules.into()), &Sizes::all(world_size), &[], options)?;
+        planned.iter().try_for_each(|(part, rules)| rules.check(part.layout(), true, options))?;
+        let parts: Vec<Part> = planned.into_iter().map(|(part, _)| part).collect();
+        options.precision.check_used(parts.iter().flat_map(Part::buckets).map(|bucket| bucket.dtype))?;
+        Plan::of(world_size, parts, options)
+    }
+
     /// Plans parts that several groups of ranks share, made with the same options and added to an optimizer at once. `world_size`
     /// ranks decide their steps together.
     pub fn of(world_size: usize, parts: Vec<Part>, options: &Options) -> Result<Plan, Error> {
@@ -137,22 +169,23 @@ impl Plan {
         &self.order
     }
 
-    /// Returns the peak bytes of a rank, for parameters updated by `rule`. Assumes that one thread hands over gradients in the
+    /// Returns the peak bytes of a rank, for parameters updated by `rules`: one rule, or [`Groups`]. Assumes that one thread hands over gradients in the
     /// order of a backward pass or of the buckets, and gathers units in order, forward and back, each while the previous one is
     /// read. Excludes the words of a verification.
-    pub fn memory(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Memory {
-        let (seats, states) = (rank.into(), rule.state().len());
-        let of_parts: Memory = self.seated(&seats).map(|(part, seat)| part.memory(seat.shard, states)).sum();
-        let words = self.exchange.iter().sum::<usize>() + self.fold_words(rule);
-        let staging = (words * 8) as u64 + self.scratch_bytes(&seats, rule);
+    pub fn memory(&self, rank: impl Into<Seats>, rules: &(impl PlanRules + ?Sized)) -> Memory {
+        let seats = rank.into();
+        let of_part = |(part, seat): (&Part, Cow<'_, Seat>)| part.memory(seat.shard, rules.states(part));
+        let of_parts: Memory = self.seated(&seats).map(of_part).sum();
+        let words = self.exchange.iter().sum::<usize>() + self.fold_words(rules);
+        let staging = (words * 8) as u64 + self.scratch_bytes(&seats, rules);
         let buckets = self.parts.iter().map(|part| bucket_chain::bytes(&part.series())).sum();
         let gathered = self.gathered_bytes();
         of_parts + Memory { staging, buckets, gathered, ..Memory::default() }
     }
 
     /// Returns the bytes in which matrices of all parts are exchanged.
-    fn scratch_bytes(&self, seats: &Seats, rule: &dyn Rule) -> u64 {
-        let of_part = |(part, seat): (&Part, Cow<'_, Seat>)| part.matrix_exchange(rule).scratch(seat.shard);
+    fn scratch_bytes(&self, seats: &Seats, rules: &(impl PlanRules + ?Sized)) -> u64 {
+        let of_part = |(part, seat): (&Part, Cow<'_, Seat>)| rules.matrix_exchange(part).scratch(seat.shard);
         let longest = longest(self.seated(seats).flat_map(of_part));
         longest.iter().map(|(dtype, len)| (len * dtype.size()) as u64).sum()
     }
@@ -224,8 +257,9 @@ impl Plan {
         of
     }
 
-    /// Returns the bytes that a rank sends in a step with one micro-batch, for parameters updated by `rule`.
-    pub fn wire(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Wire {
+    /// Returns the bytes that a rank sends in a step with one micro-batch, for parameters updated by `rules`: one rule, or
+    /// [`Groups`].
+    pub fn wire(&self, rank: impl Into<Seats>, rules: &(impl PlanRules + ?Sized)) -> Wire {
         let seats = rank.into();
         let of_part = |(part, seat): (&Part, Cow<'_, Seat>)| Wire {
             reduce: part.reduce_bytes(),
@@ -236,24 +270,24 @@ impl Plan {
                 .map(|(i, &place)| part.further_bytes(i, place))
                 .sum(),
             gather: part.gather_bytes(seat.shard),
-            matrices: part.matrix_exchange(rule).sent_bytes(seat.shard),
+            matrices: rules.matrix_exchange(part).sent_bytes(seat.shard),
             exchange: 0,
         };
         let of_parts: Wire = self.seated(&seats).map(of_part).sum();
-        of_parts + Wire { exchange: self.exchange_bytes(seats.world, rule), ..Wire::default() }
+        of_parts + Wire { exchange: self.exchange_bytes(seats.world, rules), ..Wire::default() }
     }
 
     /// Returns the bytes that `rank` sends in the step's decision, which covers all parts at once.
-    pub fn exchange_bytes(&self, rank: usize, rule: &dyn Rule) -> u64 {
+    pub fn exchange_bytes(&self, rank: usize, rules: &(impl PlanRules + ?Sized)) -> u64 {
         let sent = |words| ring_all_reduce(words, self.world_size, rank, 8);
-        self.exchanges * sent(self.exchange.iter().sum()) + sent(self.fold_words(rule))
+        self.exchanges * sent(self.exchange.iter().sum()) + sent(self.fold_words(rules))
     }
 
     /// Returns the first seats that hold and send as many bytes, so that one rank of each kind represents the others.
-    pub fn kind(&self, rank: impl Into<Seats>, rule: &dyn Rule) -> Seats {
+    pub fn kind(&self, rank: impl Into<Seats>, rules: &(impl PlanRules + ?Sized)) -> Seats {
         let seats = rank.into();
-        let words = [self.exchange.iter().sum(), self.fold_words(rule)];
-        let parts = self.seated(&seats).map(|(part, seat)| part.kind(&seat, rule));
+        let words = [self.exchange.iter().sum(), self.fold_words(rules)];
+        let parts = self.seated(&seats).map(|(part, seat)| part.kind(&seat, &rules.matrix_exchange(part)));
         Seats { world: alike(words, self.world_size, seats.world), parts: parts.collect() }
     }
 
@@ -267,10 +301,11 @@ impl Plan {
         self.parts.first().map_or(Stage::default(), Part::stage)
     }
 
-    /// Returns the words of the sums over whole tensors that `rule` needs.
-    fn fold_words(&self, rule: &dyn Rule) -> usize {
+    /// Returns the words of the sums over whole tensors: of all parameters, if the rule of any part needs them.
+    fn fold_words(&self, rules: &(impl PlanRules + ?Sized)) -> usize {
         let params = self.parts.iter().map(|part| part.layout().params().len()).sum();
-        fold_words(rule.sees(), self.stage(), params)
+        let sums = self.parts.iter().map(|part| rules.sees(part)).find(|&sees| sees == Sees::TensorSums);
+        fold_words(sums.unwrap_or(Sees::Elements), self.stage(), params)
     }
 }
 

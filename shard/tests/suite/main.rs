@@ -34,6 +34,7 @@ mod loss_scale;
 mod matrices;
 mod matrix_exchange;
 mod misuse;
+mod mixed_rules;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod one_pass;

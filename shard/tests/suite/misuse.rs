@@ -132,8 +132,6 @@ fn contradictions_are_refused() {
     refused((layout.clone(), unknown, options.clone()), &["nope"]);
     let twice = groups.clone().with(adamw(), ["a"]).with(adamw(), ["a"]);
     refused((layout.clone(), twice, options.clone()), &["\"a\"", "two groups"]);
-    let mixed = groups.clone().with(Sgd::default(), ["a"]);
-    refused((layout.clone(), mixed, options.clone()), &["rules adamw and sgd", "add_param_group"]);
     refused(
         (layout.clone(), groups.clone().with_lr(adamw(), -1.0, ["a"]), options.clone()),
         &["lr_scale", "-1"],

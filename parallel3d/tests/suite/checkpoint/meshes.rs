@@ -1,6 +1,6 @@
 //! Random meshes, stages and recipes: a load restores the saved bits, and training continues as if uninterrupted.
 
-use crate::common::{STAGES, build, held_at, model, take_step};
+use crate::common::{STAGES, adamw, build, held_at, model, take_step};
 use meshstep_cases::{long, tried};
 use meshstep_checkpoint::pytorch::{Import, PyTorchFile};
 use meshstep_checkpoint::{self as checkpoint, Load, Save, Saver, Store};
@@ -79,7 +79,7 @@ fn run(
 ) -> (Whole, Whole) {
     let mesh: Mesh = mesh.parse().unwrap();
     let ends = loopback::spawn(mesh.world_size(), |world| {
-        let mut opt = build(world, model, &mesh, options);
+        let mut opt = build(world, model, &mesh, (&adamw(), options));
         (0..begin).for_each(|step| _ = take_step(&mut opt, model, step));
         then(&mut opt);
         let here = part(&opt, model);
@@ -105,9 +105,9 @@ fn moved(
     let ends = loopback::spawn(old.end.max(new.end), |via| {
         let among = |ranks: &Range<usize>| via.split(ranks.contains(&via.rank()).then_some(0), 0).unwrap();
         let (old, new) = (among(&old), among(&new));
-        let mut old = old.map(|world| build(world, model, &meshes[0], &options[0]));
+        let mut old = old.map(|world| build(world, model, &meshes[0], (&adamw(), &options[0])));
         old.iter_mut().for_each(|opt| (0..before).for_each(|step| _ = take_step(opt, model, step)));
-        let mut new = new.map(|world| build(world, model, &meshes[1], &options[1]));
+        let mut new = new.map(|world| build(world, model, &meshes[1], (&adamw(), &options[1])));
         new.iter_mut().for_each(|opt| (0..strayed).for_each(|step| _ = take_step(opt, model, step)));
         let moved = checkpoint::reshard(&via, old.as_mut(), new.as_mut()).unwrap();
         assert_eq!(via.stats().of(Kind::Send).bytes, moved.sent);
@@ -246,7 +246,7 @@ fn a_tied_parameter_is_saved_once_and_found_by_either_name() {
     let on = |model: &Model, mesh: &str, then: &(dyn Fn(&mut Optimizer) + Sync)| {
         let mesh: Mesh = mesh.parse().unwrap();
         let ends = loopback::spawn(mesh.world_size(), |world| {
-            let mut opt = build(world, model, &mesh, &Options::default());
+            let mut opt = build(world, model, &mesh, (&adamw(), &Options::default()));
             then(&mut opt);
             part(&opt, model)
         });

@@ -148,17 +148,21 @@ pub(crate) fn gradient(parameter: &Parameter, mesh: &Mesh, at: &Coordinate, step
     held_at(parameter, mesh, at).into_iter().map(|i| own[i % PERIOD]).collect()
 }
 
-/// Returns an optimizer of the model; one parameter does not decay.
+/// Returns AdamW for all parameters; one of them does not decay.
+pub(crate) fn adamw() -> Groups {
+    let decay = AdamW { weight_decay: 0.1, ..AdamW::default() };
+    Groups::new(decay.clone()).with(AdamW { weight_decay: 0.0, ..decay }, ["ln"])
+}
+
+/// Returns an optimizer of the model with these rules.
 pub(crate) fn build(
     world: Arc<dyn Communicator>,
     model: &Model,
     mesh: &Mesh,
-    options: &Options,
+    (rules, options): (&Groups, &Options),
 ) -> Optimizer {
-    let decay = AdamW { weight_decay: 0.1, ..AdamW::default() };
-    let rules = Groups::new(decay.clone()).with(AdamW { weight_decay: 0.0, ..decay }, ["ln"]);
     let options = Options { meter: Meter::new(), ..options.clone() };
-    Optimizer::new(world, mesh.clone(), model, rules, fill, options).unwrap()
+    Optimizer::new(world, mesh.clone(), model, rules.clone(), fill, options).unwrap()
 }
 
 /// Takes one step; returns its norm and clipping factor.
@@ -195,8 +199,17 @@ pub(crate) fn on_rank(
     mesh: &Mesh,
     options: &Options,
 ) -> RankRun {
+    on_rank_with(world, model, mesh, (&adamw(), options))
+}
+
+fn on_rank_with(
+    world: Arc<dyn Communicator>,
+    model: &Model,
+    mesh: &Mesh,
+    with: (&Groups, &Options),
+) -> RankRun {
     let at = mesh.coordinate(world.rank()).unwrap();
-    let mut opt = build(world, model, mesh, options);
+    let mut opt = build(world, model, mesh, with);
     let norms: Vec<_> = (0..steps()).map(|step| take_step(&mut opt, model, step)).collect();
     let own = |p: &Parameter| (held_at(p, mesh, &at), values(&opt, &p.name));
     (model.parameters().iter().map(own).collect(), norms)
@@ -206,8 +219,13 @@ pub(crate) fn on_rank(
 pub(crate) type Run = (Vec<Vec<f32>>, Vec<(u64, u64)>);
 
 pub(crate) fn run(model: &Model, mesh: &str, options: &Options) -> Run {
+    run_with(model, mesh, (&adamw(), options))
+}
+
+/// Runs with these rules.
+pub(crate) fn run_with(model: &Model, mesh: &str, with: (&Groups, &Options)) -> Run {
     let mesh: Mesh = mesh.parse().unwrap();
-    let ranks = loopback::spawn(mesh.world_size(), |world| on_rank(world, model, &mesh, options));
+    let ranks = loopback::spawn(mesh.world_size(), |world| on_rank_with(world, model, &mesh, with));
     let ranks = ranks.unwrap();
     let mut whole: Vec<Vec<f32>> =
         model.parameters().iter().map(|p| vec![f32::NAN; p.shape.iter().product()]).collect();

@@ -4,11 +4,11 @@ use meshstep_checkpoint::{self as checkpoint, Load, Save, Store, reshard};
 use meshstep_checkpoint_cases::Sim;
 use meshstep_comm::{Communicator, loopback::spawn};
 use meshstep_optim::{AdamW, Muon};
-use meshstep_shard::{Optimizer, Options, Outcome, Owners, Stage, StepArgs};
+use meshstep_shard::{Groups, Optimizer, Options, Outcome, Owners, Stage, StepArgs, hidden_matrices};
 use meshstep_tensor::{DType, Layout, LayoutBuilder, Meter, Param, Slice, SliceMut};
 use std::sync::Arc;
 
-const MATRICES: [[usize; 2]; 6] = [[6, 10], [10, 6], [8, 8], [30, 20], [5, 5], [1, 9]];
+const MATRICES: [[usize; 2]; 7] = [[6, 10], [10, 6], [8, 8], [2, 0], [30, 20], [5, 5], [1, 9]];
 
 fn value(name: &str, index: usize, step: u64) -> f32 {
     let key = name.bytes().fold(step, |key, byte| key * 31 + u64::from(byte));
@@ -30,6 +30,17 @@ fn make(comm: Arc<dyn Communicator>, stage: Stage) -> Optimizer {
     let mut opt = Optimizer::new(comm, others.build().unwrap(), AdamW::default(), first, options).unwrap();
     opt.add_param_group(matrices.build().unwrap(), Muon::default(), first).unwrap();
     opt
+}
+
+/// Makes the same optimizer in one call, from a layout in another order. Its parameters are listed rule by rule, as above.
+fn make_at_once(comm: Arc<dyn Communicator>, stage: Stage) -> Optimizer {
+    let options = Options { stage, bucket_len: Some(300), meter: Meter::new(), ..Options::default() };
+    let add =
+        |b: LayoutBuilder, (i, shape): (usize, &[usize; 2])| b.param(format!("w{i}"), shape, DType::F32);
+    let layout = Layout::builder().param("embedding", &[50, 3], DType::F32);
+    let layout = MATRICES.iter().enumerate().fold(layout, add).param("bias", &[7], DType::F32);
+    let rules = Groups::new(AdamW::default()).with(Muon::default(), hidden_matrices);
+    Optimizer::new(comm, layout.build().unwrap(), rules, first, options).unwrap()
 }
 
 fn train(opt: &mut Optimizer, steps: std::ops::RangeInclusive<u64>) {
@@ -89,6 +100,37 @@ fn muon_goes_on_with_the_same_bits_on_other_ranks_and_at_other_stages() {
                 params(&opt)
             });
             assert!(ends.unwrap().iter().all(|end| *end == expected), "resumed on {ranks} ranks, {stage:?}");
+        }
+    }
+}
+
+/// Checkpoints name parameters, so that one call for both rules continues two, and the other way round.
+#[test]
+fn one_call_and_two_continue_each_others_checkpoints() {
+    type Make = fn(Arc<dyn Communicator>, Stage) -> Optimizer;
+    let expected = spawn(1, |comm| {
+        let mut opt = make(comm, Stage::Replicated);
+        train(&mut opt, 1..=4);
+        params(&opt)
+    });
+    let expected = expected.unwrap().remove(0);
+    let pairs: [[Make; 2]; 3] = [[make_at_once, make_at_once], [make, make_at_once], [make_at_once, make]];
+    for (i, [saves, loads]) in pairs.into_iter().enumerate() {
+        let store = Store::on(Arc::new(Sim::new("/run")), "/run");
+        let saved = spawn(4, |comm| {
+            let mut opt = saves(comm, Stage::Zero1);
+            train(&mut opt, 1..=2);
+            checkpoint::save(&mut opt, &store, Save::default()).unwrap();
+        });
+        saved.unwrap();
+        for (ranks, stage) in [(3, Stage::Zero2), (2, Stage::Replicated)] {
+            let ends = spawn(ranks, |comm| {
+                let mut opt = loads(comm, stage);
+                checkpoint::load(&mut opt, &store, Load::default()).unwrap();
+                train(&mut opt, 3..=4);
+                params(&opt)
+            });
+            assert!(ends.unwrap().iter().all(|end| *end == expected), "pair {i} on {ranks} ranks, {stage:?}");
         }
     }
 }
