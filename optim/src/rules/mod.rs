@@ -6,6 +6,7 @@ pub(crate) mod adopt;
 pub(crate) mod lamb;
 pub(crate) mod lars;
 pub(crate) mod lion;
+pub(crate) mod matrix_rule;
 pub(crate) mod muon;
 pub(crate) mod qhadamw;
 pub(crate) mod rmsprop;

@@ -117,10 +117,8 @@ pub enum Error {
         /// What fits.
         max: usize,
     },
-    /// The rule must see whole matrices and has no phases for pieces of one, and the stage or the planned part cuts them.
-    #[error(
-        "{stage:?} cuts matrices of {rule}, which has no Rule::by_matrix: use stages 0 to 2 (Part::uncut) or Stage::WholeParams"
-    )]
+    /// The rule sees whole matrices and has no `by_matrix`, and the stage or the planned part cuts them.
+    #[error("{stage:?} cuts matrices of {rule}: use stages 0 to 2 (Part::uncut) or Stage::WholeParams")]
     NeedsWholeParams {
         /// The rule.
         rule: &'static str,

@@ -245,9 +245,11 @@ fn prepare(opt: &Optimizer, parts: Vec<ParamGroup>) -> Result<Prepared, Error> {
             before.position += before.params - params.entries.len();
         }
         units.extend(part.take_units(), &places);
-        let seat = (among.shards.rank(), &Arc::new(among));
+        let shards = Arc::clone(&among.shards);
+        let seat = (shards.rank(), &Arc::new(among));
         let mut layout_state = LayoutState::new(&part, rules.clone(), before, seat, opt.options())?;
-        layout_state.exchange = PartExchange::new((&part, &rules), &layout_state, (&places, so_far.params))?;
+        layout_state.exchange =
+            PartExchange::new((&part, &rules), (&layout_state.buckets, &shards), (&places, so_far.params))?;
         layout_state.kept.iter_mut().for_each(|kept| kept.series += before_all + series.len());
         series.extend(part.series());
         so_far.count(&layout_state);

@@ -12,16 +12,17 @@ use std::ops::Range;
 ///
 /// ```
 /// use meshstep_optim::Muon;
-/// use meshstep_shard::{Options, Part, Sizes, Stage};
+/// use meshstep_shard::{ExchangeWindow, ExchangedMatrix, MatrixExchange, Options, Part, Sizes, Stage};
 /// use meshstep_tensor::{DType, Layout};
 ///
 /// let add = |b: meshstep_tensor::LayoutBuilder, i| b.param(format!("w{i}"), &[64, 48], DType::F32);
 /// let layout = (0..3).fold(Layout::builder(), add).build()?;
 /// let options = Options { stage: Stage::Zero3, ..Options::default() };
-/// let exchange = Part::new(layout, Sizes::all(2), [], &options)?.matrix_exchange(&Muon::default());
+/// let exchange: MatrixExchange = Part::new(layout, Sizes::all(2), [], &options)?.matrix_exchange(&Muon::default());
 /// // Each rank has one matrix and a half; the middle one visits rank 0, which receives and returns its half.
-/// let matrices = &exchange.windows()[0].matrices;
-/// assert_eq!(matrices.iter().map(|matrix| (matrix.owner, matrix.pieces.len())).collect::<Vec<_>>(), [(0, 1), (0, 2), (1, 1)]);
+/// let windows: &[ExchangeWindow] = exchange.windows();
+/// let of = |matrix: &ExchangedMatrix| (matrix.owner, matrix.pieces.len());
+/// assert_eq!(windows[0].matrices.iter().map(of).collect::<Vec<_>>(), [(0, 1), (0, 2), (1, 1)]);
 /// assert_eq!([0, 1].map(|rank| exchange.sent_bytes(rank)), [32 * 48 * 4; 2]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -37,7 +38,7 @@ pub struct MatrixExchange {
 pub struct ExchangeWindow {
     /// Type that the rule computes in.
     pub dtype: DType,
-    /// Matrices, also those that one rank has alone, which stay where they are.
+    /// Matrices. One whose elements are all on one rank does not travel.
     pub matrices: Vec<ExchangedMatrix>,
 }
 

@@ -3,7 +3,6 @@
 use crate::config::options::Options;
 use crate::config::param_groups::{Groups, MAX_STATES, RuleGroup};
 use crate::error::Error;
-use crate::optimizer::layout_state::LayoutState;
 use crate::plan::layout_plan::Part;
 use crate::plan::matrix_exchange::{self, ExchangeWindow, ExchangedMatrix, WindowShare, longest};
 use crate::reduce::reducer::GradReducer;
@@ -20,7 +19,7 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(crate) struct MatrixUpdates {
     exchanges: Vec<Arc<PartExchange>>,
-    /// True for each parameter that is updated here.
+    /// True for each parameter of an exchange.
     params: Vec<bool>,
     /// Buckets of these parameters, ascending.
     buckets: Vec<usize>,
@@ -33,11 +32,11 @@ pub(crate) struct MatrixUpdates {
 #[derive(Debug)]
 pub(crate) struct PartExchange {
     comm: Arc<dyn Communicator>,
-    windows: Vec<Window>,
+    windows: Vec<RankWindow>,
 }
 
 #[derive(Debug)]
-struct Window {
+struct RankWindow {
     dtype: DType,
     share: WindowShare,
     matrices: Vec<Matrix>,
@@ -66,11 +65,11 @@ pub(crate) struct MatrixStep<'s, D> {
 }
 
 impl PartExchange {
-    /// Makes the exchange of a part's matrices, whose buckets have these `places` in the optimizer; `None` if there is none. The first
+    /// Makes the exchange of a part's matrices, whose buckets have these `places` in the optimizer; `None` without matrices. The first
     /// of the part's parameters has the index `first`.
     pub(crate) fn new(
         (part, rules): (&Part, &Groups),
-        state: &LayoutState,
+        (owned, comm): (&[Owned], &Arc<dyn Communicator>),
         (places, first): (&[usize], usize),
     ) -> Result<Option<Arc<Self>>, Error> {
         let (rules, params) = (rules.rules(part.layout())?, part.layout().params());
@@ -78,13 +77,13 @@ impl PartExchange {
         if exchange.windows().is_empty() {
             return Ok(None);
         }
-        let comm = Arc::clone(&state.among.shards);
-        let pieces: Vec<_> = state.buckets.iter().map(Owned::piece_indices).collect();
+        let comm = Arc::clone(comm);
+        let pieces: Vec<_> = owned.iter().map(Owned::piece_indices).collect();
         let matrix = |&ExchangedMatrix { bucket, param, .. }: &ExchangedMatrix| {
             let param = first + param;
             Matrix { bucket: places[bucket], param, piece: pieces[bucket].get(&param).copied() }
         };
-        let window = |(window, share): (&ExchangeWindow, WindowShare)| Window {
+        let window = |(window, share): (&ExchangeWindow, WindowShare)| RankWindow {
             dtype: window.dtype,
             share,
             matrices: window.matrices.iter().map(matrix).collect(),
@@ -148,7 +147,7 @@ impl MatrixUpdates {
     }
 }
 
-impl Window {
+impl RankWindow {
     /// Updates the matrices of the window that are due; those that this rank has alone while pieces of others travel.
     fn exchange<D>(
         &self,

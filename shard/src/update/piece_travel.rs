@@ -12,10 +12,10 @@ pub(crate) struct PieceTravel {
     messages: Vec<Buffer>,
     /// The buffer before each message, and after the last.
     rest: Vec<Buffer>,
-    flights: Vec<(usize, Started)>,
+    flights: Vec<(usize, StartedPiece)>,
 }
 
-type Started = Result<InFlight, (Buffer, meshstep_comm::Error)>;
+type StartedPiece = Result<InFlight, (Buffer, meshstep_comm::Error)>;
 
 impl PieceTravel {
     /// Makes room for so many messages at once.
@@ -27,8 +27,8 @@ impl PieceTravel {
         }
     }
 
-    /// Starts the messages in `order`; `sends` returns true for one that this rank sends, false for one that it receives, and `None` for
-    /// one that does not travel. The buffer is away until [`land`](Self::land), which returns the errors of starts too.
+    /// Starts the messages in `order`; `sends` returns true for a message from this rank, false for a message to it, and `None` for a
+    /// message that does not travel. The buffer is away until [`land`](Self::land), which returns the errors of starts too.
     pub(crate) fn start(
         &mut self,
         (comm, queue): (&dyn Communicator, &Queue),

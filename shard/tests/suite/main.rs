@@ -33,6 +33,7 @@ mod long_buckets;
 mod loss_scale;
 mod matrices;
 mod matrix_exchange;
+mod matrix_owners;
 mod misuse;
 mod mixed_rules;
 #[cfg(feature = "mpi")]

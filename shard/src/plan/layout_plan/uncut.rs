@@ -55,7 +55,7 @@ impl Part {
 
     /// Plans the part for `rules`: as it is for rules that see elements or tensors, otherwise [`uncut`](Self::uncut). Where that adds more
     /// than a quarter of padding, as with few matrices on many ranks, and the rules update pieces of matrices, it stays cut, and its
-    /// matrices are [exchanged](Self::matrix_exchange) at stages 1 and 2. An optimizer does so itself.
+    /// matrices are [exchanged](Self::matrix_exchange) at stages 1 and 2. An optimizer calls this method for its layouts.
     ///
     /// ```
     /// use meshstep_optim::Muon;

@@ -1,3 +1,5 @@
+//! Rounds, messages, places and windows of planned exchanges.
+
 use super::*;
 use crate::{Options, Part, Sizes, Stage};
 use meshstep_optim::Muon;
