@@ -53,7 +53,7 @@ pub(crate) struct Train {
     /// Update rule
     #[arg(long, value_enum, default_value_t = Optimizer::Adamw)]
     pub(crate) optimizer: Optimizer,
-    /// Elements after which a gradient bucket is closed and reduced [default: a sixteenth of the parameters]
+    /// Elements after which a gradient bucket is closed and reduced [default: a sixteenth of the parameters, with muon all]
     #[arg(long, value_name = "ELEMS", value_parser = within::<1, { 1 << 40 }>)]
     pub(crate) bucket: Option<usize>,
     /// Cores to use: updates share this number of threads, and each rank's matrix products get an equal part of them,

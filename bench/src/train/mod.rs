@@ -14,7 +14,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use meshstep_shard::Preemption;
 
-use crate::args::train::Train;
+use crate::args::train::{Optimizer, Train};
 use crate::corpus::{Corpus, Text, byte_entropy};
 use crate::gpt::{Config, Param, VOCAB};
 use crate::memory::Seen;
@@ -31,6 +31,11 @@ pub(crate) const CORPUS_CAP: usize = 8 << 20;
 
 /// Default number of gradient buckets.
 pub(crate) const BUCKETS: usize = 16;
+
+/// Returns the default number of gradient buckets. Ranks share the matrices of a bucket whole, so that Muon's stay in one.
+fn buckets(optimizer: Optimizer) -> usize {
+    if optimizer == Optimizer::Muon { 1 } else { BUCKETS }
+}
 
 /// A run that is ready to start, shared by all stages and ranks.
 #[derive(Debug)]
@@ -70,7 +75,7 @@ impl Run {
             model,
             corpus: Corpus::new(&text.bytes, model.context)?,
             byte_entropy: byte_entropy(&text.bytes),
-            bucket: asked.bucket.unwrap_or(param_count(&model).div_ceil(BUCKETS)),
+            bucket: asked.bucket.unwrap_or(param_count(&model).div_ceil(buckets(*optimizer))),
             text: text.to_string(),
         })
     }
