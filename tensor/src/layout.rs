@@ -149,14 +149,14 @@ impl Param {
 /// Builder of a [`Layout`]; [`build`](Self::build) reports errors.
 #[derive(Clone, Debug, Default)]
 pub struct LayoutBuilder {
-    params: Vec<Added>,
+    params: Vec<NewParam>,
     /// Name of each unit and the index of its first parameter.
     units: Vec<(Arc<str>, usize)>,
 }
 
 /// One parameter of a builder.
 #[derive(Clone, Debug)]
-struct Added {
+struct NewParam {
     name: Arc<str>,
     shape: Arc<[usize]>,
     dtype: DType,
@@ -182,7 +182,7 @@ impl LayoutBuilder {
     }
 
     fn push(mut self, name: Arc<str>, shape: &[usize], dtype: DType, frozen: bool) -> Self {
-        self.params.push(Added { name, shape: shape.into(), dtype, frozen });
+        self.params.push(NewParam { name, shape: shape.into(), dtype, frozen });
         self
     }
 
@@ -193,7 +193,7 @@ impl LayoutBuilder {
         let mut layout = Layout { params, by_name, units: Vec::new() };
         let (mut units, mut unit) = (self.units.into_iter().peekable(), None);
         let mut known = UnitNames::default();
-        for (index, Added { name, shape, dtype, frozen }) in self.params.into_iter().enumerate() {
+        for (index, NewParam { name, shape, dtype, frozen }) in self.params.into_iter().enumerate() {
             if name.is_empty() {
                 return Err(Error::EmptyName { index });
             }

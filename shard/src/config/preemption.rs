@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Request to end the run after the current step. Clones share it: one goes to [`Options::preemption`](crate::Options::preemption),
-/// another to the code that hears of the request, such as a signal handler.
+/// another to the code that makes the request, such as a signal handler.
 ///
 /// A request on one rank is enough. The ranks exchange it within the step's own exchange, so all of them see it in the outcome of the
 /// same step ([`Outcome::preempted`](crate::Outcome::preempted)), save there and end. A request stays; a handle cannot withdraw it.

@@ -1,4 +1,4 @@
-//! Requests to end a run: every rank hears of a request on any rank after the same step, at no further byte, and no bit changes.
+//! Requests to end a run: every rank learns of a request on any rank after the same step, at no further byte, and no bit changes.
 
 use crate::common::{Run, STAGES, cases, hash, params};
 use meshstep_comm::{Communicator, loopback};

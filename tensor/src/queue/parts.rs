@@ -83,10 +83,10 @@ impl<V, F: Fn(V, usize) -> (V, V) + Copy> SplitParts<V, F> {
     /// what they have read last, if they begin in the middle.
     ///
     /// ```
-    /// use meshstep_tensor::SplitParts;
+    /// use meshstep_tensor::{PartsFromMiddle, SplitParts};
     ///
     /// let value = [0, 1, 2, 3, 4, 5, 6];
-    /// let mut parts = SplitParts::new(&value[..], 7, 2, |all: &[i32], at| all.split_at(at)).from_middle();
+    /// let mut parts: PartsFromMiddle<_, _> = SplitParts::new(&value[..], 7, 2, |all: &[i32], at| all.split_at(at)).from_middle();
     /// assert_eq!([parts.next(), parts.next()], [Some((2, &[2, 3][..])), Some((0, &[0, 1][..]))]);
     /// assert_eq!([parts.next_back(), parts.next()], [Some((4, &[4, 5][..])), Some((6, &[6][..]))]);
     /// ```

@@ -1,4 +1,4 @@
-//! One job, one folder: who holds it, who takes it over, and whose run its checkpoints belong to.
+//! One job, one folder: the holder of its lock, takeovers, and the run that checkpoints belong to.
 
 use crate::common::Run;
 use crate::failures::failed;
