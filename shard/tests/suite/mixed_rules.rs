@@ -182,7 +182,9 @@ fn rules_are_mixed_in_steps_that_reduce() {
 #[test]
 fn rules_share_the_units_of_the_model() {
     spawn(2, |comm| {
-        let rules = with(Sgd { momentum: 0.9, ..Sgd::default() });
+        // The first rule has no parameter of two units.
+        let of_blocks = |p: &Param| p.name().starts_with("h.");
+        let rules = Groups::new(Sgd { momentum: 0.9, ..Sgd::default() }).with(AdamW::default(), of_blocks);
         let mut opt = Optimizer::new(comm, whole(), rules, first, options(Stage::Zero3, None)).unwrap();
         let names: Vec<String> = opt.units().map(str::to_owned).collect();
         assert_eq!(names, ["embed", "h.0", "h.1", "end"]);
@@ -231,8 +233,8 @@ fn one_norm_is_of_all_gradients_and_rates_are_the_groups() {
 
 #[test]
 fn memory_and_traffic_are_the_plans_to_the_byte() {
-    let lamb =
-        || Groups::new(Lamb::default()).with(AdamW { amsgrad: true, ..AdamW::default() }, hidden_matrices);
+    let amsgrad = AdamW { amsgrad: true, ..AdamW::default() };
+    let lamb = || Groups::new(amsgrad.clone()).with(Lamb::default(), hidden_matrices);
     let cases = [
         (with(Muon::default()), vec![Stage::Replicated, Stage::Zero1, Stage::Zero2, WHOLE]),
         (lamb(), vec![Stage::Replicated, Stage::Zero1, Stage::Zero2]),
@@ -257,6 +259,23 @@ fn memory_and_traffic_are_the_plans_to_the_byte() {
             })
             .unwrap();
         }
+    }
+}
+
+/// Buckets fill in the reverse order of the model, whichever rule they have.
+#[test]
+fn buckets_travel_in_the_order_of_a_backward_pass() {
+    for stage in [Stage::Zero1, Stage::Zero2] {
+        let plan = Plan::for_rules(&whole(), 2, with(Muon::default()), &options(stage, Some(1))).unwrap();
+        let of_bucket = |&(part, bucket): &(usize, usize)| {
+            let part = &plan.parts()[part];
+            let full = part.buckets()[bucket].params.iter().filter(|p| p.len > 0);
+            full.map(|p| part.layout().params()[p.param].name().to_owned()).collect::<Vec<_>>()
+        };
+        let names: Vec<String> = plan.order().iter().flat_map(of_bucket).collect();
+        let all = whole();
+        let full = all.params().iter().rev().filter(|p| !p.is_empty()).map(Param::name);
+        assert_eq!(names, full.collect::<Vec<_>>(), "{stage:?}");
     }
 }
 
