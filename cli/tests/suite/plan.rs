@@ -64,26 +64,24 @@ fn a_table_has_a_line_for_each_stage() {
 
 /// Muon keeps one moment of hidden matrices, AdamW two of embeddings, biases and norms.
 #[test]
-fn muon_is_planned_beside_adamw_at_the_stages_that_it_runs_at() {
+fn muon_is_planned_beside_adamw_at_every_stage() {
     let args = "gpt2 --ranks 4 --optimizer muon";
     let planned = json(args);
     assert_eq!(planned["rule"], "adamw + muon");
     let (all, hidden) = (124_439_808u64, 12 * 12 * 768 * 768);
     let least = 4 * (2 * (all - hidden) + hidden);
-    for (stage, ranks) in [(0, 1), (1, 4), (2, 4)] {
+    for (stage, ranks) in [(0, 1), (1, 4), (2, 4), (3, 4)] {
         let state = held(&planned, stage, "state");
         assert!((least / ranks..least / ranks * 11 / 10).contains(&state), "stage {stage}: {state}");
     }
-    let refused = &planned["refused"][0];
-    assert_eq!((refused["stage"].as_u64(), planned["stages"].as_array().unwrap().len()), (Some(3), 3));
-    assert!(refused["why"].as_str().unwrap().contains("matrices of muon"), "{refused}");
+    assert_eq!(planned["refused"].as_array().map(Vec::len), Some(0));
+    // Steps of matrices travel at stage 3 alone.
+    let matrices = |stage: usize| planned["stages"][stage]["sent"]["matrices"].as_u64().unwrap();
+    assert!((0..3).all(|stage| matrices(stage) == 0) && matrices(3) > 0, "{planned}");
     let table = text(args);
-    assert!(
-        table.contains("adamw + muon on dp=4") && table.contains("Stage 3: Zero3 cuts matrices of muon"),
-        "{table}"
-    );
+    assert!(table.contains("adamw + muon on dp=4"), "{table}");
     let detail = text(&format!("{args} --stage 1"));
-    let rules: Vec<&str> = detail.lines().filter_map(|line| line.split("  ").last()).collect();
+    let rules: Vec<&str> = detail.lines().filter_map(|line| line.split("  ").last()).map(str::trim).collect();
     assert!(["rule", "adamw", "muon"].iter().all(|cell| rules.contains(cell)), "{detail}");
     // Tensor parallelism cuts matrices.
     let output = plan("llama3-8b --mesh tp=2,dp=2 --optimizer muon");

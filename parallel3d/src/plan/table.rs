@@ -61,8 +61,8 @@ impl Plan {
         let of_part = |part: &Part| self.rules.within(part.layout());
         let sees_matrices =
             self.pipeline.iter().flat_map(|of| of.families()).any(|(_, part)| of_part(part).see_matrices());
-        let head = head.into_iter().chain(is_mixed.then_some("rule"));
-        let head = head.chain(sees_matrices.then_some("matrices"));
+        let head = head.into_iter().chain(sees_matrices.then_some("matrices"));
+        let head = head.chain(is_mixed.then_some("rule"));
         let mut rows = vec![head.map(String::from).collect::<Vec<_>>()];
         for (stage, of) in self.pipeline.iter().enumerate() {
             let own = |(sharing, part): (Sharing, &Part)| {
@@ -81,9 +81,9 @@ impl Plan {
                     grouped((padded - elements) as u64),
                 ];
                 let rules = of_part(part);
-                let row = row.into_iter().chain(is_mixed.then(|| rules.rule().name().to_owned()));
                 let matrices = if rules.see_matrices() { matrices_of(part) } else { "-" };
-                row.chain(sees_matrices.then(|| matrices.to_owned())).collect()
+                let row = row.into_iter().chain(sees_matrices.then(|| matrices.to_owned()));
+                row.chain(is_mixed.then(|| rules.rule().name().to_owned())).collect()
             };
             rows.extend(of.families().map(own));
         }
