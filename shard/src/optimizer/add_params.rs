@@ -74,17 +74,19 @@ impl ParamGroup {
     }
 }
 
-/// Returns a line for the rule of each parameter of several parts with positions, in their order: ranks that divide a layout by rule in
-/// different ways compare these lines first.
+/// Returns a line for the rule of each parameter of parts with positions, in their order, if the parts have different rules: ranks that
+/// divide a layout in different ways compare these lines first.
 fn describe_rules(parts: &[ParamGroup]) -> String {
     let of_part = |ParamGroup { part, rules, .. }: &ParamGroup| {
         let (positions, rule) = (part.positions().unwrap_or_default().to_vec(), rules.rule().name());
         let names = part.layout().params().iter().map(|param| param.name().to_owned());
         positions.into_iter().zip(names).map(|(at, name)| (at, name, rule)).collect::<Vec<_>>()
     };
-    let parts = if parts.len() > 1 { parts } else { &[] };
     let mut rules: Vec<_> = parts.iter().flat_map(of_part).collect();
     rules.sort();
+    if rules.iter().all(|(.., rule)| *rule == rules[0].2) {
+        return String::new();
+    }
     rules.iter().map(|(_, name, rule)| format!("rule of {name:?} = {rule}\n")).collect()
 }
 
