@@ -111,7 +111,7 @@ mod tests {
             ("--save-every 0", "from 1 to 1000000"),
             ("--until 3", "--save-every"),
             ("--stage 4", "0..=3"),
-            ("--optimizer adam", "adamw, sgd"),
+            ("--optimizer adam", "adamw, muon, sgd"),
             ("--seed -1", "--seed"),
             ("--mesh tp=2,xp=2", "no axis is called \"xp\""),
             ("--mesh tp=0", "leave it out"),

@@ -277,8 +277,9 @@ pub(crate) mod tests {
         };
         let (muon, adamw) = (finals("muon"), finals("adamw"));
         assert!(muon.losses[0] == adamw.losses[0] && muon.losses[2] != adamw.losses[2]);
-        // One moment of the matrices of hidden layers instead of two.
-        assert!(muon.peak.state < adamw.peak.state * 3 / 4);
+        // One moment of the matrices of hidden layers instead of two: 12 width^2 elements a layer.
+        let (hidden, states) = (2 * 12 * 16 * 16 * 4, [muon.peak.state, adamw.peak.state]);
+        assert!(states[0] + hidden <= states[1], "{states:?}");
     }
 
     #[test]

@@ -116,6 +116,9 @@ impl Part {
 
     /// Plans the exchange of the matrices that `rule` updates in pieces ([`Rule::by_matrix`]): without windows if no chunk cuts a parameter.
     pub fn matrix_exchange(&self, rule: &(impl Rule + ?Sized)) -> MatrixExchange {
+        if rule.by_matrix().is_none() {
+            return MatrixExchange::default();
+        }
         self.exchange_by(|param| matrix_exchange::cost(rule, &self.layout.params()[param]))
     }
 

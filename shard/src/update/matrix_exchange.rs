@@ -72,6 +72,9 @@ impl PartExchange {
         (owned, comm): (&[Owned], &Arc<dyn Communicator>),
         (places, first): (&[usize], usize),
     ) -> Result<Option<Arc<Self>>, Error> {
+        if !rules.see_matrices() {
+            return Ok(None);
+        }
         let (rules, params) = (rules.rules(part.layout())?, part.layout().params());
         let exchange = part.exchange_by(|p| matrix_exchange::cost(&*rules[p], &params[p]));
         if exchange.windows().is_empty() {
