@@ -19,7 +19,7 @@
 //! | [`Layout`] | map from parameter name to its range in a flat vector |
 //! | [`Meter`] | live and peak bytes by [`Category`], exactly |
 //! | [`Place`], [`Queue`] | location of memory, and the order of work on it: empty on the CPU, a stream on a GPU |
-//! | [`Threads`], [`SplitParts`], [`PartsFromMiddle`] | threads that share the work of one call, and the parts of it |
+//! | [`Threads`], [`SplitParts`] | threads that share the work of one call, and the parts of it |
 //! | `cuda` (a feature) | devices, streams, events and memory of NVIDIA GPUs |
 //! | [`simd`], [`narrow`] | loops compiled for every instruction set; conversions that vectorise in them |
 //! | [`fetch`], [`copy_non_temporal`], [`copy_bytes_non_temporal`] | software prefetch; copies larger than the caches |
@@ -58,5 +58,5 @@ pub use layout::{ALIGN, Layout, LayoutBuilder, Param};
 pub use meter::{Category, Claim, Meter};
 pub use non_temporal::{copy_bytes_non_temporal, copy_non_temporal};
 pub use place::Place;
-pub use queue::{Helper, PartsFromMiddle, Queue, SplitParts, Threads};
+pub use queue::{Helper, Queue, SplitParts, Threads};
 pub use slice::{Slice, SliceMut};

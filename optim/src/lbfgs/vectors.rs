@@ -80,9 +80,7 @@ pub(super) fn combine<'r, T: Number, R: Stored<T>>(
     let part = |largest: &mut u64, (first, [d]): (usize, [&mut [T]; 1])| {
         *largest = combine_part(first, d, (coef, g), rows, &of_row).max(*largest);
     };
-    // The measurement before this pass has read its last elements in the middle: they are still in the cache, where all vectors are not.
-    let parts = parts(threads, [d], PART).from_middle();
-    Ok(threads.fold(parts, || 0, part, |largest, other| *largest = other.max(*largest)))
+    Ok(spread(threads, [d], PART, || 0, part, |largest, other| *largest = other.max(*largest)))
 }
 
 /// Computes the elements from `first` on.
@@ -95,8 +93,7 @@ fn combine_part<'r, T: Number, R: Stored<T>>(
 ) -> u64 {
     let mut room = [0.0; BLOCK];
     let mut largest = NormAccumulator::new(Norm::Inf);
-    // Backwards, for the same reason, if one thread takes all.
-    for (b, d) in d.chunks_mut(BLOCK).enumerate().rev() {
+    for (b, d) in d.chunks_mut(BLOCK).enumerate() {
         let block = first + b * BLOCK..first + b * BLOCK + d.len();
         let sum = &mut room[..d.len()];
         Isa::detect().run(Scaled { sum, coef, of: &g[block.clone()] });
@@ -181,22 +178,10 @@ fn spread<T: Send, S: Send, const N: usize>(
     work: impl Fn(&mut S, (usize, [&mut [T]; N])) + Sync,
     merge: impl Fn(&mut S, S) + Sync,
 ) -> S {
-    threads.fold(parts(threads, vectors, least), zero, work, merge)
-}
-
-/// Returns the parts of vectors of one length, none shorter than `least` if there are several.
-fn parts<'v, T, const N: usize>(
-    threads: &Threads,
-    vectors: [&'v mut [T]; N],
-    least: usize,
-) -> SplitParts<[&'v mut [T]; N], Halve<'v, T, N>> {
     let len = vectors.first().map_or(0, |vector| vector.len());
     let part = threads.part_len(len, least).next_multiple_of(CHUNK);
-    SplitParts::new(vectors, len, part, split)
+    threads.fold(SplitParts::new(vectors, len, part, split), zero, work, merge)
 }
-
-/// Cuts vectors in two.
-type Halve<'v, T, const N: usize> = fn([&'v mut [T]; N], usize) -> ([&'v mut [T]; N], [&'v mut [T]; N]);
 
 fn split<T, const N: usize>(vectors: [&mut [T]; N], at: usize) -> ([&mut [T]; N], [&mut [T]; N]) {
     let mut halves = vectors.map(|vector| vector.split_at_mut(at));

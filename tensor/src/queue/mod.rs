@@ -11,7 +11,7 @@ mod tests;
 mod threads;
 
 pub use crew::Helper;
-pub use parts::{PartsFromMiddle, SplitParts};
+pub use parts::SplitParts;
 pub use threads::Threads;
 
 #[cfg(feature = "cuda")]

@@ -76,57 +76,6 @@ impl<V, F: Fn(V, usize) -> (V, V)> DoubleEndedIterator for SplitParts<V, F> {
 
 impl<V, F: Fn(V, usize) -> (V, V)> ExactSizeIterator for SplitParts<V, F> {}
 
-impl<V, F: Fn(V, usize) -> (V, V) + Copy> SplitParts<V, F> {
-    /// Returns the same parts in another order: from the front the first half backwards, from the back the second half forwards.
-    ///
-    /// Two threads that take parts from both ends read vectors from the ends to the middle. In a pass after that they find in the cache
-    /// what they have read last, if they begin in the middle.
-    ///
-    /// ```
-    /// use meshstep_tensor::{PartsFromMiddle, SplitParts};
-    ///
-    /// let value = [0, 1, 2, 3, 4, 5, 6];
-    /// let mut parts: PartsFromMiddle<_, _> = SplitParts::new(&value[..], 7, 2, |all: &[i32], at| all.split_at(at)).from_middle();
-    /// assert_eq!([parts.next(), parts.next()], [Some((2, &[2, 3][..])), Some((0, &[0, 1][..]))]);
-    /// assert_eq!([parts.next_back(), parts.next()], [Some((4, &[4, 5][..])), Some((6, &[6][..]))]);
-    /// ```
-    pub fn from_middle(self) -> PartsFromMiddle<V, F> {
-        let SplitParts { rest, first, end, part, split } = self;
-        let middle = first + (end - first).div_ceil(part) / 2 * part;
-        let (left, right) = rest.map(|all| split(all, middle - first)).unzip();
-        let left = SplitParts { rest: left, first, end: middle, part, split };
-        PartsFromMiddle { left, right: SplitParts { rest: right, first: middle, end, part, split } }
-    }
-}
-
-/// Parts of a value from its middle on: the result of [`SplitParts::from_middle`].
-#[derive(Debug)]
-pub struct PartsFromMiddle<V, F> {
-    left: SplitParts<V, F>,
-    right: SplitParts<V, F>,
-}
-
-impl<V, F: Fn(V, usize) -> (V, V)> Iterator for PartsFromMiddle<V, F> {
-    type Item = (usize, V);
-
-    fn next(&mut self) -> Option<(usize, V)> {
-        self.left.next_back().or_else(|| self.right.next_back())
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let len = self.left.len() + self.right.len();
-        (len, Some(len))
-    }
-}
-
-impl<V, F: Fn(V, usize) -> (V, V)> DoubleEndedIterator for PartsFromMiddle<V, F> {
-    fn next_back(&mut self) -> Option<(usize, V)> {
-        self.right.next().or_else(|| self.left.next())
-    }
-}
-
-impl<V, F: Fn(V, usize) -> (V, V)> ExactSizeIterator for PartsFromMiddle<V, F> {}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,22 +104,6 @@ mod tests {
                     assert_eq!(found, expected, "{len} {part} {pattern}");
                 }
             }
-        }
-    }
-
-    #[test]
-    fn parts_from_the_middle_are_the_same_in_another_order() {
-        for (len, part) in (0..30usize).flat_map(|len| (1..12).map(move |part| (len, part))) {
-            let values: Vec<usize> = (0..len).collect();
-            let parts = || SplitParts::new(&values[..], len, part, |v: &[usize], at| v.split_at(at));
-            let expected: Vec<_> = parts().collect();
-            let half = expected.len() / 2;
-            let halves = [&expected[..half], &expected[half..]];
-            let order: Vec<_> = halves.iter().flat_map(|half| half.iter().rev().copied()).collect();
-            assert_eq!(parts().from_middle().len(), expected.len());
-            assert_eq!(parts().from_middle().collect::<Vec<_>>(), order, "{len} {part}");
-            let back: Vec<_> = parts().from_middle().rev().collect();
-            assert!(back.iter().eq(order.iter().rev()), "{len} {part}");
         }
     }
 }
