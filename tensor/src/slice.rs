@@ -177,6 +177,12 @@ impl<'a> SliceMut<'a> {
         unsafe { Slice::from_parts(self.start, self.bytes, self.dtype, self.place) }
     }
 
+    /// Returns the same memory, shared.
+    pub fn into_slice(self) -> Slice<'a> {
+        // SAFETY: the same memory, and `self`, which was borrowed exclusively for `'a`, is consumed.
+        unsafe { Slice::from_parts(self.start, self.bytes, self.dtype, self.place) }
+    }
+
     /// Returns the memory as bytes, or an error if it is not on the CPU.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], Error> {
         self.reborrow().into_bytes()

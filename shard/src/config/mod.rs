@@ -11,4 +11,5 @@ pub(crate) mod preemption;
 pub(crate) mod quote;
 pub(crate) mod schedule;
 pub(crate) mod selection;
+pub(crate) mod slots;
 pub(crate) mod stage;

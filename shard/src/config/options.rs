@@ -2,6 +2,7 @@
 
 use crate::config::precision::Precision;
 use crate::config::preemption::Preemption;
+use crate::config::slots::SlotRuns;
 use crate::config::stage::Stage;
 use meshstep_optim::schedule::Schedule;
 use meshstep_optim::{LossScale, Norm};
@@ -20,6 +21,18 @@ pub enum Combine {
     /// sum(w g) / sum(w), with w the weight of each micro-batch on each rank: its samples or tokens. Products are rounded once to
     /// the gradients' type; f16 is refused, because w g overflows it.
     Weighted,
+}
+
+/// Place where stages 2 and 3 add up the gradients of several micro-batches. Stages 0 and 1 keep the sum on each rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Accumulate {
+    /// On the rank that owns the elements: each micro-batch is reduced, and a rank keeps 1/n of the sum and two buckets in flight. k
+    /// micro-batches send (k+1)(n-1)/n times the parameters' bytes at stage 2. Sums are rounded after each reduction.
+    #[default]
+    Reduced,
+    /// On each rank, as at stage 1: a rank keeps a sum of all gradients, and reduces it once. A step sends as much as one with a single
+    /// micro-batch, and has the bits of stages 0 and 1.
+    Local,
 }
 
 /// Policy for a rank without a gradient for a parameter: it called [`MicroBatch::none`](crate::MicroBatch::none), or finished its
@@ -124,6 +137,16 @@ pub struct Options {
     pub wait_budget: Duration,
     /// How the gradients of several ranks and micro-batches are combined.
     pub combine: Combine,
+    /// Place where stages 2 and 3 add up micro-batches.
+    pub accumulate: Accumulate,
+    /// Slots of each step: micro-batches in an order that does not depend on the number of ranks, with sums of the same bits on any number of
+    /// them. Each rank makes one micro-batch for each slot of its run. `None`: ranks make any number of micro-batches, and sums are
+    /// in the order of the ranks, in a wider accumulator.
+    ///
+    /// A rank keeps about as many sums as a run has binary digits, and sends one vector if runs are equal powers of two, else up to one
+    /// for each node of its run ([`Plan`](crate::Plan) says both). At stages 2 and 3 with runs longer than one, sums are kept as with
+    /// [`Accumulate::Local`]. Gradients are f32 or f64, and one group of ranks reduces them.
+    pub slots: Option<SlotRuns>,
     /// Policy for missing gradients.
     pub missing: Missing,
     /// Policy for gradients that are not finite.
@@ -164,10 +187,17 @@ pub struct Options {
 }
 
 impl Options {
+    /// Returns true if a rank keeps only its chunks of the reduced gradients.
+    pub(crate) fn cuts_grads(&self) -> bool {
+        let reduced =
+            self.accumulate == Accumulate::Reduced && self.slots.as_ref().is_none_or(SlotRuns::are_single);
+        self.stage.cuts_grads() && reduced
+    }
+
     /// Returns true if buckets that lacked a gradient in the last step travel last in this one. On a GPU the host does not learn
     /// in time which buckets those are.
     pub(crate) fn defers(&self) -> bool {
-        self.stage.cuts_grads() && self.missing != Missing::Error && self.queue.place() == Place::Cpu
+        self.cuts_grads() && self.missing != Missing::Error && self.queue.place() == Place::Cpu
     }
 }
 
@@ -180,6 +210,8 @@ impl Default for Options {
             reduce_in_step: false,
             wait_budget: Duration::from_secs(10),
             combine: Combine::default(),
+            accumulate: Accumulate::default(),
+            slots: None,
             missing: Missing::default(),
             non_finite: NonFinite::default(),
             initial: Initial::default(),

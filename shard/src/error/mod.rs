@@ -2,11 +2,13 @@
 
 mod data_rank;
 mod read;
+mod slots;
 mod unit;
 mod weight;
 
 pub use data_rank::DataRankError;
 pub use read::ReadError;
+pub use slots::SlotError;
 pub use unit::UnitError;
 pub use weight::WeightError;
 
@@ -298,6 +300,9 @@ pub enum Error {
     /// The weights of micro-batches are invalid.
     #[error(transparent)]
     Weights(#[from] WeightError),
+    /// The slots of a step are invalid, or a micro-batch is not the next one.
+    #[error(transparent)]
+    Slots(#[from] SlotError),
     /// The data places of ranks are invalid.
     #[error(transparent)]
     Place(#[from] DataRankError),

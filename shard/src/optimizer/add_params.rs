@@ -222,6 +222,7 @@ fn check_parts(opt: &Optimizer, parts: &[ParamGroup]) -> Result<(), Error> {
         let own = shared.part.layout().params().iter().filter(|_| i + 1 < parts.len());
         names.extend(own.map(Param::name));
     }
+    check_slots(opt, parts)?;
     let spans =
         |among: &RankRoles| Arc::ptr_eq(&among.shards, opt.comm()) && among.extra_reductions.is_empty();
     if parts.iter().all(|shared| spans(&shared.among)) {
@@ -229,6 +230,18 @@ fn check_parts(opt: &Optimizer, parts: &[ParamGroup]) -> Result<(), Error> {
         let earlier = opt.reducer.config.buckets.iter().map(|k| &k.plan);
         let added = parts.iter().flat_map(|shared| shared.part.buckets());
         options.precision.check_used(earlier.chain(added).map(|bucket| bucket.dtype))?;
+    }
+    Ok(())
+}
+
+/// Refuses slots of a rank that has different positions in the groups that reduce its gradients: it computes one run of slots.
+fn check_slots(opt: &Optimizer, parts: &[ParamGroup]) -> Result<(), Error> {
+    let known = opt.reducer.config.buckets.iter().map(|bucket| bucket.among.shards.rank());
+    let mut ranks = known.chain(parts.iter().map(|shared| shared.among.shards.rank()));
+    let first = ranks.next();
+    if opt.options().slots.is_some() && ranks.any(|rank| Some(rank) != first) {
+        let what = "slots of a rank that has different positions in two groups".to_owned();
+        return Err(Error::Shared { what, works: "groups whose ranks have one order" });
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use crate::ranks::roles::RankRoles;
 use crate::reduce::bucket_fill::BucketFill;
 use crate::reduce::chunk_norm::ChunkNorm;
 use crate::reduce::reducer_config::BucketInfo;
+use crate::reduce::slot_sums::SlotSums;
 use crate::reduce::together::objection;
 use crate::update::matrix_exchange::PartExchange;
 use crate::update::owned_bucket::{Owned, ParamKey};
@@ -133,18 +134,21 @@ impl LayoutState {
         bucket.params.iter_mut().for_each(|p| p.param += before.params);
         let apart = |first: usize| owned.streams(first * bucket.grads.size());
         let spec = |len| VectorSpec { dtype: bucket.grads, category: Category::Grads, len };
-        let (whole, shard) = if options.stage.cuts_grads() {
-            (None, Some(memory.zeroed(spec(bucket.len / part.sizes().shards), || apart(0))?))
-        } else {
-            let whole = zeroed_to_travel(comm, spec(bucket.len), options, &apart(owned.first()))?;
-            (Some(whole), None)
+        let shard = match options.cuts_grads() {
+            true => Some(memory.zeroed(spec(bucket.len / part.sizes().shards), || apart(0))?),
+            false => None,
         };
-        self.fills.push(BucketFill::new(&bucket, whole, shard));
+        let vector = |_| zeroed_to_travel(comm, spec(bucket.len), options, &apart(owned.first()));
+        let mut vectors: Vec<Buffer> = (0..part.grad_vectors(rank)).map(vector).collect::<Result<_, _>>()?;
+        let whole = vectors.pop();
+        let sums = options.slots.as_ref().map(|runs| SlotSums::new(runs.run(rank), vectors));
+        self.fills.push(BucketFill::new(&bucket, whole, shard, sums));
         let (counted, gathered) = (part.counted(b, rank), part.gathered(b));
         let among = Arc::clone(among);
         // Gradients that are added to a shard, reduced again, or on a GPU have their norm later.
         let observed = options.queue.place() == Place::Cpu
-            && !options.stage.cuts_grads()
+            && !options.cuts_grads()
+            && options.slots.is_none()
             && among.counts_in_norm
             && among.extra_reductions.is_empty();
         let chunk_norm = if observed { ChunkNorm::new(options.norm, &counted) } else { None };
@@ -167,7 +171,7 @@ impl LayoutState {
     /// Registers the buffers that travel whole: parameters, and gradients that are kept whole. Collective.
     pub(crate) fn register(&mut self, options: &Options) -> Result<(), Error> {
         let params = self.buckets.iter().map(|owned| &owned.params).filter(|_| !options.stage.cuts_params());
-        let grads = self.fills.iter().filter_map(|filling| filling.whole.as_ref());
+        let grads = self.fills.iter().flat_map(BucketFill::vectors);
         for buffer in params.chain(grads).filter(|buffer| !buffer.is_empty()) {
             self.among.shards.register(buffer)?;
         }
@@ -268,6 +272,8 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
         stage,
         bucket_len,
         combine,
+        accumulate,
+        slots,
         missing,
         non_finite,
         initial,
@@ -283,6 +289,9 @@ pub(crate) fn describe(layout: &Layout, groups: &Groups, options: &Options) -> S
     } = options;
     let _ = writeln!(text, "stage = {stage:?}\nbucket_len = {bucket_len:?}\ncombine = {combine:?}");
     let _ = writeln!(text, "non_finite = {non_finite:?}\nreduce_in_step = {reduce_in_step}");
+    let runs =
+        slots.as_ref().map(|slots| (0..slots.ranks()).map(|rank| slots.run(rank).len()).collect::<Vec<_>>());
+    let _ = writeln!(text, "accumulate = {accumulate:?}\nslots of each rank = {runs:?}");
     let _ = writeln!(
         text,
         "missing = {missing:?}\ninitial = {initial:?}\ngrads = {grads:?}\nprecision = {precision:?}"

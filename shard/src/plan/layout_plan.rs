@@ -6,11 +6,13 @@ use crate::plan::bucket::{self, BucketPlan, Placed};
 use crate::plan::bucket_chain::{self, BucketChain};
 use crate::plan::bytes::{VectorSpec, alike, ring_all_reduce, ring_broadcast};
 use crate::plan::matrix_exchange::{self, MatrixExchange};
+use crate::plan::slot_tree::{self, SlotTree};
 use crate::plan::units::Units;
 use crate::{Error, Memory, Options, RankRoles, Stage};
 use meshstep_optim::Rule;
 use meshstep_tensor::{Category, DType, Layout, Param};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Parameters that the same ranks share in the same way, and their places. The part is equal on these ranks.
 ///
@@ -38,6 +40,8 @@ pub struct Part {
     layout: Layout,
     sizes: Sizes,
     stage: Stage,
+    slots: Option<Arc<SlotTree>>,
+    cuts_grads: bool,
     buckets: Vec<BucketPlan>,
     units: Units,
     positions: Option<Vec<usize>>,
@@ -108,10 +112,13 @@ impl Part {
         }
         let buckets = bucket::cut(earlier, &layout, sizes.shards, options)?;
         let (stage, units) = (options.stage, Units::new(&layout, &buckets));
+        let (slots, cuts_grads) =
+            (slot_tree::of(&sizes, &buckets, options)?.map(Arc::new), options.cuts_grads());
         if stage.cuts_params() {
             units.check()?;
         }
-        Ok(Part { layout, sizes, stage, buckets, units, positions: None, wholes: None, uncut: false })
+        let (positions, wholes, uncut) = (None, None, false);
+        Ok(Part { layout, sizes, stage, slots, cuts_grads, buckets, units, positions, wholes, uncut })
     }
 
     /// Plans the exchange of the matrices that `rule` updates in pieces ([`Rule::by_matrix`]): without windows if no chunk cuts a parameter.
@@ -194,7 +201,7 @@ impl Part {
 
     /// Returns the series of buckets that share memory.
     pub(crate) fn series(&self) -> Vec<BucketChain> {
-        if self.stage.cuts_grads() { bucket_chain::of(&self.buckets) } else { Vec::new() }
+        if self.cuts_grads { bucket_chain::of(&self.buckets) } else { Vec::new() }
     }
 
     /// Returns the units, which are gathered together.
@@ -245,7 +252,7 @@ impl Part {
         let BucketPlan { dtype, grads, master, state, .. } = self.buckets[bucket];
         let len = self.owned_len(bucket, place);
         let params = self.stage.cuts_params().then_some((dtype, Category::Params));
-        let grads = self.stage.cuts_grads().then_some((grads, Category::Grads));
+        let grads = self.cuts_grads.then_some((grads, Category::Grads));
         let master = master.map(|master| (master, Category::Master));
         let states = std::iter::repeat_n((state, Category::State), states);
         let all = params.into_iter().chain(grads).chain(master).chain(states);
@@ -284,12 +291,13 @@ impl Part {
     pub fn memory(&self, place: usize, states: usize) -> Memory {
         let frozen = |d: DType| (self.layout.len(d) - self.layout.trainable_len(d)) * d.size();
         let params = self.layout.dtypes().map(frozen).sum::<usize>() as u64;
+        let vectors = self.grad_vectors(place);
         let of_bucket = |(i, bucket): (usize, &BucketPlan)| {
             let owned = self.owned_len(i, place);
             Memory {
                 params: (if self.stage.cuts_params() { owned } else { bucket.len } * bucket.dtype.size())
                     as u64,
-                grads: (if self.stage.cuts_grads() { owned } else { bucket.len } * bucket.grads.size())
+                grads: (if self.cuts_grads { owned } else { vectors * bucket.len } * bucket.grads.size())
                     as u64,
                 state: (owned * bucket.state.size() * states) as u64,
                 master: (owned * bucket.master.map_or(0, DType::size)) as u64,
@@ -306,10 +314,26 @@ impl Part {
         let n = self.sizes.shards;
         let once = |b: &BucketPlan| ((b.len - b.len / n) * b.grads.size()) as u64;
         let sum: u64 = self.buckets.iter().map(once).sum();
+        let rounds = self.slots.as_ref().map_or(1, |tree| tree.rounds() as u64);
         match self.stage {
-            Stage::Replicated | Stage::WholeParams(_) => 2 * sum,
-            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => sum,
+            Stage::Replicated | Stage::WholeParams(_) => (rounds + 1) * sum,
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => rounds * sum,
         }
+    }
+
+    /// Returns the whole vectors of gradients that the rank at `place` among the ranks that divide the state has for each bucket: one, or
+    /// with slots one for each sum that it keeps.
+    pub(crate) fn grad_vectors(&self, place: usize) -> usize {
+        match &self.slots {
+            _ if self.cuts_grads => 0,
+            Some(tree) => tree.vectors(place),
+            None => 1,
+        }
+    }
+
+    /// Returns true if a rank keeps only its chunks of the reduced gradients.
+    pub(crate) fn cuts_grads(&self) -> bool {
+        self.cuts_grads
     }
 
     /// Returns the bytes that the rank at `place` sends in further reduction `round`.
@@ -354,8 +378,10 @@ impl Part {
         let whole = matches!(self.stage, Stage::WholeParams(_));
         let lens = || self.buckets.iter().map(|bucket| self.further_len(bucket));
         let extra_reductions = self.sizes.extra_reductions.iter().zip(&seat.extra_reductions);
+        let first = if whole { seat.shard } else { exchange.first_alike(seat.shard) };
+        let alone = self.grad_vectors(first) != self.grad_vectors(seat.shard);
         Seat {
-            shard: if whole { seat.shard } else { exchange.first_alike(seat.shard) },
+            shard: if alone { seat.shard } else { first },
             extra_reductions: extra_reductions.map(|(&n, &place)| alike(lens(), n, place)).collect(),
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::plan::bucket::{BucketPlan, Placed};
 use crate::plan::overlap::overlap;
+use crate::plan::owner_swaps;
 use meshstep_optim::Rule;
 use meshstep_tensor::{ALIGN, DType, Param};
 use std::cmp::Reverse;
@@ -50,7 +51,8 @@ pub struct ExchangedMatrix {
     /// Index in registration order.
     pub param: usize,
     /// Rank that transforms it: in each window the rank with the least cost so far, the costliest matrix first; among equals the one that
-    /// holds most of the matrix, and then the one with the least cost in all windows.
+    /// holds most of the matrix, and then the one with the least cost in all windows. Then ranks with a large cost in all windows give
+    /// matrices to others, as far as no window takes longer.
     pub owner: usize,
     /// Relative cost of the transformation.
     pub cost: u64,
@@ -123,6 +125,7 @@ impl MatrixExchange {
         }
         let mut totals = vec![0; ranks];
         windows.iter_mut().for_each(|window| window.assign(&mut totals));
+        owner_swaps::even_out(&mut windows, &mut totals);
         MatrixExchange { ranks, windows }
     }
 

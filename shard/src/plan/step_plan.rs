@@ -220,7 +220,7 @@ impl Plan {
         let (buckets, mut rooms) = (self.bucket_of_params(), self.rooms());
         for param in order {
             let bucket = buckets.get(param).copied().flatten();
-            let Some(b) = bucket.filter(|_| self.stage().cuts_grads()) else { continue };
+            let Some(b) = bucket.filter(|_| self.parts.iter().any(Part::cuts_grads)) else { continue };
             if !std::mem::replace(&mut begun[b], true) {
                 rooms.begin(b, sent);
             }
@@ -321,10 +321,8 @@ pub(crate) fn check_options(world_size: usize, options: &Options) -> Result<(), 
         () if world_size == 0 => Err(Error::NoRanks),
         () if world_size > MAX_RANKS => Err(Error::TooManyRanks { world_size, max: MAX_RANKS }),
         () if options.bucket_len == Some(0) => Err(Error::EmptyBuckets),
-        () if options.clip == Clip::BeforeReduce && options.stage.cuts_grads() => {
-            Err(Error::ClipNeedsGradients)
-        }
-        () if options.reduce_in_step && options.stage.cuts_grads() => Err(Error::StepNeedsGradients),
+        () if options.clip == Clip::BeforeReduce && options.cuts_grads() => Err(Error::ClipNeedsGradients),
+        () if options.reduce_in_step && options.cuts_grads() => Err(Error::StepNeedsGradients),
         () if propagates && matches!(options.loss_scale, Some(LossScale::Dynamic(_))) => {
             Err(Error::ScaleNeedsSkips)
         }

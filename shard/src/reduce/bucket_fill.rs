@@ -1,7 +1,9 @@
 //! One bucket of gradients: cut into its parameters' places while it fills, whole while it travels or rests.
 
+use crate::error::Error;
 use crate::plan::bucket::BucketPlan;
 use crate::reduce::double_ended::From;
+use crate::reduce::slot_sums::SlotSums;
 use meshstep_comm::InFlight;
 use meshstep_tensor::{Buffer, Queue};
 
@@ -23,6 +25,8 @@ pub(crate) struct BucketFill {
     open: bool,
     /// True if all ranks have filled it in this step, and none has sent it: its reduction is part of the update.
     pub(crate) unreduced: bool,
+    /// Sums of this rank's slots, and their memory, if the step has slots.
+    pub(crate) sums: Option<SlotSums>,
 }
 
 /// Place of one parameter in its bucket, including the padding after it.
@@ -48,7 +52,12 @@ pub(crate) struct Lent {
 
 impl BucketFill {
     /// A bucket with gradients that stay (`whole`), or are collected in pooled buffers and end in `shard`.
-    pub(crate) fn new(plan: &BucketPlan, whole: Option<Buffer>, shard: Option<Buffer>) -> Self {
+    pub(crate) fn new(
+        plan: &BucketPlan,
+        whole: Option<Buffer>,
+        shard: Option<Buffer>,
+        sums: Option<SlotSums>,
+    ) -> Self {
         let place = |len: usize| GradPlace {
             buffer: None,
             filled: len == 0,
@@ -68,6 +77,7 @@ impl BucketFill {
             shard_is_fresh: true,
             open: false,
             unreduced: false,
+            sums,
         }
     }
 
@@ -165,11 +175,35 @@ impl BucketFill {
         self.places.iter_mut().filter(|place| !place.fresh).filter_map(|place| place.buffer.as_mut())
     }
 
+    /// Returns true if some parameter of the bucket has gradients, so that it is sent.
+    pub(crate) fn travels(&self) -> bool {
+        self.places.iter().any(|place| !place.empty && !place.frozen)
+    }
+
+    /// Returns the whole vectors of gradients.
+    pub(crate) fn vectors(&self) -> impl Iterator<Item = &Buffer> {
+        self.whole.iter().chain(self.sums.iter().flat_map(SlotSums::spare))
+    }
+
+    /// Adds the gradients of the slot that is complete to the sums of this rank, and takes memory for the next slot.
+    pub(crate) fn add_slot(&mut self, queue: &Queue) -> Result<(), Error> {
+        if !self.open {
+            return Ok(()); // only parameters without elements, and frozen ones
+        }
+        let slot = self.close();
+        let Some(sums) = &mut self.sums else { return Ok(()) };
+        sums.add(slot, queue)?;
+        self.whole = sums.take_spare();
+        Ok(())
+    }
+
     /// Expects every place's gradient again.
     pub(crate) fn next_micro_batch(&mut self) {
         self.waiting = 0;
         for place in &mut self.places {
             place.filled = place.empty || place.frozen;
+            // Each slot has a vector of its own until it is added to the others.
+            place.fresh |= self.sums.is_some();
             self.waiting += usize::from(!place.filled);
         }
     }
@@ -192,6 +226,9 @@ impl BucketFill {
             self.open && self.from.is_none() && self.places.iter().all(|place| place.buffer.is_some());
         if rests {
             self.whole = Some(self.close());
+        }
+        if let Some(sums) = &mut self.sums {
+            self.whole = sums.forget(self.whole.take());
         }
         self.next_micro_batch();
         self.shard_is_fresh = true;

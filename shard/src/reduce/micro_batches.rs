@@ -1,7 +1,7 @@
 //! Micro-batches of a step: their beginning, the completion of dropped ones, and the end of the step.
 
 use crate::config::options::{Clip, Combine, StepArgs};
-use crate::error::{Error, WeightError};
+use crate::error::{Error, SlotError, WeightError};
 use crate::reduce::local_clip::LocalClip;
 use crate::reduce::reducer::GradReducer;
 use meshstep_optim::{NormSum, clip_coef, scale};
@@ -19,6 +19,7 @@ impl GradReducer {
         if self.progress.is_due() {
             return Err(Error::StepDue);
         }
+        self.check_slot(last)?;
         self.progress.begin(weight);
         self.begin(last, self.holds());
         Ok(if self.config.options.combine == Combine::Weighted { weight as f64 } else { 1.0 })
@@ -34,6 +35,22 @@ impl GradReducer {
     /// Returns true if gradients stay on this rank until the step.
     pub(crate) fn holds(&self) -> bool {
         self.config.options.clip == Clip::BeforeReduce || self.config.options.reduce_in_step
+    }
+
+    /// Refuses a micro-batch that is not the next slot of this rank's run.
+    fn check_slot(&self, last: bool) -> Result<(), Error> {
+        let rank = self.config.buckets.first().map(|bucket| bucket.among.shards.rank());
+        let (Some(slots), Some(rank)) = (&self.config.slots, rank) else { return Ok(()) };
+        let (run, made) = (slots.runs().run(rank), self.progress.batches);
+        match last == (made + 1 == run.len() as u64) {
+            true => Ok(()),
+            false => Err(SlotError::Order { run, made, last }.into()),
+        }
+    }
+
+    /// Returns the number of micro-batches that a mean is over: those of this rank, whose reduction divides by the ranks, or all slots.
+    pub(crate) fn batches(&self) -> u64 {
+        self.config.slots.as_ref().map_or(self.progress.batches, |slots| slots.runs().total() as u64)
     }
 
     /// Refuses weights by which gradients cannot be multiplied exactly.

@@ -12,6 +12,7 @@ pub(crate) mod progress;
 pub(crate) mod reducer;
 pub(crate) mod reducer_config;
 pub(crate) mod second_reduce;
+pub(crate) mod slot_sums;
 pub(crate) mod together;
 pub(crate) mod wait_budget;
 mod weights;

@@ -15,6 +15,7 @@ use crate::reduce::pool::Pool;
 use crate::reduce::progress::GradProgress;
 use crate::reduce::reducer_config::{BucketInfo, ReducerConfig};
 use crate::reduce::wait_budget::WaitBudget;
+use meshstep_comm::Op;
 use meshstep_optim::{NormAccumulator, NormSum};
 use meshstep_tensor::{Buffer, Meter};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -167,7 +168,7 @@ impl GradReducer {
     /// in, or being written.
     pub(crate) fn none(&self, b: usize, i: usize) -> Result<bool, Error> {
         let mut state = self.lock();
-        if !state.travels {
+        if !state.travels && self.config.slots.is_none() {
             return Ok(state.fills[b].pass(i));
         }
         drop(state);
@@ -197,9 +198,10 @@ impl GradReducer {
             wait_budget.judge(|b| fills[b].flight.is_none() || fills[b].has_arrived());
             (*travels, *last)
         };
-        self.gather_barrier
-            .begin(&self.config.gathers)
-            .inspect_err(|failure| self.poison(failure.clone()))?;
+        if travels {
+            let begun = self.gather_barrier.begin(&self.config.gathers);
+            begun.inspect_err(|failure| self.poison(failure.clone()))?;
+        }
         for place in 0..self.config.buckets.len() {
             let b = self.lock().order[place];
             let bucket = &self.config.buckets[b];
@@ -211,7 +213,8 @@ impl GradReducer {
                 state.lacked[b] = true;
                 drop(state);
                 missing(param.param);
-                if !travels {
+                // Each slot is a vector of its own, with zeros for what is missing.
+                if !travels && self.config.slots.is_none() {
                     continue;
                 }
                 let Some(mut lent) = self.lend(b, i)? else {
@@ -227,6 +230,10 @@ impl GradReducer {
         // The next micro-batch fills the same buckets again.
         if travels && !last {
             self.settle()?;
+        }
+        if !travels && self.config.slots.is_some() {
+            let queue = &self.config.queue;
+            self.lock().fills.iter_mut().try_for_each(|fill| fill.add_slot(queue))?;
         }
         Ok(last)
     }
@@ -254,6 +261,11 @@ impl GradReducer {
         let pooled = self.pooled();
         let fill = &mut self.exclusive().fills[b];
         if pooled { fill.shard.as_mut() } else { fill.whole.as_mut() }
+    }
+
+    /// Returns true if bucket `b` is sent in a step.
+    pub(crate) fn travels(&self, b: usize) -> bool {
+        self.lock().fills[b].travels()
     }
 
     /// Returns this rank's part of the norm, once the buckets are settled.
@@ -352,7 +364,7 @@ impl GradReducer {
     }
 
     fn pooled(&self) -> bool {
-        self.config.options.stage.cuts_grads()
+        self.config.options.cuts_grads()
     }
 
     /// Returns the state, also after a panic (decision 119): a thread that panicked while it held the lock was between two complete states,
@@ -382,10 +394,45 @@ impl GradReducer {
                 self.rest(state, b, whole);
                 continue;
             }
-            match self.config.buckets[b].start(op, whole, &self.config.queue, state.last) {
-                Ok(flight) => self.put_flight(state, b, flight),
-                Err((whole, error)) => {
-                    self.rest(state, b, whole);
+            let sent = match &self.config.slots {
+                Some(slots) => self.send_sums(state, b, whole, slots.rounds()),
+                None => self.send(state, b, op, whole),
+            };
+            sent?;
+        }
+        Ok(())
+    }
+
+    /// Starts the reduction of a bucket.
+    fn send(&self, state: &mut State, b: usize, op: Op, whole: Buffer) -> Result<(), Error> {
+        match self.config.buckets[b].start(op, whole, &self.config.queue, state.last) {
+            Ok(flight) => {
+                self.put_flight(state, b, flight);
+                Ok(())
+            }
+            Err((whole, error)) => {
+                self.rest(state, b, whole);
+                self.poison(error.clone());
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Adds the last slot of this rank to its sums, and starts their exchanges.
+    fn send_sums(&self, state: &mut State, b: usize, slot: Buffer, rounds: usize) -> Result<(), Error> {
+        let (op, queue) = (self.config.op(), &self.config.queue);
+        let Some(sums) = &mut state.fills[b].sums else { return Ok(()) };
+        sums.add(slot, queue)?;
+        let mut all = sums.take(rounds).into_iter();
+        let Some(first) = all.next() else { return Ok(()) };
+        self.send(state, b, op, first)?;
+        for sum in all {
+            let started = self.config.buckets[b].start(op, sum, queue, true);
+            let Some(sums) = &mut state.fills[b].sums else { return Ok(()) };
+            match started {
+                Ok(flight) => sums.more.push(flight),
+                Err((sum, error)) => {
+                    sums.put_back([sum]);
                     self.poison(error.clone());
                     return Err(error.into());
                 }

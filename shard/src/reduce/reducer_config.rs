@@ -3,6 +3,7 @@
 use crate::config::options::{Combine, Options};
 use crate::config::stage::Stage;
 use crate::plan::bucket::BucketPlan;
+use crate::plan::slot_tree::SlotTree;
 use crate::ranks::data_rank::DataRank;
 use crate::ranks::roles::{RankRoles, know};
 use crate::reduce::chunk_norm::ChunkNorm;
@@ -27,6 +28,8 @@ pub(crate) struct ReducerConfig {
     /// Queue of the options.
     pub(crate) queue: Queue,
     pub(crate) options: Options,
+    /// Sums over slots, if the step has slots.
+    pub(crate) slots: Option<SlotTree>,
     pub(crate) buckets: Vec<BucketInfo>,
 }
 
@@ -40,6 +43,7 @@ impl ReducerConfig {
             decision_comm: None,
             place,
             queue: options.queue.clone(),
+            slots: options.slots.clone().map(SlotTree::new),
             options,
             buckets: Vec::new(),
         }
@@ -61,6 +65,8 @@ impl ReducerConfig {
     /// Returns the operation that reduces a bucket.
     pub(crate) fn op(&self) -> Op {
         match self.options.stage {
+            // This library adds the sums of slots itself.
+            _ if self.slots.is_some() => Op::all_to_all(),
             Stage::Replicated | Stage::WholeParams(_) => Op::all_reduce(self.reduction()),
             Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => Op::reduce_scatter(self.reduction()),
         }

@@ -1,5 +1,6 @@
 //! Further reductions: reduced gradients are reduced again along other ranks before they count.
 
+use crate::config::options::Options;
 use crate::config::stage::Stage;
 use crate::error::Error;
 use crate::ranks::host_words;
@@ -40,7 +41,25 @@ impl GradReducer {
                 away.into_iter().map(|away| self.land_further(away)).collect();
             landed.into_iter().collect::<Result<(), Error>>()?;
         }
-        (0..self.config.buckets.len()).try_for_each(|b| self.count_late(b))
+        (0..self.config.buckets.len()).try_for_each(|b| self.count_late(b))?;
+        let whole = self.config.options.stage == Stage::Replicated && self.config.slots.is_some();
+        if whole { self.gather_sums() } else { Ok(()) }
+    }
+
+    /// Gathers the sums over slots, of which each rank has made its chunk, once every bucket has arrived. Collective.
+    fn gather_sums(&mut self) -> Result<(), Error> {
+        let mut away: Vec<Away> = Vec::new();
+        for b in 0..self.config.buckets.len() {
+            let comm = Arc::clone(&self.config.buckets[b].among.shards);
+            if self.travels(b) {
+                away.extend(self.send_further(b, &*comm, Op::all_gather())?);
+            }
+            if away.last().is_some_and(|away| away.started.is_err()) {
+                break;
+            }
+        }
+        let landed: Vec<Result<(), Error>> = away.into_iter().map(|away| self.land_further(away)).collect();
+        landed.into_iter().collect()
     }
 
     /// Adds this rank's counted ranges of bucket `b` to the norm, if they had to wait for further reductions.
@@ -51,11 +70,8 @@ impl GradReducer {
         }
         let (counted, counts, queue) = (counted.clone(), among.counts_in_norm, self.config.queue.clone());
         // A shard holds the chunk of its rank only.
-        let first = if self.config.options.stage.cuts_grads() {
-            counted.first().map_or(0, |chunk| chunk.start)
-        } else {
-            0
-        };
+        let first =
+            if self.config.options.cuts_grads() { counted.first().map_or(0, |chunk| chunk.start) } else { 0 };
         let Some(grads) = self.grads(b).map(Buffer::take) else { return Ok(()) };
         let norm = self.norm.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut each = counted.iter().map(|range| range.start - first..range.end - first);
@@ -70,10 +86,10 @@ impl GradReducer {
     }
 
     fn send_further(&mut self, b: usize, comm: &dyn Communicator, op: Op) -> Result<Option<Away>, Error> {
-        let chunk = match self.config.options.stage {
-            Stage::Zero1 => self.config.buckets[b].owned.first().cloned(),
-            _ => None,
-        };
+        let Options { stage, .. } = &self.config.options;
+        // A rank that keeps whole gradients has reduced its own chunk only.
+        let reduced = stage.cuts_state() && !self.config.options.cuts_grads();
+        let chunk = self.config.buckets[b].owned.first().filter(|_| reduced).cloned();
         let Some(buffer) = self.grads(b).filter(|buffer| !buffer.is_empty()) else { return Ok(None) };
         let mut part = buffer.take();
         let hooks = match chunk {

@@ -1,6 +1,7 @@
 //! Faults of a step on this rank: its arguments, and gradients that have not come.
 
 use crate::config::options::{Clip, NonFinite, Options, StepArgs};
+use crate::config::stage::Stage;
 use crate::error::Error;
 use crate::reduce::reducer::GradReducer;
 use crate::step::decider::Decider;
@@ -80,7 +81,9 @@ impl Decider {
 /// bucket can be updated while others are still in flight.
 fn may_go_ahead(reducer: &GradReducer) -> bool {
     let extra_reductions = reducer.config.buckets.iter().any(|b| !b.among.extra_reductions.is_empty());
-    reducer.config.options.non_finite == NonFinite::Propagate && !extra_reductions
+    // Unsharded sums over slots are gathered together.
+    let gathers = reducer.config.slots.is_some() && reducer.config.options.stage == Stage::Replicated;
+    reducer.config.options.non_finite == NonFinite::Propagate && !extra_reductions && !gathers
 }
 
 /// Returns the bound on the norm of the combined gradient.

@@ -92,7 +92,7 @@ impl Decider {
         if !known.balanced {
             return Err(reducer.unequal_weights(&*comm)?);
         }
-        self.judge(&params.options, reducer.progress.batches, at, &known)
+        self.judge(&params.options, reducer.batches(), at, &known)
     }
 
     /// Writes down the gradients that this rank has and lacks.
@@ -171,7 +171,7 @@ impl Decider {
         let max_norm = at.max_norm.unwrap_or(f64::INFINITY);
         let [lr, max_norm, grad_scale] = [at.lr, max_norm, at.grad_scale].map(f64::to_bits);
         let [loss_scale, growth, hysteresis] = self.loss_scale_words();
-        let (steps, batches) = (self.progress.steps, reducer.progress.batches);
+        let (steps, batches) = (self.progress.steps, reducer.batches());
         let rules = of_groups(&params.groups);
         [steps, lr, max_norm, grad_scale, loss_scale, growth, hysteresis, batches, operations, rules]
     }

@@ -257,7 +257,7 @@ impl Run {
         let mut opt = self.build(comm)?;
         let mut end = End { params: Vec::new(), norms: Vec::new(), coefs: Vec::new() };
         for t in 1..=self.steps {
-            for batch in 0..self.micro_batches {
+            for batch in 0..self.batches(opt.comm().rank()) {
                 self.read_and_hand_over(&mut opt, t, batch)?;
             }
             match opt.step(self.at(t))?.outcome()? {
@@ -272,9 +272,14 @@ impl Run {
         Ok(end)
     }
 
+    /// Returns the number of micro-batches that a rank computes in a step.
+    pub fn batches(&self, rank: usize) -> usize {
+        self.options.slots.as_ref().map_or(self.micro_batches, |slots| slots.run(rank).len())
+    }
+
     pub fn hand_over(&self, opt: &mut Optimizer, t: u64, batch: usize) -> Result<(), Error> {
         let rank = opt.comm().rank();
-        let last = batch + 1 == self.micro_batches;
+        let last = batch + 1 == self.batches(rank);
         let mb = if last { opt.micro_batch(1)? } else { opt.accumulate(1)? };
         self.order(t, rank).into_iter().try_for_each(|i| self.grad(&mb, (t, batch, rank), i))?;
         mb.finish()
@@ -286,7 +291,10 @@ impl Run {
         (t, batch, rank): (u64, usize, usize),
         i: usize,
     ) -> Result<(), Error> {
-        let grad = self.gradient(t, batch, rank, i);
+        let grad = match &self.options.slots {
+            Some(slots) => self.gradient(t, slots.run(rank).start + batch, 0, i),
+            None => self.gradient(t, batch, rank, i),
+        };
         if self.in_place {
             let mut slot = mb.slot(&name(i))?;
             let place = slot.as_mut()?;
@@ -310,8 +318,16 @@ impl Run {
         let of = |i: usize| opt.unit_of(&name(i)).unwrap().unwrap().to_owned();
         let of: Vec<String> = (0..self.lens.len()).map(of).collect();
         let mut units: Vec<String> = opt.units().map(str::to_owned).collect();
-        let last = batch + 1 == self.micro_batches;
+        let last = batch + 1 == self.batches(rank);
         let mb = if last { opt.micro_batch(1)? } else { opt.accumulate(1)? };
+        // A rank with fewer slots than others gathers as often.
+        let longest = self.options.slots.as_ref().map_or(0, |slots| slots.longest());
+        for _ in (self.batches(rank)..longest).filter(|_| last) {
+            pass(&mb, &units, |_| Ok(()))?;
+            units.reverse();
+            pass(&mb, &units, |_| Ok(()))?;
+            units.reverse();
+        }
         pass(&mb, &units, |unit| {
             let own = (0..self.lens.len()).filter(|&i| of[i] == unit.unit());
             own.into_iter().for_each(|i| assert_eq!(unit.param(&name(i)).unwrap().len(), self.lens[i]));

@@ -1,8 +1,9 @@
 //! The naive reference: a loop over whole vectors.
 
 use super::{End, Flat, Isa, Run, Scalars, Segment, TensorSums, with_dtype};
-use meshstep_shard::Combine;
+use meshstep_shard::{Combine, SlotRuns};
 use meshstep_tensor::{Queue, SliceMut, cast};
+use std::ops::Range;
 
 impl Run {
     /// Runs one loop over whole f32 vectors: means in f64, a plain sum of squares, one update per parameter. For gradients on the
@@ -15,8 +16,8 @@ impl Run {
         let mut end = End { params: Vec::new(), norms: Vec::new(), coefs: Vec::new() };
         for t in 1..=self.steps {
             let mut grads: Vec<Vec<f32>> = (0..self.lens.len()).map(|i| self.combined(t, i)).collect();
-            let factor =
-                if self.options.combine == Combine::Mean { 1.0 / self.micro_batches as f64 } else { 1.0 };
+            let batches = self.options.slots.as_ref().map_or(self.micro_batches, SlotRuns::total);
+            let factor = if self.options.combine == Combine::Mean { 1.0 / batches as f64 } else { 1.0 };
             let squares: f64 = grads.iter().flatten().map(|&g| f64::from(g) * f64::from(g)).sum();
             let norm = factor * squares.sqrt();
             let coef = self.max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
@@ -54,7 +55,22 @@ impl Run {
         with_dtype(self.dtype, &self.initial(i), |p| cast(p, SliceMut::from(&mut wide[..])).unwrap());
         wide
     }
+    /// Returns the sum of some slots of a step: of a half of them and of the other half, where the first half is the largest power of two
+    /// that leaves a second one.
+    fn sum_of_slots(&self, t: u64, i: usize, slots: Range<usize>) -> Vec<f32> {
+        if slots.len() == 1 {
+            return self.gradient(t, slots.start, 0, i).into_iter().map(|g| g as f32).collect();
+        }
+        let middle = slots.start + slots.len().next_power_of_two() / 2;
+        let [left, right] =
+            [slots.start..middle, middle..slots.end].map(|half| self.sum_of_slots(t, i, half));
+        left.into_iter().zip(right).map(|(l, r)| l + r).collect()
+    }
+
     pub(super) fn combined(&self, t: u64, i: usize) -> Vec<f32> {
+        if let Some(slots) = &self.options.slots {
+            return self.sum_of_slots(t, i, 0..slots.total());
+        }
         let mut sum = vec![0f64; self.lens[i]];
         for batch in 0..self.micro_batches {
             for rank in 0..self.ranks {

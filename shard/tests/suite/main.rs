@@ -50,6 +50,7 @@ mod propagate;
 mod reads;
 mod recipes;
 mod schedules;
+mod slots;
 mod threads;
 mod verify;
 

@@ -87,14 +87,21 @@ impl GradReducer {
         let Some(flight) = self.take_flight(&mut state, b) else { return Ok(()) };
         let fresh = std::mem::take(&mut state.fills[b].shard_is_fresh);
         let mut shard = state.fills[b].shard.take();
+        let more = state.fills[b].sums.as_mut().map(|sums| std::mem::take(&mut sums.more));
         let last = state.last;
         state.retiring.push(b);
         drop(state);
         let (whole, arrived) = wait(flight, &self.config.queue, b);
-        let taken =
-            arrived.map_err(Error::from).and_then(|()| self.take_in(b, &whole, shard.as_mut(), fresh, last));
+        let (mut vectors, arrived) = self.land_sums(b, whole, arrived, more.unwrap_or_default());
+        let taken = arrived
+            .and_then(|()| self.add_up(b, &mut vectors))
+            .and_then(|()| self.take_in(b, &vectors[0], shard.as_mut(), fresh, last));
+        let whole = vectors.swap_remove(0);
         let mut state = self.lock();
         state.fills[b].shard = shard;
+        if let Some(sums) = &mut state.fills[b].sums {
+            sums.put_back(vectors);
+        }
         self.rest(&mut state, b, whole);
         state.retiring.retain(|&other| other != b);
         drop(state);
@@ -102,6 +109,31 @@ impl GradReducer {
         let taken = taken.map_err(|error| self.abort_with(error));
         self.rested.notify_all();
         taken
+    }
+
+    /// Waits for the further sums of a bucket, even after a failure, so that all memory comes back. Returns all its vectors.
+    fn land_sums(
+        &self,
+        b: usize,
+        first: Buffer,
+        mut arrived: Result<(), meshstep_comm::Error>,
+        more: Vec<InFlight>,
+    ) -> (Vec<Buffer>, Result<(), Error>) {
+        let mut vectors = Vec::with_capacity(more.len() + 1);
+        vectors.push(first);
+        for flight in more {
+            let (vector, landed) = wait(flight, &self.config.queue, b);
+            vectors.push(vector);
+            arrived = arrived.and(landed);
+        }
+        (vectors, arrived.map_err(Error::from))
+    }
+
+    /// Adds up the sums of all ranks' slots, if the step has slots.
+    fn add_up(&self, b: usize, vectors: &mut [Buffer]) -> Result<(), Error> {
+        let _span = tracing::debug_span!("slots", bucket = b).entered();
+        let rank = self.config.buckets[b].among.shards.rank();
+        self.config.slots.as_ref().map_or(Ok(()), |slots| slots.add_up(vectors, rank, &self.config.queue))
     }
 
     /// Records that bucket `b` is in flight.

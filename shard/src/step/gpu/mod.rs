@@ -281,7 +281,7 @@ fn settings(
         lr: at.lr,
         max_norm: at.max_norm.unwrap_or(f64::INFINITY),
         grad_scale: at.grad_scale,
-        batches: reducer.progress.batches,
+        batches: reducer.batches(),
         launches: operations,
         rules: of_groups(&params.groups),
         rank: rank as u64,

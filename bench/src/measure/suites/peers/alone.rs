@@ -29,6 +29,8 @@ const HISTORY_VECTORS: usize = 2 * HISTORY;
 /// Minimum number of vectors that an iteration of L-BFGS reads. Written vectors are not counted.
 const READ: usize = 2 * (HISTORY_VECTORS + 1) + 1 + 3;
 
+/// Elements of the longest vector that L-BFGS is measured on.
+const LONGEST: usize = 10_000_000;
 /// Least ratio to torch of an iteration of L-BFGS on short vectors.
 const IN_CACHE: f64 = 1.3;
 /// Share of the speed of reading that an iteration of L-BFGS on long vectors is to reach.
@@ -108,11 +110,13 @@ pub(super) fn lbfgs(section: &mut Section, effort: Effort, torch: &mut TorchPair
         (effort.pick(10_000, 100_000), Aim::Ratio(IN_CACHE)),
         (effort.pick(20_000, 1_000_000), Aim::Ratio(IN_CACHE)),
         (effort.pick(40_000, 3_000_000), Aim::Ratio(IN_CACHE)),
-        (effort.pick(80_000, 10_000_000), Aim::OfReference(LBFGS)),
+        (effort.pick(80_000, LONGEST), Aim::OfReference(LBFGS)),
     ] {
         let case = json!({ "case": "lbfgs", "length": len, "history": HISTORY, "threads": Threads::shared().count() });
         torch.case(case)?;
-        let race = iteration(len, effort.pick(3, 11), || torch.run())?;
+        // As many elements for each length, but for the shortest: an iteration of milliseconds is at the mercy of its neighbours.
+        let rounds = effort.pick(3, (11 * LONGEST / len).min(101));
+        let race = iteration(len, rounds, || torch.run())?;
         let moved = MovedBytes { read: 4 * READ * len, ..MovedBytes::default() };
         let what = format!("torch.optim.LBFGS, history {HISTORY}, {len}");
         table.torch_row(section, &what, (race, moved), (aim, torch));
