@@ -52,14 +52,10 @@ pub enum Error {
     #[error("every parameter is frozen; an optimizer needs one that trains")]
     NothingTrains,
     /// The stage does not keep a rank's own gradients, so they cannot be clipped.
-    #[error(
-        "stages 2 and 3 send gradients off as they come; Clip::BeforeReduce needs Replicated, Zero1 or WholeParams"
-    )]
+    #[error("stages 2 and 3 send gradients off at once; Clip::BeforeReduce needs Accumulate::Local")]
     ClipNeedsGradients,
     /// The stage does not keep a rank's own gradients until the step.
-    #[error(
-        "stages 2 and 3 send gradients off as they come; Options::reduce_in_step needs Replicated, Zero1 or WholeParams"
-    )]
+    #[error("stages 2 and 3 send gradients off at once; Options::reduce_in_step needs Accumulate::Local")]
     StepNeedsGradients,
     /// The loss scale falls at skipped steps, and no step is skipped.
     #[error("a dynamic loss scale needs skips; with NonFinite::Propagate use a static loss scale, or none")]
@@ -382,9 +378,7 @@ pub enum Error {
         rank: usize,
     },
     /// A run begins with a loss or gradient that is not finite.
-    #[error(
-        "a step begins with loss {loss} and {non_finite} gradient elements that are not finite; start where both are finite"
-    )]
+    #[error("loss {loss} and {non_finite} gradient elements are not finite; start where both are finite")]
     NotFinite {
         /// The loss at the start.
         loss: f64,

@@ -4,6 +4,7 @@ use crate::config::options::Options;
 use crate::config::param_groups::Groups;
 use crate::config::precision::rounding_key;
 use crate::config::quote::quote;
+use crate::config::slots::SlotRuns;
 use crate::config::stage::Stage;
 use crate::error::Error;
 use crate::plan::bucket::Placed;
@@ -171,7 +172,9 @@ impl LayoutState {
     /// Registers the buffers that travel whole: parameters, and gradients that are kept whole. Collective.
     pub(crate) fn register(&mut self, options: &Options) -> Result<(), Error> {
         let params = self.buckets.iter().map(|owned| &owned.params).filter(|_| !options.stage.cuts_params());
-        let grads = self.fills.iter().flat_map(BucketFill::vectors);
+        // Registered memory must be the same vector on every rank, and sums over slots change places among several.
+        let alike = options.slots.as_ref().is_none_or(SlotRuns::are_single);
+        let grads = self.fills.iter().filter_map(|filling| filling.whole.as_ref()).filter(|_| alike);
         for buffer in params.chain(grads).filter(|buffer| !buffer.is_empty()) {
             self.among.shards.register(buffer)?;
         }

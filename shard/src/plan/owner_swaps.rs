@@ -4,6 +4,8 @@ use crate::plan::matrix_exchange::{ExchangeWindow, ExchangedMatrix};
 
 /// Ratio of the largest cost to an even one below which changes would gain less than the longer ways of the pieces cost.
 const EVEN: f64 = 1.05;
+/// Ratio above which a window may take longer for a change.
+const UNEVEN: f64 = 1.15;
 /// Changes that are compared before the search ends. Transformers of 200 matrices on up to 64 ranks need about a tenth.
 const MOST_COMPARED: usize = 1 << 22;
 
@@ -21,42 +23,46 @@ struct Change {
     most: u64,
     window: usize,
     rank: usize,
-    what: Moved,
+    what: Traded,
 }
 
 /// Matrices that a change moves, by index in the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Moved {
+enum Traded {
     /// All that travel: the two ranks change places.
     All,
     /// One of the costliest rank goes to the other, and one of the other may come back.
     One { matrix: usize, back: Option<usize> },
 }
 
-/// Lowers the largest of `totals`, the ranks' costs in all windows, by changes that make no window longer: the largest cost and the most
-/// elements of a rank in it do not grow. Each change is the one that leaves the two ranks with the smallest maximum.
+/// Lowers the largest of `totals`, the ranks' costs in all windows, by changes that leave the largest cost and the most elements of a rank
+/// in each window as they are; only far from an even cost may a window's largest cost grow, and its most elements by a half. Each change is the one that leaves its two
+/// ranks with the smallest maximum.
 pub(super) fn even_out(windows: &mut [ExchangeWindow], totals: &mut [u64]) {
     let mut loads: Vec<Vec<Load>> = windows.iter().map(|window| loads(window, totals.len())).collect();
-    let enough = EVEN * totals.iter().sum::<u64>() as f64 / totals.len() as f64;
+    let even = totals.iter().sum::<u64>() as f64 / totals.len() as f64;
     let mut compared = 0;
     while let Some(from) = (0..totals.len()).rev().max_by_key(|&rank| totals[rank]) {
         compared += windows.iter().map(|window| count(window, from, totals.len())).sum::<usize>();
-        if totals[from] as f64 <= enough || compared > MOST_COMPARED {
+        if totals[from] as f64 <= EVEN * even || compared > MOST_COMPARED {
             return;
         }
-        let changes = windows.iter().enumerate().flat_map(|(w, window)| {
-            let at = Search { from, totals, window: w, matrices: &window.matrices, loads: &loads[w] };
-            at.best()
-        });
-        let Some(change) = changes.min() else { return };
+        let best = |longer: bool| {
+            let of_window = |(window, (w, loads)): (usize, (&ExchangeWindow, &Vec<Load>))| {
+                Search { from, totals, window, matrices: &w.matrices, loads }.best(longer)
+            };
+            windows.iter().zip(&loads).enumerate().filter_map(of_window).min()
+        };
+        let uneven = totals[from] as f64 > UNEVEN * even;
+        let Some(change) = best(false).or_else(|| best(true).filter(|_| uneven)) else { return };
         let Change { window, rank, what, .. } = change;
         for (i, matrix) in windows[window].matrices.iter_mut().enumerate() {
             let to = match what {
-                Moved::All if !matrix.travels() => continue,
-                Moved::All if matrix.owner == from => rank,
-                Moved::All if matrix.owner == rank => from,
-                Moved::One { matrix, .. } if matrix == i => rank,
-                Moved::One { back, .. } if back == Some(i) => from,
+                Traded::All if !matrix.travels() => continue,
+                Traded::All if matrix.owner == from => rank,
+                Traded::All if matrix.owner == rank => from,
+                Traded::One { matrix, .. } if matrix == i => rank,
+                Traded::One { back, .. } if back == Some(i) => from,
                 _ => continue,
             };
             move_to(to, matrix, &mut loads[window], totals);
@@ -104,11 +110,12 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn best(&self) -> Option<Change> {
+    /// Returns the best change; a window may become `longer` by it.
+    fn best(&self, longer: bool) -> Option<Change> {
         let travel = || self.matrices.iter().enumerate().filter(|(_, matrix)| matrix.travels());
         let limit = Load {
-            cost: self.loads.iter().map(|load| load.cost).max()?,
-            elements: self.loads.iter().map(|load| load.elements).max()?,
+            cost: if longer { u64::MAX } else { self.loads.iter().map(|load| load.cost).max()? },
+            elements: self.loads.iter().map(|load| load.elements).max()? / 2 * if longer { 3 } else { 2 },
         };
         let own = travel().filter(|(_, matrix)| matrix.owner == self.from);
         let changes = own.flat_map(|(matrix, _)| {
@@ -120,7 +127,7 @@ impl Search<'_> {
     }
 
     /// Returns the change that lowers the costliest rank's cost by `less`, if no rank has as much afterwards.
-    fn change(&self, rank: usize, less: u64, what: Moved) -> Option<Change> {
+    fn change(&self, rank: usize, less: u64, what: Traded) -> Option<Change> {
         let (before, after) = (self.totals[self.from], self.totals[rank] + less);
         let most = after.max(before - less);
         (less > 0 && most < before).then_some(Change { most, window: self.window, rank, what })
@@ -130,7 +137,7 @@ impl Search<'_> {
     fn all(&self, rank: usize) -> Option<Change> {
         let stays = |rank: usize| self.matrices.iter().any(|m| m.owner == rank && !m.travels());
         let less = self.loads[self.from].cost.checked_sub(self.loads[rank].cost)?;
-        let change = self.change(rank, less, Moved::All)?;
+        let change = self.change(rank, less, Traded::All)?;
         (!stays(rank) && !stays(self.from)).then_some(change)
     }
 
@@ -142,6 +149,6 @@ impl Search<'_> {
         let load = self.loads[rank];
         let within =
             load.cost + less <= limit.cost && load.elements + elements(given) <= limit.elements + came;
-        self.change(rank, less, Moved::One { matrix, back }).filter(|_| within)
+        self.change(rank, less, Traded::One { matrix, back }).filter(|_| within)
     }
 }

@@ -180,11 +180,6 @@ impl BucketFill {
         self.places.iter().any(|place| !place.empty && !place.frozen)
     }
 
-    /// Returns the whole vectors of gradients.
-    pub(crate) fn vectors(&self) -> impl Iterator<Item = &Buffer> {
-        self.whole.iter().chain(self.sums.iter().flat_map(SlotSums::spare))
-    }
-
     /// Adds the gradients of the slot that is complete to the sums of this rank, and takes memory for the next slot.
     pub(crate) fn add_slot(&mut self, queue: &Queue) -> Result<(), Error> {
         if !self.open {

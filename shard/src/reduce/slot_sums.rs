@@ -30,11 +30,6 @@ impl SlotSums {
         SlotSums { next: run.start, run, sums, spare, more: Vec::new() }
     }
 
-    /// Returns the vectors without sums.
-    pub(crate) fn spare(&self) -> &[Buffer] {
-        &self.spare
-    }
-
     /// Takes a vector without sums.
     pub(crate) fn take_spare(&mut self) -> Option<Buffer> {
         self.spare.pop()

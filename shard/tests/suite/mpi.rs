@@ -7,7 +7,7 @@ use crate::lbfgs::run;
 use meshstep_cases::mpirun::{SCENARIO, launch};
 use meshstep_comm::{loopback, mpi};
 use meshstep_optim::LineSearch;
-use meshstep_shard::{Clip, Missing, Options, Stage};
+use meshstep_shard::{Clip, Missing, Options, SlotRuns, Stage};
 use meshstep_tensor::Queue;
 use std::fmt::Debug;
 use std::time::Duration;
@@ -61,7 +61,18 @@ fn run_table() {
 }
 
 fn table(ranks: usize) -> Vec<Case> {
-    STAGES.into_iter().flat_map(at_stage).chain(replicas(ranks)).collect()
+    STAGES.into_iter().flat_map(at_stage).chain(slots(ranks)).chain(replicas(ranks)).collect()
+}
+
+/// Sums over slots, which have the bits of other numbers of ranks.
+fn slots(ranks: usize) -> Vec<Case> {
+    let case = |stage| {
+        let lens: Vec<usize> = (0..ranks).map(|rank| 1 + rank % 3).collect();
+        let options = Options { slots: Some(SlotRuns::new(&lens).unwrap()), ..Run::default().options };
+        let run = Run { options, ..Run::default() }.stage(stage);
+        Case::new(format!("slots {lens:?}, {stage:?}"), move |comm| run.on_rank(comm).unwrap())
+    };
+    STAGES[..4].iter().copied().map(case).collect()
 }
 
 /// SGD without clipping, AdamW with clipping and several micro-batches, buckets longer than a tile, and L-BFGS.

@@ -9,7 +9,7 @@ use crate::lbfgs::run::Run as Minimization;
 use crate::lbfgs::{LARGE, SEARCHES, SMALL, at};
 use crate::matrices;
 use meshstep_optim::Lbfgs;
-use meshstep_shard::{Clip, Missing, NonFinite, Options, Precision, Stage};
+use meshstep_shard::{Clip, Missing, NonFinite, Options, Precision, SlotRuns, Stage};
 use meshstep_tensor::{DType, Queue};
 
 /// A training: its name, and what a rank does, which returns the rank's result.
@@ -32,7 +32,7 @@ impl Row {
 fn table(n: usize) -> Vec<Row> {
     let all = rules().into_iter().chain(precisions()).chain(long_vectors()).chain(minimizations());
     let mut drawn = draws(1);
-    all.chain(matrices(n)).chain(replicas(n)).filter(|_| drawn()).collect()
+    all.chain(matrices(n)).chain(slots(n)).chain(replicas(n)).filter(|_| drawn()).collect()
 }
 
 /// Every stage with every rule, clipped and not, with different buckets, overlap and numbers of micro-batches.
@@ -109,6 +109,17 @@ fn matrices(n: usize) -> Vec<Row> {
         Row::new(format!("matrices, {stage:?}"), move |comm| digest(&run.on_rank(Comm::clone(comm))))
     };
     [Stage::Zero1, Stage::Zero2, Stage::Zero3].map(row).into()
+}
+
+/// Sums over slots, which have the bits of other numbers of ranks.
+fn slots(n: usize) -> Vec<Row> {
+    let row = |stage| {
+        let lens: Vec<usize> = (0..n).map(|rank| 1 + rank % 3).collect();
+        let options = Options { slots: Some(SlotRuns::new(&lens).unwrap()), ..Run::default().options };
+        let run = Run { shuffle: true, options, ..Run::default() };
+        Row::training(format!("slots {lens:?}, {stage:?}"), run.stage(stage))
+    };
+    STAGES[..4].iter().copied().map(row).collect()
 }
 
 /// The ranks of this process's world, of which it is one.

@@ -3,8 +3,8 @@
 use crate::common::{End, Run, WhichRule, cases, draws, params, with_dtype};
 use meshstep_comm::loopback::spawn;
 use meshstep_shard::{
-    Accumulate, Clip, Combine, Error, Missing, Optimizer, Options, Outcome, Owners, Plan, Precision,
-    SlotError, SlotRuns, Stage, StepArgs,
+    Accumulate, Clip, Combine, Error, Missing, Optimizer, Options, Outcome, Owners, Plan, SlotError,
+    SlotRuns, Stage,
 };
 use meshstep_tensor::{DType, Meter};
 use proptest::prelude::*;

@@ -3,7 +3,7 @@
 use super::{alone, on_gpus, room_for, seed, some, stand_in};
 use crate::common::{Gradients, PRECISIONS, Run, STAGES, WITH_STATE, WhichRule, cases};
 use meshstep_optim::Norm;
-use meshstep_shard::{Combine, Moments, Options, Stage};
+use meshstep_shard::{Combine, Moments, Options, SlotRuns, Stage};
 
 /// Rules that have kernels.
 fn rules() -> impl Iterator<Item = WhichRule> {
@@ -91,6 +91,26 @@ fn micro_batches_weights_and_norms_are_those_of_loopback() {
             let gradients = Gradients::Grid;
             let run = Run { ranks: 2, micro_batches: 2, gradients, options, ..Run::default() }.stage(stage);
             assert_eq!(on_gpus(&run), run.run(), "{stage:?} {combine:?} {norm:?}");
+        }
+    }
+}
+
+/// NCCL moves the sums over slots, and kernels add them: rough gradients have loopback's bits, which those on other numbers of ranks have.
+#[test]
+fn sums_over_slots_have_the_bits_of_loopback() {
+    let _alone = alone();
+    let base = Run::default();
+    let with = |ranks: usize, stage| {
+        let slots = Some(SlotRuns::even(8, ranks).unwrap());
+        Run { ranks, options: Options { slots, ..base.options.clone() }, ..base.clone() }.stage(stage)
+    };
+    let expected = with(1, Stage::Replicated).run();
+    for ranks in [1, 2, 3, 4] {
+        if !room_for(ranks) {
+            continue;
+        }
+        for stage in &STAGES[..4] {
+            assert_eq!(on_gpus(&with(ranks, *stage)), expected, "{stage:?} on {ranks} ranks");
         }
     }
 }
