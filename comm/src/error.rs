@@ -217,6 +217,11 @@ pub enum Error {
         "a sum of the first elements and a maximum of the others is an all_reduce; no reduce_scatter has it"
     )]
     WholeOnly,
+    /// The backend has no pairwise sum.
+    #[error(
+        "this backend has no pairwise sum; exchange chunks by all_to_all and add them, or use Reduction::Sum"
+    )]
+    NoPairwise,
     /// Collectives do not support the type.
     #[error("collectives do not support {dtype}; use f32, f64, bf16, f16 or u64")]
     UnsupportedDType {

@@ -83,6 +83,10 @@ pub enum Reduction {
         /// Factor for this rank's values.
         factor: f64,
     },
+    /// Sum in a binary tree over the ranks, each node rounded to the buffer's type: node `i` of level `l` is the sum of nodes `2i` and
+    /// `2i + 1` of level `l - 1`, of which a missing one is left out. Twice as many ranks, each with half of another's contributions, give the
+    /// same bits. Only backends that say so have it ([`Communicator::reduces_pairwise`](crate::Communicator::reduces_pairwise)).
+    Pairwise,
     /// Maximum; NaN if any value is NaN. Among equal values (`-0.0` and `0.0`) the lowest rank's.
     Max,
     /// Minimum; NaN if any value is NaN. Among equal values (`-0.0` and `0.0`) the lowest rank's.
@@ -290,6 +294,7 @@ impl fmt::Display for Reduction {
         f.pad(match self {
             Reduction::Sum => "sum",
             Reduction::Mean => "mean",
+            Reduction::Pairwise => "pairwise sum",
             Reduction::PreMulSum { factor } => return f.pad(&format!("pre_mul_sum by {factor:?}")),
             Reduction::Max => "max",
             Reduction::Min => "min",

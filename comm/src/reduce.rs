@@ -1,5 +1,7 @@
 //! Arithmetic of reductions, element by element: the accumulator type of each element type, and the single rounding at the end.
 
+mod pairwise;
+
 use crate::Reduction;
 use meshstep_tensor::{Element, bf16, f16, narrow};
 
@@ -75,6 +77,9 @@ pub(crate) fn fold_block<T: WireElement, const TIMES: bool>(
     (sum, rounded): (&mut [T::Wide], &mut [T]),
     (reduction, n): (Reduction, usize),
 ) {
+    if reduction == Reduction::Pairwise {
+        return pairwise::fold_block(from, rounded, n);
+    }
     if TIMES {
         let factor = from.factor(0);
         first_times(sum, from.values(0), factor);
@@ -108,7 +113,7 @@ fn first_times<T: WireElement>(sum: &mut [T::Wide], values: impl Iterator<Item =
 #[inline(always)]
 fn next<T: WireElement>(sum: &mut [T::Wide], values: impl Iterator<Item = T>, reduction: Reduction) {
     match reduction {
-        Reduction::Sum | Reduction::Mean | Reduction::PreMulSum { .. } => {
+        Reduction::Sum | Reduction::Mean | Reduction::Pairwise | Reduction::PreMulSum { .. } => {
             each(sum, values, |s, x: T| s.plus(x.widen()));
         }
         // The caller has taken the reduction of the block's elements, which is none by the elements' places.

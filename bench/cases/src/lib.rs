@@ -21,5 +21,6 @@ pub mod ranks;
 pub mod record;
 pub mod samples;
 pub mod shapes;
+pub mod slots;
 pub mod step;
 pub mod update;

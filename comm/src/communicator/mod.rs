@@ -159,6 +159,11 @@ pub trait Communicator: Send + Sync + Debug {
         false
     }
 
+    /// Returns true if reductions may be [`Reduction::Pairwise`]. The same on every rank.
+    fn reduces_pairwise(&self) -> bool {
+        false
+    }
+
     /// Allocates zeros at `queue`'s place, in memory suitable for [`register`](Self::register) if the backend has its own
     /// allocator. On the CPU the address differs modulo 4096 from those of `apart`, as by [`Buffer::zeroed_apart`].
     fn zeroed_on(

@@ -223,6 +223,10 @@ impl<S: RankSeat> Communicator for GroupRank<S> {
         parts && buffer.place() == Place::Cpu && self.place.seat.gathers_while_written(buffer)
     }
 
+    fn reduces_pairwise(&self) -> bool {
+        true
+    }
+
     fn zeroed_on(
         &self,
         queue: &Queue,

@@ -138,13 +138,14 @@ fn decode(words: &[u64]) -> Option<Called> {
 /// Types by their word values; collectives support no other type.
 const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::BF16, DType::F16, DType::U64];
 /// Reductions by their word values.
-const REDUCTIONS: [Reduction; 6] = [
+const REDUCTIONS: [Reduction; 7] = [
     Reduction::Sum,
     Reduction::Mean,
     Reduction::Max,
     Reduction::Min,
     Reduction::PreMulSum { factor: 1.0 },
     Reduction::SumThenMax { sums: 0 },
+    Reduction::Pairwise,
 ];
 
 fn reduction_number(reduction: Reduction) -> u64 {

@@ -248,7 +248,10 @@ fn first_bytes(bytes: &[u8]) -> u64 {
 /// Returns NCCL's number for a reduction without a factor.
 pub(super) fn reduction(how: Reduction) -> c_int {
     match how {
-        Reduction::Sum | Reduction::PreMulSum { .. } | Reduction::SumThenMax { .. } => 0,
+        // A pairwise sum is refused before.
+        Reduction::Sum | Reduction::Pairwise | Reduction::PreMulSum { .. } | Reduction::SumThenMax { .. } => {
+            0
+        }
         Reduction::Max => 2,
         Reduction::Min => 3,
         Reduction::Mean => 4,

@@ -6,7 +6,7 @@ use super::ledger::Events;
 use super::options::Options;
 use super::pace::Pace;
 use super::watchdog::{self, Scope};
-use crate::{Action, Called, Error, InFlight, Op};
+use crate::{Action, Called, Error, InFlight, Op, Reduction};
 use meshstep_tensor::cuda::Event;
 use meshstep_tensor::{Buffer, Category, Place, Queue};
 use std::sync::Arc;
@@ -94,6 +94,9 @@ impl Core {
     /// Checks a call for errors that need no other rank.
     pub(super) fn admit(&self, op: Op, buffer: &Buffer) -> Result<(), Error> {
         op.check(self.rank, self.world_size, buffer.len(), buffer.dtype())?;
+        if op.action().reduction() == Some(Reduction::Pairwise) {
+            return Err(Error::NoPairwise);
+        }
         self.raw.knows(op.action())?;
         let expected = Place::Cuda(self.device().ordinal());
         if op.action().moves_data() && buffer.place() != expected {

@@ -119,6 +119,7 @@ fn reduction_tag(reduction: Reduction) -> u64 {
         Reduction::Max => 3,
         Reduction::Min => 4,
         Reduction::SumThenMax { .. } => 5,
+        Reduction::Pairwise => 6,
     }
 }
 
@@ -191,6 +192,7 @@ fn reduction(tag: u64, detail: u64) -> Option<Reduction> {
         3 => Reduction::Max,
         4 => Reduction::Min,
         5 => Reduction::SumThenMax { sums: usize::try_from(detail).ok()? },
+        6 => Reduction::Pairwise,
         _ => return None,
     })
 }

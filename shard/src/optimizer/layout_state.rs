@@ -142,7 +142,8 @@ impl LayoutState {
         let vector = |_| zeroed_to_travel(comm, spec(bucket.len), options, &apart(owned.first()));
         let mut vectors: Vec<Buffer> = (0..part.grad_vectors(rank)).map(vector).collect::<Result<_, _>>()?;
         let whole = vectors.pop();
-        let sums = options.slots.as_ref().map(|runs| SlotSums::new(runs.run(rank), vectors));
+        let sums =
+            part.slots().map(|tree| SlotSums::new(tree.runs().run(rank), tree.adds_in_place(), vectors));
         self.fills.push(BucketFill::new(&bucket, whole, shard, sums));
         let (counted, gathered) = (part.counted(b, rank), part.gathered(b));
         let among = Arc::clone(among);

@@ -100,7 +100,8 @@ impl<'a> MicroBatch<'a> {
     }
 
     /// Lends the place of `name`'s gradient: overwrite all of it, then [`fill`](Slot::fill) it; nothing is copied. Where
-    /// gradients of earlier micro-batches accumulate in place (stages 0 and 1), only the step's first micro-batch has slots.
+    /// gradients of earlier micro-batches accumulate on this rank (stages 0 and 1, [`Accumulate::Local`](crate::Accumulate), and
+    /// [`SlotRuns`](crate::SlotRuns)), only the step's first micro-batch has such places.
     pub fn slot(&self, name: &str) -> Result<Slot<'_>, Error> {
         let Wanted { param, bucket, index, len, dtype } = self.wanted(name)?;
         let mut slot = Slot { micro_batch: self, param, bucket, index, len, dtype, buffer: None };
@@ -110,7 +111,11 @@ impl<'a> MicroBatch<'a> {
         let Lent { buffer, fresh } = self.lend(name, bucket, index)?;
         slot.buffer = Some(buffer);
         // Dropping the slot gives the place back.
-        if fresh { Ok(slot) } else { Err(Error::SlotTaken { name: name.to_owned() }) }
+        if fresh && self.reducer().writes_in_place() {
+            Ok(slot)
+        } else {
+            Err(Error::SlotTaken { name: name.to_owned() })
+        }
     }
 
     /// Gathers a unit as [`Optimizer::gather`](crate::Optimizer::gather) does, while gradients are handed over.

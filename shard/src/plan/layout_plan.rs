@@ -331,6 +331,11 @@ impl Part {
         }
     }
 
+    /// Returns the sums over slots, if a step has slots.
+    pub(crate) fn slots(&self) -> Option<&SlotTree> {
+        self.slots.as_deref()
+    }
+
     /// Returns true if a rank keeps only its chunks of the reduced gradients.
     pub(crate) fn cuts_grads(&self) -> bool {
         self.cuts_grads

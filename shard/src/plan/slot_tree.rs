@@ -1,6 +1,6 @@
 //! Binary tree over the slots of a step: the sums that each rank makes, and those that follow once they have travelled. Arithmetic only.
 
-use crate::config::options::{Clip, Options};
+use crate::config::options::{Clip, Combine, Options};
 use crate::config::slots::SlotRuns;
 use crate::config::stage::Stage;
 use crate::error::SlotError;
@@ -49,13 +49,30 @@ pub(crate) struct SlotTree {
     /// Partial sums that a rank sends, at most: all ranks take part in as many exchanges.
     rounds: usize,
     additions: Vec<Addition>,
+    /// True if a slot is added to the one before it where that lies: its gradients have no weight.
+    in_place: bool,
+    /// True if the tree over the ranks' sums is that of [`Reduction::Pairwise`](meshstep_comm::Reduction::Pairwise).
+    pairwise: bool,
 }
 
 impl SlotTree {
-    pub(crate) fn new(runs: SlotRuns) -> Self {
+    pub(crate) fn new(runs: SlotRuns, combine: Combine) -> Self {
         let partials: Vec<Vec<Node>> = (0..runs.ranks()).map(|rank| partials(runs.run(rank))).collect();
         let rounds = partials.iter().map(Vec::len).max().unwrap_or(0);
-        SlotTree { runs, rounds, additions: additions(&partials) }
+        let first = runs.run(0).len();
+        let pairwise = first.is_power_of_two() && (0..runs.ranks()).all(|rank| runs.run(rank).len() == first);
+        let in_place = combine != Combine::Weighted;
+        SlotTree { additions: additions(&partials), runs, rounds, in_place, pairwise }
+    }
+
+    /// Returns true if a slot is added to the one before it where that lies.
+    pub(crate) fn adds_in_place(&self) -> bool {
+        self.in_place
+    }
+
+    /// Returns true if a pairwise reduction over the ranks gives the tree's sums.
+    pub(crate) fn is_pairwise(&self) -> bool {
+        self.pairwise
     }
 
     pub(crate) fn runs(&self) -> &SlotRuns {
@@ -75,16 +92,20 @@ impl SlotTree {
     /// Returns the number of vectors that a rank needs for each bucket: sums that it keeps and the slot that is added, or as many as travel.
     pub(crate) fn vectors(&self, rank: usize) -> usize {
         let mut most = self.rounds;
-        fold(self.runs.run(rank), |kept| most = most.max(kept + 1));
+        fold(self.runs.run(rank), |kept, slot| {
+            // The vector of the slot before is counted with it.
+            let joins = self.in_place && slot % 2 == 1 && slot > self.runs.run(rank).start;
+            most = most.max(kept + usize::from(!joins));
+        });
         most
     }
 }
 
-/// Adds slots one after another and joins complete nodes; calls `before` with the number of sums before each slot.
-fn fold(run: Range<usize>, mut before: impl FnMut(usize)) -> Vec<Node> {
+/// Adds slots one after another and joins complete nodes; calls `before` with the number of sums before each slot, and the slot.
+fn fold(run: Range<usize>, mut before: impl FnMut(usize, usize)) -> Vec<Node> {
     let mut sums: Vec<Node> = Vec::new();
     for slot in run {
-        before(sums.len());
+        before(sums.len(), slot);
         let mut node = Node::leaf(slot);
         while let Some(joined) = sums.last().and_then(|sum| sum.join(node)) {
             sums.pop();
@@ -97,7 +118,7 @@ fn fold(run: Range<usize>, mut before: impl FnMut(usize)) -> Vec<Node> {
 
 /// Returns the partial sums of a run.
 fn partials(run: Range<usize>) -> Vec<Node> {
-    fold(run, |_| {})
+    fold(run, |_, _| {})
 }
 
 /// Returns the additions of all ranks' partial sums, in the order of their slots.
@@ -150,7 +171,7 @@ pub(crate) fn of(
         }
         () => match narrow {
             Some(dtype) => Err(SlotError::Narrow { dtype }),
-            None => Ok(Some(SlotTree::new(runs.clone()))),
+            None => Ok(Some(SlotTree::new(runs.clone(), options.combine))),
         },
     }
 }
@@ -204,7 +225,7 @@ mod tests {
             let runs = SlotRuns::new(&lens).unwrap();
             let value = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) ^ seed) as f32 / 1e5 - 2e4;
             let values: Vec<f32> = (0..runs.total()).map(value).collect();
-            let tree = SlotTree::new(runs.clone());
+            let tree = SlotTree::new(runs.clone(), Combine::Weighted);
             prop_assert_eq!(by_ranks(&values, &tree).to_bits(), root(&values).to_bits());
             let most = |rank: usize| 2 * (runs.run(rank).len() as f64).log2().ceil() as usize + 1;
             prop_assert!((0..lens.len()).all(|rank| tree.vectors(rank) <= most(rank).max(tree.rounds())));
@@ -214,12 +235,15 @@ mod tests {
     #[test]
     fn equal_powers_of_two_travel_once() {
         for (slots, ranks) in [(8, 1), (8, 2), (8, 4), (8, 8), (64, 4)] {
-            let tree = SlotTree::new(SlotRuns::even(slots, ranks).unwrap());
+            let tree = SlotTree::new(SlotRuns::even(slots, ranks).unwrap(), Combine::Weighted);
             let each = slots / ranks;
-            assert_eq!((tree.rounds(), tree.additions().len()), (1, ranks - 1));
+            assert_eq!((tree.rounds(), tree.additions().len(), tree.is_pairwise()), (1, ranks - 1, true));
+            let in_place = SlotTree::new(tree.runs().clone(), Combine::Mean);
+            assert_eq!(in_place.vectors(0), (each.ilog2() as usize).max(1));
             assert!((0..ranks).all(|rank| tree.vectors(rank) == each.ilog2() as usize + 1));
         }
-        let tree = SlotTree::new(SlotRuns::even(8, 3).unwrap());
+        let tree = SlotTree::new(SlotRuns::even(8, 3).unwrap(), Combine::Weighted);
+        assert!(!tree.is_pairwise());
         assert_eq!((tree.rounds(), [0, 1, 2].map(|rank| tree.vectors(rank))), (2, [2, 3, 2]));
     }
 }

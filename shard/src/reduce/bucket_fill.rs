@@ -185,6 +185,9 @@ impl BucketFill {
         if !self.open {
             return Ok(()); // only parameters without elements, and frozen ones
         }
+        if self.sums.as_mut().is_some_and(SlotSums::pair) {
+            return Ok(());
+        }
         let slot = self.close();
         let Some(sums) = &mut self.sums else { return Ok(()) };
         sums.add(slot, queue)?;
@@ -197,8 +200,8 @@ impl BucketFill {
         self.waiting = 0;
         for place in &mut self.places {
             place.filled = place.empty || place.frozen;
-            // Each slot has a vector of its own until it is added to the others.
-            place.fresh |= self.sums.is_some();
+            // A slot has a vector of its own until it is added to others, or is added to the one before it.
+            place.fresh |= self.sums.as_ref().is_some_and(|sums| !sums.is_paired());
             self.waiting += usize::from(!place.filled);
         }
     }

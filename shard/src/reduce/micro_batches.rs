@@ -48,6 +48,11 @@ impl GradReducer {
         }
     }
 
+    /// Returns true if a gradient of this micro-batch may be written into its place: with slots in the first one of a run, as without.
+    pub(crate) fn writes_in_place(&self) -> bool {
+        self.config.slots.is_none() || self.progress.batches <= 1
+    }
+
     /// Returns the number of micro-batches that a mean is over: those of this rank, whose reduction divides by the ranks, or all slots.
     pub(crate) fn batches(&self) -> u64 {
         self.config.slots.as_ref().map_or(self.progress.batches, |slots| slots.runs().total() as u64)

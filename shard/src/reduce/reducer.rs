@@ -15,7 +15,7 @@ use crate::reduce::pool::Pool;
 use crate::reduce::progress::GradProgress;
 use crate::reduce::reducer_config::{BucketInfo, ReducerConfig};
 use crate::reduce::wait_budget::WaitBudget;
-use meshstep_optim::{NormAccumulator, NormSum};
+use meshstep_optim::{NormAccumulator, NormSum, scale};
 use meshstep_tensor::{Buffer, Meter};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -174,14 +174,24 @@ impl GradReducer {
         let Some(mut lent) = self.lend(b, i)? else { return Ok(false) };
         if lent.fresh {
             let len = self.config.buckets[b].plan.params[i].len;
-            let zeroed = lent.buffer.as_mut().slice(0..len).and_then(|place| self.config.queue.zero(place));
-            if let Err(error) = zeroed {
+            if let Err(error) = self.write_absent(&mut lent.buffer, len) {
                 self.give_back(b, i, lent.buffer);
-                return Err(error.into());
+                return Err(error);
             }
         }
         self.fill(b, i, lent.buffer)?;
         Ok(true)
+    }
+
+    /// Writes zeros in the place of a gradient that is missing. Those of a slot are negative: any number keeps its bits when they are added,
+    /// as it does when nothing is.
+    fn write_absent(&self, place: &mut Buffer, len: usize) -> Result<(), Error> {
+        let queue = &self.config.queue;
+        queue.zero(place.as_mut().slice(0..len)?)?;
+        if self.config.slots.is_some() {
+            scale(place.as_mut().slice(0..len)?, -1.0, queue)?;
+        }
+        Ok(())
     }
 
     /// Takes a place back without a gradient.
@@ -221,7 +231,7 @@ impl GradReducer {
                     return Err(Error::SlotLeaked { name: bucket.names[i].to_string() });
                 };
                 if lent.fresh {
-                    self.config.queue.zero(lent.buffer.as_mut().slice(0..param.len)?)?;
+                    self.write_absent(&mut lent.buffer, param.len)?;
                 }
                 self.fill(b, i, lent.buffer)?;
             }

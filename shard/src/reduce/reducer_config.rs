@@ -43,7 +43,7 @@ impl ReducerConfig {
             decision_comm: None,
             place,
             queue: options.queue.clone(),
-            slots: options.slots.clone().map(SlotTree::new),
+            slots: options.slots.clone().map(|runs| SlotTree::new(runs, options.combine)),
             options,
             buckets: Vec::new(),
         }
@@ -57,16 +57,22 @@ impl ReducerConfig {
     /// Returns the reduction of gradients over the ranks.
     pub(crate) fn reduction(&self) -> Reduction {
         match self.options.combine {
+            _ if self.slots.is_some() => Reduction::Pairwise,
             Combine::Sum | Combine::Weighted => Reduction::Sum,
             Combine::Mean => Reduction::Mean,
         }
     }
 
+    /// Returns true if chunks of sums over slots are exchanged and added here: their tree is not pairwise over the ranks, or the backend
+    /// has no such reduction. The same on every rank.
+    pub(crate) fn adds_up(&self) -> bool {
+        self.slots.as_ref().is_some_and(|tree| !(tree.is_pairwise() && self.comm.reduces_pairwise()))
+    }
+
     /// Returns the operation that reduces a bucket.
     pub(crate) fn op(&self) -> Op {
         match self.options.stage {
-            // This library adds the sums of slots itself.
-            _ if self.slots.is_some() => Op::all_to_all(),
+            _ if self.adds_up() => Op::all_to_all(),
             Stage::Replicated | Stage::WholeParams(_) => Op::all_reduce(self.reduction()),
             Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => Op::reduce_scatter(self.reduction()),
         }

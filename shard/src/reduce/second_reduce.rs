@@ -42,7 +42,7 @@ impl GradReducer {
             landed.into_iter().collect::<Result<(), Error>>()?;
         }
         (0..self.config.buckets.len()).try_for_each(|b| self.count_late(b))?;
-        let whole = self.config.options.stage == Stage::Replicated && self.config.slots.is_some();
+        let whole = self.config.options.stage == Stage::Replicated && self.config.adds_up();
         if whole { self.gather_sums() } else { Ok(()) }
     }
 

@@ -16,6 +16,10 @@ pub(crate) struct SlotSums {
     run: Range<usize>,
     /// Next slot.
     next: usize,
+    /// True if a slot is added to the one before it where that lies.
+    in_place: bool,
+    /// True if the vector that fills has the slot before the next one.
+    paired: bool,
     /// Sums of complete nodes, in the order of slots.
     sums: Vec<(Node, Buffer)>,
     spare: Vec<Buffer>,
@@ -25,9 +29,22 @@ pub(crate) struct SlotSums {
 
 impl SlotSums {
     /// Sums of the slots of `run` in these vectors and one more.
-    pub(crate) fn new(run: Range<usize>, spare: Vec<Buffer>) -> Self {
+    pub(crate) fn new(run: Range<usize>, in_place: bool, spare: Vec<Buffer>) -> Self {
         let sums = Vec::with_capacity(spare.len() + 1);
-        SlotSums { next: run.start, run, sums, spare, more: Vec::new() }
+        SlotSums { next: run.start, run, in_place, paired: false, sums, spare, more: Vec::new() }
+    }
+
+    /// Returns true if the next slot is added to the one before it.
+    pub(crate) fn is_paired(&self) -> bool {
+        self.paired
+    }
+
+    /// Goes on to the slot after the next one if that is added to it where it lies.
+    pub(crate) fn pair(&mut self) -> bool {
+        let pairs = self.in_place && !self.paired && self.next % 2 == 0 && self.next + 1 < self.run.end;
+        self.next += usize::from(pairs);
+        self.paired |= pairs;
+        pairs
     }
 
     /// Takes a vector without sums.
@@ -35,19 +52,19 @@ impl SlotSums {
         self.spare.pop()
     }
 
-    /// Adds the next slot's gradients. Those beyond the run are dropped: the step is an error then.
+    /// Adds the next slot's gradients, or the sum of that slot and the one before. Those beyond the run are dropped: the step is an error
+    /// then.
     pub(crate) fn add(&mut self, slot: Buffer, queue: &Queue) -> Result<(), Error> {
         if self.next >= self.run.end {
             self.spare.push(slot);
             return Ok(());
         }
-        let (mut node, mut sum) = (Node::leaf(self.next), slot);
+        let paired = std::mem::take(&mut self.paired);
+        let first = if paired { Node { level: 1, index: self.next / 2 } } else { Node::leaf(self.next) };
+        let (mut node, mut sum) = (first, slot);
         self.next += 1;
-        while let Some((left, joined)) =
-            self.sums.last().and_then(|(left, _)| Some((*left, left.join(node)?)))
-        {
+        while let Some(joined) = self.sums.last().and_then(|(left, _)| left.join(node)) {
             let Some((_, mut both)) = self.sums.pop() else { break };
-            debug_assert!(left.level == node.level);
             let added = accumulate(both.as_mut(), sum.as_slice(), 1.0, false, queue);
             self.spare.push(sum);
             (node, sum) = (joined, both);
@@ -77,7 +94,7 @@ impl SlotSums {
 
     /// Forgets the step's sums. Returns memory for the next slot: `whole`, if it is there.
     pub(crate) fn forget(&mut self, whole: Option<Buffer>) -> Option<Buffer> {
-        self.next = self.run.start;
+        (self.next, self.paired) = (self.run.start, false);
         self.spare.extend(self.sums.drain(..).map(|(_, sum)| sum));
         whole.or_else(|| self.spare.pop())
     }

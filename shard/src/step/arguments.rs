@@ -82,7 +82,7 @@ impl Decider {
 fn may_go_ahead(reducer: &GradReducer) -> bool {
     let extra_reductions = reducer.config.buckets.iter().any(|b| !b.among.extra_reductions.is_empty());
     // Unsharded sums over slots are gathered together.
-    let gathers = reducer.config.slots.is_some() && reducer.config.options.stage == Stage::Replicated;
+    let gathers = reducer.config.adds_up() && reducer.config.options.stage == Stage::Replicated;
     reducer.config.options.non_finite == NonFinite::Propagate && !extra_reductions && !gathers
 }
 

@@ -5,6 +5,7 @@ use meshstep_bench_cases::copies::{MemoryPass, PassTimes};
 use meshstep_bench_cases::ranks::{Player as _, together};
 use meshstep_bench_cases::samples::Samples;
 use meshstep_bench_cases::shapes::{STAGES, even};
+use meshstep_bench_cases::slots::SlotSteps;
 use meshstep_bench_cases::step::{Grads, Steps, bytes_a_param, moved_a_param};
 use meshstep_tensor::Layout;
 
@@ -25,6 +26,8 @@ const OVER_COPY: f64 = 1.5;
 const OVER_UNSHARDED: f64 = 1.02;
 /// Maximum ratio of an unclipped step in one pass to one that reduces first.
 const ONE_PASS: f64 = 0.95;
+/// Maximum ratio of a step over slots to an ordinary one.
+const OVER_MEAN: f64 = 1.15;
 
 pub(crate) fn run(effort: Effort) -> Result<Section> {
     let mut section = Section::new("speed of a step", ABOUT);
@@ -43,6 +46,7 @@ pub(crate) fn run(effort: Effort) -> Result<Section> {
     }
     let unclipped = together(RANKS, (2, rounds), |comm| Steps::unclipped(&comm, &layout))?;
     in_one_pass(&mut section, &unclipped);
+    over_slots(&mut section, &layout, effort)?;
     section.tables.push(references(&passes, count * len));
     section.bars.retain(|_| !effort.quick);
     let (table, plot) = where_it_goes(&layout, effort)?;
@@ -65,6 +69,25 @@ fn in_one_pass(section: &mut Section, samples: &[Samples]) {
         Wanted::AtMost(ONE_PASS),
     );
     section.tables.push(table);
+}
+
+/// Compares steps over slots with ordinary ones of as many micro-batches.
+fn over_slots(section: &mut Section, layout: &Layout, effort: Effort) -> Result<()> {
+    let title = format!("{RANKS} ranks, stage 1, sums over slots");
+    let mut table = Table::new(title, &["ordinary mean", "over slots", "ratio"]);
+    for batches in [1, 2] {
+        let samples =
+            together(RANKS, (2, effort.pick(3, 21)), |comm| SlotSteps::new(&comm, layout, batches))?;
+        let name = format!("{} slots", RANKS * batches);
+        let ratio = samples[1].over(&samples[0]).median();
+        let found = ratio.median;
+        let times = [0, 1].map(|turn| Cell::Time(samples[turn].median()));
+        table.row(&name, times.into_iter().chain([Cell::Ratio(ratio)]));
+        section.bar(format!("{name}: ratio to the ordinary mean"), found, Wanted::AtMost(OVER_MEAN));
+    }
+    table.note("gradients are in place with one micro-batch on each rank, and copied with two");
+    section.tables.push(table);
+    Ok(())
 }
 
 /// Returns the speeds of the passes, and what they make of the bytes of a step with `params` parameters.

@@ -35,7 +35,8 @@ pub(super) fn exact(rank: &RankChecks) -> CheckedCalls {
 
 fn typed<T: Sample>(rank: &RankChecks, salt: u64) -> CheckedCalls {
     let mut calls = 0;
-    for how in REDUCTIONS.into_iter().filter(|how| T::FLOAT || is_for_integers(*how)) {
+    let pairwise = rank.comm.reduces_pairwise().then_some(Reduction::Pairwise);
+    for how in REDUCTIONS.into_iter().chain(pairwise).filter(|how| T::FLOAT || is_for_integers(*how)) {
         for len in LENS {
             calls += all_reduce::<T>(rank, how, len, salt + len as u64)?;
         }

@@ -77,7 +77,8 @@ pub(super) fn reduced<T: Sample>(how: Reduction, salt: u64, ranks: usize, i: usi
         column.iter().copied().fold(column[0], |best, x| if better(&x, &best) { x } else { best })
     };
     match how {
-        Reduction::Sum => T::sum(&column, &vec![1.0; ranks]),
+        // Exact, in any order.
+        Reduction::Sum | Reduction::Pairwise => T::sum(&column, &vec![1.0; ranks]),
         Reduction::Mean => T::mean(&column),
         Reduction::PreMulSum { .. } => T::sum(&column, &(0..ranks).map(factor).collect::<Vec<_>>()),
         Reduction::Max => best(|x, best| x > best),

@@ -133,7 +133,8 @@ impl GradReducer {
     fn add_up(&self, b: usize, vectors: &mut [Buffer]) -> Result<(), Error> {
         let _span = tracing::debug_span!("slots", bucket = b).entered();
         let rank = self.config.buckets[b].among.shards.rank();
-        self.config.slots.as_ref().map_or(Ok(()), |slots| slots.add_up(vectors, rank, &self.config.queue))
+        let slots = self.config.slots.as_ref().filter(|_| self.config.adds_up());
+        slots.map_or(Ok(()), |slots| slots.add_up(vectors, rank, &self.config.queue))
     }
 
     /// Records that bucket `b` is in flight.
