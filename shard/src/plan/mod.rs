@@ -10,4 +10,5 @@ pub(crate) mod overlap;
 pub(crate) mod partition;
 pub(crate) mod rule_parts;
 pub(crate) mod step_plan;
+pub(crate) mod tensor_cuts;
 pub(crate) mod units;

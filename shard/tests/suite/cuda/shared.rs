@@ -46,6 +46,7 @@ fn train(world: Arc<dyn Communicator>, queue: &Queue) -> End {
         replicas: Arc::clone(&world),
         counts_in_norm: rank == 0,
         parts: HashMap::new(),
+        tensors: None,
         ..cut.clone()
     };
     let mut opt = Optimizer::empty(Arc::clone(&world), place, options).unwrap();
