@@ -25,11 +25,11 @@ fn two_rules_give_the_same_bits_on_every_mesh_and_at_every_stage() {
     }
 }
 
-/// Two matrices of hidden layers, one of them cut along tp, and a norm.
+/// Two matrices of hidden layers, one of them cut along tp, and a bias.
 fn blocks() -> Model {
     let cut = Placement::whole().cut(Axis::Tp, 0);
     Model::builder()
-        .param("ln", &[10], F32, Placement::whole())
+        .param("bias", &[10], F32, Placement::whole())
         .param("up", &[12, 10], F32, cut)
         .param("down", &[10, 12], F32, Placement::whole())
         .build()

@@ -59,7 +59,7 @@ fn kinds_stand_for_all_ranks() {
 #[test]
 fn matrices_travel_along_tp_and_shards_of_one_replica() {
     let mesh: Mesh = "dp_replicate=2,dp_shard=2,tp=2".parse().unwrap();
-    for (stage, axes) in [(Stage::Replicated, "tp"), (Stage::Zero3, "dp_shard+tp")] {
+    for (stage, axes) in [(Stage::Replicated, "tp"), (Stage::Zero3, "dp_shard x tp")] {
         let plan = Plan::new(&mesh, &model(F32), rules(), &options(stage)).unwrap();
         let text = plan.to_string();
         assert!(text.contains("exchanged: the mesh cuts them"), "{text}");

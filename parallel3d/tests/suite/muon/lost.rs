@@ -123,11 +123,11 @@ fn a_rank_that_fails_in_the_exchange_is_an_error_on_every_rank() {
                 let rule = Failing { muon: Muon::default(), fails: world.rank() == lost };
                 let (model, mesh) = (model(), mesh.parse().unwrap());
                 let mut opt = Optimizer::new(world, mesh, &model, rule, fill, options(stage)).unwrap();
+                let tp = opt.mesh().degree(Axis::Tp);
                 let mut step = || -> Result<(), meshstep_parallel3d::Error> {
                     let mb = opt.micro_batch(1)?;
                     for p in model.parameters() {
-                        let len = opt.optimizer().params().find(|own| own.name() == p.name).unwrap().len();
-                        mb.grad(&p.name, &vec![1f32; len][..])?;
+                        mb.grad(&p.name, &vec![1f32; 8 * 12 / tp][..])?;
                     }
                     mb.finish()?;
                     Ok(opt.step(StepArgs::default())?.outcome().map(drop)?)

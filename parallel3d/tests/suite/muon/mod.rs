@@ -66,7 +66,8 @@ fn take_step(opt: &mut Optimizer, model: &Model, (step, batches): (usize, usize)
     let first = index(&mesh, &at) * batches;
     let units = mesh.degree(data) * batches;
     for batch in first..first + batches {
-        let mb = opt.micro_batch(batches as u64).unwrap();
+        let is_last = batch + 1 == first + batches;
+        let mb = if is_last { opt.micro_batch(1).unwrap() } else { opt.accumulate(1).unwrap() };
         for parameter in model.parameters().iter().rev() {
             let Parameter { name, shape, placement, .. } = parameter;
             let held = held(parameter, &placement.pieces(name, shape, &mesh, &at).unwrap());
