@@ -10,11 +10,13 @@ pub use rank::{Holds, Purpose, RankPlan, Sends};
 pub use search::{Cluster, Found, Recipe, Space};
 pub use totals::{TotalKind, Totals};
 
-use crate::{Axes, Axis, Error, Family, Mesh, Model, Parameter, Sharing};
+use crate::{Axes, Axis, Coordinate, Error, Family, Mesh, MeshError, Model, Parameter, Placement, Sharing};
 use meshstep_shard::{
     Combine, CutRank, Groups, Options, Part, Parts, RulePart, Seat, Seats, Sizes, Stage, TensorCuts,
     UnitError,
 };
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 /// Plan of a model's parameters, gradients and optimizer state on a mesh: for every rank the stored and updated parts and the bytes sent,
 /// by group. An [`Optimizer`](crate::Optimizer) allocates exactly its plan.
@@ -216,15 +218,26 @@ fn tensor_cuts(
         shard: if divided { mesh.seat(rank, shards) } else { 0 },
         cut: mesh.seat(rank, cut),
     };
-    let parameters = || positions.iter().map(|&i| &model.parameters()[i]);
-    let parts = |rank: usize| -> Result<Vec<Parts>, Error> {
-        let at = mesh.coordinate(rank)?;
-        let parts = |p: &Parameter| Ok(p.placement.parts(&p.name, &p.shape, mesh, &at)?);
-        parameters().map(parts).collect()
-    };
+    let parameters: Vec<&Parameter> = positions.iter().map(|&i| &model.parameters()[i]).collect();
+    let first = mesh.group(0, cut)?;
+    let at: Vec<Coordinate> =
+        first.ranks().map(|rank| mesh.coordinate(rank)).collect::<Result<_, MeshError>>()?;
+    let mut cuts = vec![Vec::with_capacity(parameters.len()); at.len()];
+    // Layers repeat.
+    let mut known: HashMap<(&[usize], &Placement), Vec<Parts>> = HashMap::new();
+    for Parameter { name, shape, placement, .. } in &parameters {
+        let parts = match known.entry((shape, placement)) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let parts = at.iter().map(|at| placement.parts(name, shape, mesh, at));
+                new.insert(parts.collect::<Result<_, MeshError>>()?)
+            }
+        };
+        cuts.iter_mut().zip(parts).for_each(|(cut, parts)| cut.push(parts.clone()));
+    }
     Ok(TensorCuts {
-        shapes: parameters().map(|p| p.shape.clone()).collect(),
-        cuts: mesh.group(0, cut)?.ranks().map(parts).collect::<Result<_, Error>>()?,
+        shapes: parameters.iter().map(|p| p.shape.clone()).collect(),
+        cuts,
         ranks: mesh.group(0, sharing.tensors(mesh, stage))?.ranks().map(rank).collect(),
     })
 }

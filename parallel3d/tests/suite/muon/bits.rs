@@ -8,7 +8,7 @@ use meshstep_parallel3d::{Axis, Model, Placement};
 use meshstep_shard::{Combine, Groups, Moments, Options, Owners, Precision, Stage};
 use meshstep_tensor::DType::{BF16, F32};
 
-const MESHES: [&str; 18] = [
+const MESHES: [&str; 21] = [
     "dp=1",
     "dp=2",
     "dp=3",
@@ -21,6 +21,9 @@ const MESHES: [&str; 18] = [
     "tp=4",
     "tp=4,dp=2",
     "tp=4,dp=3",
+    "tp=2,dp=8",
+    "tp=4,dp=4",
+    "tp=4,dp=8",
     "tp=2,cp=2,dp=2",
     "tp=2,cp=3",
     "dp_replicate=2,dp_shard=2",

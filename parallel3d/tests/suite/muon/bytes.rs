@@ -3,7 +3,7 @@
 use super::{model, options, rules};
 use crate::accounting::measure_model;
 use meshstep_cases::tried;
-use meshstep_parallel3d::{Mesh, Plan, Purpose};
+use meshstep_parallel3d::{Axis, Cluster, Found, Mesh, Plan, Purpose, Space};
 use meshstep_shard::{Memory, Options, Owners, Stage, Wire};
 use meshstep_tensor::DType::F32;
 
@@ -70,5 +70,20 @@ fn matrices_travel_along_tp_and_shards_of_one_replica() {
         let along = |sends: &&meshstep_parallel3d::Sends| sends.axes.to_string() == axes;
         let ranks = matrices.iter().filter(along).count();
         assert_eq!(ranks, 8, "{stage:?}: all ranks take part");
+    }
+}
+
+/// Ranks that exchange matrices differ, so a search reports the largest of all ranks.
+#[test]
+fn a_search_has_the_memory_and_traffic_of_the_rank_with_most() {
+    let stages: Vec<Stage> = STAGES[..4].to_vec();
+    let space = Space { stages, bucket_lens: vec![Some(100)], ..Space::default() };
+    let cluster = Cluster { ranks: 4, memory: u64::MAX, ranks_per_node: 4 };
+    let found = Plan::search(&model(F32), &cluster, rules(), &space).unwrap();
+    assert!(found.iter().any(|found| found.mesh.degree(Axis::Tp) == 2 && found.stage == Stage::Zero3));
+    for Found { mesh, stage, memory, wire, .. } in &found {
+        let of = found.iter().find(|found| (&found.mesh, &found.stage) == (mesh, stage)).unwrap();
+        let totals = Plan::new(mesh, &model(F32), rules(), &of.options(&space)).unwrap().totals();
+        assert_eq!((*memory, *wire), (totals.most_held.1, totals.most_sent.1), "{mesh} {stage:?}");
     }
 }
