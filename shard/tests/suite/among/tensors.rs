@@ -101,9 +101,29 @@ fn cuts_that_do_not_fit_are_refused() {
     assert!(
         refused(TensorCuts { cuts: vec![vec![columns(0)], vec![columns(0)]], ..cuts() }).contains("\"up\"")
     );
+    let twice = [(0, 0), (0, 1), (0, 1)].map(|(shard, cut)| CutRank { shard, cut });
+    assert!(refused(TensorCuts { ranks: twice.to_vec(), ..cuts() }).contains("on the ranks"));
     // At stage 1 each shard of each cut has a rank.
     let zero1 = Options { stage: Stage::Zero1, ..options() };
     let layout = Layout::builder().param("up", &[ROWS, 3], DType::F32).build().unwrap();
     let two = Part::new(layout, Sizes::all(2), [], &zero1).unwrap();
     assert!(matches!(two.with_cuts(cuts()), Err(Error::Shared { .. })));
+}
+
+/// Chunks cut matrices that travel anyway: a cut part is not padded to whole ones.
+#[test]
+fn a_cut_part_is_not_padded() {
+    let options = Options { stage: Stage::Zero1, ..options() };
+    let layout = Layout::builder().param("up", &[ROWS, 3], DType::F32).param("down", &[ROWS, 3], DType::F32);
+    let ranks = (0..4).map(|rank| CutRank { shard: rank / 2, cut: rank % 2 }).collect();
+    let cuts = TensorCuts {
+        shapes: vec![vec![ROWS, COLS]; 2],
+        cuts: (0..2).map(|cut| vec![columns(cut); 2]).collect(),
+        ranks,
+    };
+    let part = Part::new(layout.build().unwrap(), Sizes::all(2), [], &options).unwrap();
+    let whole = part.clone().for_rules(&Muon::default().into(), &options).unwrap();
+    assert!(whole.is_uncut());
+    let cut = part.clone().with_cuts(cuts).unwrap().for_rules(&Muon::default().into(), &options).unwrap();
+    assert!(!cut.is_uncut() && cut.buckets() == part.buckets());
 }
