@@ -3,7 +3,7 @@
 use crate::config::digest::digest;
 use crate::config::quote::quote;
 use crate::config::selection::{SelectParams, Selection};
-use crate::{Clip, Error, Options, Part, Stage};
+use crate::{Clip, Error, Options};
 use meshstep_optim::{Rule, Sees};
 use meshstep_tensor::{Layout, Place};
 use std::collections::HashSet;
@@ -136,21 +136,8 @@ impl Groups {
         &*self.groups[0].rule
     }
 
-    /// Checks that these rules can update the parameters of `part` with these options: all groups have one rule. `alike`: all ranks share
-    /// all parameters in the same way.
-    pub fn check(&self, part: &Part, alike: bool, options: &Options) -> Result<(), Error> {
-        self.assign(part.layout())?;
-        self.check_one_rule()?;
-        options.precision.check_rules(self)?;
-        self.check_sight(part, options.stage)?;
-        if !alike {
-            self.check_shared(options)?;
-        }
-        self.check_place(options)
-    }
-
     /// Refuses rules and options that require all ranks to share all parameters alike.
-    fn check_shared(&self, options: &Options) -> Result<(), Error> {
+    pub(crate) fn check_shared(&self, options: &Options) -> Result<(), Error> {
         let sums = self.groups.iter().map(|g| &g.rule).find(|rule| rule.sees() == Sees::TensorSums);
         let (what, works) = match sums {
             // The sums are folded over all ranks, so that each element counts once.
@@ -177,33 +164,6 @@ impl Groups {
     pub fn update_pieces(&self) -> bool {
         let updates = |rule: &dyn Rule| rule.sees() != Sees::Matrix || rule.by_matrix().is_some();
         self.groups.iter().all(|group| updates(&*group.rule))
-    }
-
-    /// Checks that each parameter's rule can see under `stage` the elements that it needs.
-    fn check_sight(&self, part: &Part, stage: Stage) -> Result<(), Error> {
-        let rule = self.groups[0].rule.name();
-        if !self.see_matrices() {
-            return Ok(());
-        }
-        if stage.cuts_params() && !self.update_pieces() {
-            return Err(Error::NeedsWholeParams { rule, stage });
-        }
-        if let Some(name) = part.unknown_cut() {
-            let what = format!("whole matrices, for {rule}, of {name:?}, which a mesh cuts");
-            return Err(Error::Shared { what, works: "Part::with_cuts" });
-        }
-        if part.cuts().is_some() && !self.update_pieces() {
-            let what = format!("whole matrices, for {rule}, where a mesh cuts them");
-            return Err(Error::Shared { what, works: "a rule with Rule::by_matrix" });
-        }
-        let rules = self.rules(part.layout())?;
-        let mut params = part.layout().params().iter().zip(&rules).enumerate();
-        let other =
-            params.find(|(i, (p, rule))| !p.frozen() && rule.blocks().of(part.whole_shape(*i)).is_none());
-        other.map_or(Ok(()), |(i, (p, rule))| {
-            let (name, shape) = (p.name().to_owned(), part.whole_shape(i).to_vec());
-            Err(Error::NotAMatrix { rule: rule.name(), name, shape, blocks: rule.blocks() })
-        })
     }
 
     /// Checks that every group's rule has GPU kernels, if memory is on a GPU.

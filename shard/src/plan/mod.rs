@@ -8,6 +8,7 @@ pub(crate) mod layout_plan;
 pub(crate) mod matrix_exchange;
 pub(crate) mod overlap;
 pub(crate) mod partition;
+mod rule_check;
 pub(crate) mod rule_parts;
 pub(crate) mod step_plan;
 pub(crate) mod tensor_cuts;
