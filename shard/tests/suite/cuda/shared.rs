@@ -40,13 +40,13 @@ fn train(world: Arc<dyn Communicator>, queue: &Queue) -> End {
         replicas: own,
         counts_in_norm: true,
         parts,
+        tensors: None,
     };
     let place = DataRank { index: 0, ranks: world.world_size() as u64, first: rank == 0 };
     let whole = RankRoles {
         replicas: Arc::clone(&world),
         counts_in_norm: rank == 0,
         parts: HashMap::new(),
-        tensors: None,
         ..cut.clone()
     };
     let mut opt = Optimizer::empty(Arc::clone(&world), place, options).unwrap();
