@@ -23,6 +23,9 @@ use std::sync::Arc;
 /// | are reduced once more | `dp_replicate`; `tp` if each rank has a partial gradient |
 /// | count in the norm | once, independent of placement |
 ///
+/// Rules that see whole matrices, such as Muon, update whole tensors: the ranks of one replica that hold a cut tensor together exchange it
+/// along `tp` and the axes that divide the state ([`Sharing::tensors`]).
+///
 /// Under [`Combine::Mean`] a gradient is the mean over the ranks it is reduced over, which must be the same for all parameters.
 /// [`Combine::Weighted`], by tokens, does not depend on the mesh as long as ranks along `cp` have equally many tokens: attention mixes
 /// their gradients before the weights apply. If their token counts differ, use [`Combine::Sum`] of losses divided by all ranks' tokens,
@@ -66,14 +69,20 @@ impl Optimizer {
         let (coordinate, plan) = planned?;
         same?;
         let families = || plan.pipeline().iter().flat_map(PipelineStage::families);
-        let sets = families().flat_map(|(sharing, _)| {
-            sharing.extra_reductions(&mesh).into_iter().chain([sharing.shards(), sharing.replicas])
+        let stage = options.stage;
+        let sets = families().flat_map(|(sharing, part)| {
+            let tensors = part.cuts().map(|_| sharing.tensors(&mesh, stage));
+            let roles = [sharing.shards(), sharing.replicas].into_iter().chain(tensors);
+            sharing.extra_reductions(&mesh).into_iter().chain(roles)
         });
         let comms = Communicators::new(Arc::clone(&world), mesh.clone(), sets)?;
         let place = data_place(&mesh, &coordinate);
         let (combine, stochastic) = (options.combine, options.precision.rounding == Rounding::Stochastic);
         let shared = |(sharing, part): (Sharing, &Part)| {
             let mut among = among(&comms, sharing, &coordinate, combine)?;
+            if part.cuts().is_some() {
+                among.tensors = Some(Arc::clone(comms.along(sharing.tensors(&mesh, stage))?));
+            }
             if stochastic {
                 among.parts = parts(model, part.layout(), &mesh, &coordinate)?;
             }
@@ -141,6 +150,7 @@ fn among(
         replicas: Arc::clone(comms.along(sharing.replicas)?),
         counts_in_norm: coordinate.is_first(sharing.replicas.without(sharing.shards())),
         parts: HashMap::new(),
+        tensors: None,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{Axes, Axis, Coordinate, Mesh, MeshError};
 use meshstep_optim::Strided;
-use meshstep_shard::Parts;
+use meshstep_shard::{Parts, Stage};
 use std::ops::Range;
 
 /// Relation between the gradients that ranks along `tp` compute for a parameter that all of them hold.
@@ -65,6 +65,18 @@ impl Sharing {
     /// partial gradients. Axes with one rank are left out.
     pub fn extra_reductions(self, mesh: &Mesh) -> Vec<Axes> {
         [self.replicas(), self.partial].into_iter().filter(|&axes| mesh.degree(axes) > 1).collect()
+    }
+
+    /// Returns the axes of `mesh` along which ranks have different parts of a tensor.
+    pub fn cut(self, mesh: &Mesh) -> Axes {
+        mesh.all().without(self.replicas | Axis::Pp)
+    }
+
+    /// Returns the axes along which ranks hold whole tensors together, each element once: those that [cut](Self::cut) them, and those that
+    /// divide the state at this stage.
+    pub fn tensors(self, mesh: &Mesh, stage: Stage) -> Axes {
+        let shards = if stage == Stage::Replicated { Axes::NONE } else { self.shards() };
+        self.cut(mesh) | shards
     }
 
     fn replicas(self) -> Axes {

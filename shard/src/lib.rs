@@ -87,8 +87,9 @@
 //! - On GPUs rules must be element-wise. [`Clip::BeforeReduce`] makes the host wait for each step, reading a dynamic loss scale
 //!   for the steps launched so far, and L-BFGS for each evaluation.
 //! - Rules that see whole matrices (Muon): at stages 1 and 2 no chunk cuts a matrix ([`Part::uncut`]), so ranks with fewer elements have
-//!   padding; at stage 3, or where padding would be more than a quarter ([`Part::for_rules`]), the steps of matrices travel to one rank each and back ([`MatrixExchange`]), and each rank keeps memory for two or
-//!   three. Other groups of ranks than all are refused.
+//!   padding; at stage 3, or where padding would be more than a quarter ([`Part::for_rules`]), the steps of matrices travel to one rank
+//!   each and back ([`MatrixExchange`]), and each rank keeps memory for two or three. Matrices of which groups of ranks have parts need
+//!   [`Part::with_cuts`], and are refused without.
 //! - [`Stage::Zero3`] shards trainable parameters; every rank holds the frozen ones.
 //! - A rank that gives up in the middle of a gather leaves the group, which ends the run of the others.
 //! - At stages 2 and 3, and with overlap off, a thread that hands over a gradient may wait for other ranks' gradients: ranks of
@@ -135,10 +136,11 @@ pub use optimizer::micro_batch::{MicroBatch, Slot};
 pub use plan::bucket::{BucketPlan, Placed};
 pub use plan::bytes::{Memory, Wire};
 pub use plan::layout_plan::{Part, Seat, Sizes};
-pub use plan::matrix_exchange::{ExchangeWindow, ExchangedMatrix, MatrixExchange};
+pub use plan::matrix_exchange::{ExchangeWindow, ExchangedMatrix, MatrixExchange, MatrixPiece};
 pub use plan::partition::Partition;
 pub use plan::rule_parts::{PlanRules, RulePart};
 pub use plan::step_plan::{Plan, Seats};
+pub use plan::tensor_cuts::{CutRank, TensorCuts};
 pub use ranks::agree::{gather_words, same_everywhere};
 pub use ranks::data_rank::DataRank;
 pub use ranks::roles::{Parts, RankRoles};

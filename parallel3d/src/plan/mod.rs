@@ -10,8 +10,13 @@ pub use rank::{Holds, Purpose, RankPlan, Sends};
 pub use search::{Cluster, Found, Recipe, Space};
 pub use totals::{TotalKind, Totals};
 
-use crate::{Axes, Axis, Error, Family, Mesh, Model, Sharing};
-use meshstep_shard::{Combine, Groups, Options, Part, RulePart, Seat, Seats, Sizes, Stage, UnitError};
+use crate::{Axes, Axis, Coordinate, Error, Family, Mesh, MeshError, Model, Parameter, Placement, Sharing};
+use meshstep_shard::{
+    Combine, CutRank, Groups, Options, Part, Parts, RulePart, Seat, Seats, Sizes, Stage, TensorCuts,
+    UnitError,
+};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 /// Plan of a model's parameters, gradients and optimizer state on a mesh: for every rank the stored and updated parts and the bytes sent,
 /// by group. An [`Optimizer`](crate::Optimizer) allocates exactly its plan.
@@ -137,15 +142,16 @@ impl PipelineStage {
     }
 
     fn seats(&self, mesh: &Mesh, rank: usize) -> Seats {
-        let seat = |sharing: &Sharing| Seat {
+        let seat = |(sharing, part): (Sharing, &Part)| Seat {
             shard: mesh.seat(rank, sharing.shards()),
+            tensors: part.cuts().map_or(0, |_| mesh.seat(rank, sharing.tensors(mesh, part.stage()))),
             extra_reductions: sharing
                 .extra_reductions(mesh)
                 .into_iter()
                 .map(|axes| mesh.seat(rank, axes))
                 .collect(),
         };
-        Seats { world: mesh.seat(rank, deciding(mesh)), parts: self.sharings.iter().map(seat).collect() }
+        Seats { world: mesh.seat(rank, deciding(mesh)), parts: self.families().map(seat).collect() }
     }
 }
 
@@ -180,19 +186,60 @@ impl PipelineStage {
             let along = |other: &Sharing| mesh.several(other.shards()) == mesh.several(sharing.shards());
             let groups = rules.within(&layout);
             for RulePart { layout, rules, indices } in RulePart::split(layout, groups)? {
-                rules.check(&layout, alike, options)?;
                 let earlier = sharings.iter().zip(&parts).filter(|(other, _)| along(other));
                 let earlier: Vec<&Part> = earlier.map(|(_, part)| part).collect();
-                let part = Part::new(layout, sizes.clone(), earlier, options)?.for_rules(&rules, options)?;
                 let positions: Vec<usize> = indices.into_iter().map(|i| positions[i]).collect();
+                let mut part = Part::new(layout, sizes.clone(), earlier, options)?;
+                if rules.see_matrices() && mesh.degree(sharing.cut(mesh)) > 1 {
+                    part = part.with_cuts(tensor_cuts(mesh, model, (sharing, &positions), options.stage)?)?;
+                }
                 let wholes = positions.iter().map(|&i| whole_len(model, i)).collect();
+                let part = part.for_rules(&rules, options)?.at(positions)?.cut_from(wholes)?;
+                rules.check(&part, alike, options)?;
                 sharings.push(sharing);
-                parts.push(part.at(positions)?.cut_from(wholes)?);
+                parts.push(part);
             }
         }
         let plan = meshstep_shard::Plan::of(ranks, parts, options)?;
         Ok(PipelineStage { sharings, plan })
     }
+}
+
+/// Returns the whole tensors of these parameters, which the mesh cuts, and the ranks of the first group that holds them together.
+fn tensor_cuts(
+    mesh: &Mesh,
+    model: &Model,
+    (sharing, positions): (Sharing, &[usize]),
+    stage: Stage,
+) -> Result<TensorCuts, Error> {
+    let (cut, shards) = (sharing.cut(mesh), sharing.shards());
+    let divided = stage != Stage::Replicated;
+    let rank = |rank: usize| CutRank {
+        shard: if divided { mesh.seat(rank, shards) } else { 0 },
+        cut: mesh.seat(rank, cut),
+    };
+    let parameters: Vec<&Parameter> = positions.iter().map(|&i| &model.parameters()[i]).collect();
+    let first = mesh.group(0, cut)?;
+    let at: Vec<Coordinate> =
+        first.ranks().map(|rank| mesh.coordinate(rank)).collect::<Result<_, MeshError>>()?;
+    let mut cuts = vec![Vec::with_capacity(parameters.len()); at.len()];
+    // Layers repeat.
+    let mut known: HashMap<(&[usize], &Placement), Vec<Parts>> = HashMap::new();
+    for Parameter { name, shape, placement, .. } in &parameters {
+        let parts = match known.entry((shape, placement)) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let parts = at.iter().map(|at| placement.parts(name, shape, mesh, at));
+                new.insert(parts.collect::<Result<_, MeshError>>()?)
+            }
+        };
+        cuts.iter_mut().zip(parts).for_each(|(cut, parts)| cut.push(parts.clone()));
+    }
+    Ok(TensorCuts {
+        shapes: parameters.iter().map(|p| p.shape.clone()).collect(),
+        cuts,
+        ranks: mesh.group(0, sharing.tensors(mesh, stage))?.ranks().map(rank).collect(),
+    })
 }
 
 /// Returns the number of elements of parameter `index` of the model.

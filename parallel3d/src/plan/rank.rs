@@ -3,7 +3,7 @@
 use super::{PipelineStage, Plan, deciding};
 use crate::{Axes, Coordinate, Error, Group, Parameter, Piece, Sharing};
 use meshstep_local::Shares;
-use meshstep_shard::{Memory, Part, Placed, Seat, Seats, Stage, Wire};
+use meshstep_shard::{Memory, Part, Placed, PlanRules, Seat, Seats, Stage, Wire};
 use std::fmt;
 use std::ops::Range;
 
@@ -70,7 +70,7 @@ pub enum Purpose {
     Further,
     /// All-gather of parameters: once updated, or at [`Stage::Zero3`] each unit's before the forward and the backward pass.
     Gather,
-    /// Steps of matrices that several ranks hold: pieces to the rank that transforms the matrix, and back.
+    /// Steps of matrices that several ranks hold, as shards or as parts along `tp`: pieces to the rank that transforms the matrix, and back.
     Matrices,
     /// Exchange by which all ranks decide the step together.
     Decide,
@@ -157,8 +157,12 @@ impl<'p> RankPlan<'p> {
                 add(Purpose::Further, axes, part.further_bytes(round, seat.extra_reductions[round]));
             }
             add(Purpose::Gather, sharing.shards(), part.gather_bytes(seat.shard));
-            let exchange = part.matrix_exchange(self.plan.rules.within(part.layout()).rule());
-            add(Purpose::Matrices, sharing.shards(), exchange.sent_bytes(seat.shard));
+            let exchange = PlanRules::matrix_exchange(&self.plan.rules, part);
+            let (axes, rank) = match part.cuts() {
+                Some(_) => (sharing.tensors(mesh, part.stage()), seat.tensors),
+                None => (sharing.shards(), seat.shard),
+            };
+            add(Purpose::Matrices, axes, exchange.sent_bytes(rank));
         }
         let decide = self.stage.plan.exchange_bytes(self.seats.world, &self.plan.rules);
         add(Purpose::Decide, deciding(&self.plan.mesh), decide);

@@ -162,6 +162,7 @@ impl fmt::Display for RankPlan<'_> {
 /// Says where the matrices of a part are updated.
 fn matrices_of(part: &Part) -> &'static str {
     match part.stage() {
+        _ if part.cuts().is_some() => "exchanged: the mesh cuts them",
         _ if part.is_uncut() => "whole",
         Stage::Zero3 => "exchanged: chunks cut them",
         _ => "exchanged: whole ones would pad more than 1/4",

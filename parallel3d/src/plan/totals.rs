@@ -1,7 +1,8 @@
 //! Bytes held and sent by all ranks of a plan together. Each kind of rank is computed once.
 
-use super::Plan;
-use meshstep_shard::{Memory, Part, Seat, Seats, Stage, Wire};
+use super::{PipelineStage, Plan};
+use crate::Axis;
+use meshstep_shard::{Memory, Part, PlanRules, Seat, Seats, Stage, Wire};
 use std::collections::HashMap;
 
 /// Ranks of one pipeline stage with equal memory use and equal traffic.
@@ -54,10 +55,16 @@ impl Plan {
     /// Returns all kinds of ranks, in the order of their first ranks.
     pub fn kinds(&self) -> Vec<TotalKind> {
         let (mut kinds, mut known): (Vec<TotalKind>, HashMap<(usize, Seats), usize>) = Default::default();
+        let stage_of = |rank: usize| self.mesh.seat(rank, Axis::Pp.into());
+        let ranks = |stage| (0..self.mesh.world_size()).filter(move |&rank| stage_of(rank) == stage);
+        let seats = |stage| ranks(stage).map(|rank| self.seats(rank).1);
+        let plans = self.pipeline.iter().map(PipelineStage::plan).enumerate();
+        let mut of_stages: Vec<_> =
+            plans.map(|(stage, plan)| plan.kinds(seats(stage), &self.rules)).collect();
         for rank in 0..self.mesh.world_size() {
-            let (stage, seats) = self.seats(rank);
-            let plan = self.pipeline[stage].plan();
-            let kind = *known.entry((stage, plan.kind(seats, &self.rules))).or_insert(kinds.len());
+            let stage = stage_of(rank);
+            let Some(seats) = of_stages[stage].next() else { continue };
+            let kind = *known.entry((stage, seats)).or_insert(kinds.len());
             match kinds.get_mut(kind) {
                 Some(kind) => kind.ranks += 1,
                 None => kinds.push(self.kind(rank, stage)),
@@ -77,11 +84,13 @@ impl Plan {
         Totals::of(&self.kinds())
     }
 
-    /// Returns the highest memory use and the highest traffic of any rank, without visiting every rank. With equal chunks all ranks of a
-    /// pipeline stage use the same memory, and the last rank sends most: it is the last of all its groups, and in a ring the first ranks
-    /// own the longer chunks.
+    /// Returns the highest memory use and the highest traffic of any rank. Without whole parameters or exchanged matrices no rank is visited:
+    /// with equal chunks all ranks of a pipeline stage use the same memory, and the last rank sends most: it is the last of all its groups,
+    /// and in a ring the first ranks own the longer chunks.
     pub(super) fn most(&self) -> (Memory, Wire) {
-        if matches!(self.stage, Stage::WholeParams(_)) {
+        let exchanges = |part: &Part| !PlanRules::matrix_exchange(&self.rules, part).windows().is_empty();
+        let mut parts = self.pipeline.iter().flat_map(|stage| stage.plan().parts());
+        if matches!(self.stage, Stage::WholeParams(_)) || parts.any(exchanges) {
             let Totals { most_held, most_sent, .. } = self.totals();
             return (most_held.1, most_sent.1);
         }
@@ -98,6 +107,7 @@ fn last(plan: &meshstep_shard::Plan) -> Seats {
     let seat = |part: &Part| Seat {
         shard: part.sizes().shards - 1,
         extra_reductions: part.sizes().extra_reductions.iter().map(|ranks| ranks - 1).collect(),
+        tensors: part.cuts().map_or(0, |cuts| cuts.ranks.len() - 1),
     };
     Seats { world: plan.world_size() - 1, parts: plan.parts().iter().map(seat).collect() }
 }

@@ -18,6 +18,7 @@ mod matrices;
 mod mesh;
 mod mixed_rules;
 mod models;
+mod muon;
 mod norms;
 mod placement;
 mod plans;

@@ -33,7 +33,7 @@ impl Groups {
     }
 
     /// Refuses groups of different rules.
-    pub(super) fn check_one_rule(&self) -> Result<(), Error> {
+    pub(crate) fn check_one_rule(&self) -> Result<(), Error> {
         match self.groups.iter().find(|group| !group.has_rule_of(&self.groups[0])) {
             Some(other) => Err(Error::MixedRules { first: self.rule().name(), other: other.rule.name() }),
             None => Ok(()),

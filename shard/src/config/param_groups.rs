@@ -3,7 +3,7 @@
 use crate::config::digest::digest;
 use crate::config::quote::quote;
 use crate::config::selection::{SelectParams, Selection};
-use crate::{Clip, Error, Options, Stage};
+use crate::{Clip, Error, Options};
 use meshstep_optim::{Rule, Sees};
 use meshstep_tensor::{Layout, Place};
 use std::collections::HashSet;
@@ -136,28 +136,14 @@ impl Groups {
         &*self.groups[0].rule
     }
 
-    /// Checks that these rules can update the parameters of `layout` with these options, as one part: all groups have one rule. `alike`: all ranks share all parameters
-    /// in the same way.
-    pub fn check(&self, layout: &Layout, alike: bool, options: &Options) -> Result<(), Error> {
-        self.assign(layout)?;
-        self.check_one_rule()?;
-        options.precision.check_rules(self)?;
-        self.check_sight(layout, options.stage)?;
-        if !alike {
-            self.check_shared(options)?;
-        }
-        self.check_place(options)
-    }
-
     /// Refuses rules and options that require all ranks to share all parameters alike.
-    fn check_shared(&self, options: &Options) -> Result<(), Error> {
-        let rule = |sees| self.groups.iter().map(|g| &g.rule).find(|rule| rule.sees() == sees);
-        let (what, works) = match (rule(Sees::TensorSums), rule(Sees::Matrix)) {
+    pub(crate) fn check_shared(&self, options: &Options) -> Result<(), Error> {
+        let sums = self.groups.iter().map(|g| &g.rule).find(|rule| rule.sees() == Sees::TensorSums);
+        let (what, works) = match sums {
             // The sums are folded over all ranks, so that each element counts once.
-            (Some(rule), _) if !options.stage.cuts_state() => {
+            Some(rule) if !options.stage.cuts_state() => {
                 (format!("sums over whole tensors, for {}", rule.name()), "Stage::Zero1, Zero2 or Zero3")
             }
-            (_, Some(rule)) => (format!("whole matrices, for {}", rule.name()), "a rule that sees less"),
             _ if options.clip == Clip::BeforeReduce => ("Clip::BeforeReduce".to_owned(), "Clip::AfterReduce"),
             _ => return Ok(()),
         };
@@ -178,27 +164,6 @@ impl Groups {
     pub fn update_pieces(&self) -> bool {
         let updates = |rule: &dyn Rule| rule.sees() != Sees::Matrix || rule.by_matrix().is_some();
         self.groups.iter().all(|group| updates(&*group.rule))
-    }
-
-    /// Checks that each parameter's rule can see under `stage` the elements that it needs.
-    pub(crate) fn check_sight(&self, layout: &Layout, stage: Stage) -> Result<(), Error> {
-        let rule = &self.groups[0].rule;
-        if !self.see_matrices() {
-            return Ok(());
-        }
-        if stage.cuts_params() && !self.update_pieces() {
-            return Err(Error::NeedsWholeParams { rule: rule.name(), stage });
-        }
-        let rules = self.rules(layout)?;
-        let other = layout
-            .params()
-            .iter()
-            .zip(&rules)
-            .find(|(p, rule)| !p.frozen() && rule.blocks().of(p.shape()).is_none());
-        other.map_or(Ok(()), |(p, rule)| {
-            let (name, shape) = (p.name().to_owned(), p.shape().to_vec());
-            Err(Error::NotAMatrix { rule: rule.name(), name, shape, blocks: rule.blocks() })
-        })
     }
 
     /// Checks that every group's rule has GPU kernels, if memory is on a GPU.

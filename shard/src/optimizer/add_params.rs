@@ -2,6 +2,7 @@
 
 use crate::config::options::{Combine, NonFinite, Options};
 use crate::config::param_groups::Groups;
+use crate::config::stage::Stage;
 use crate::error::Error;
 use crate::optimizer::Optimizer;
 use crate::optimizer::first_values::FirstValues;
@@ -10,6 +11,7 @@ use crate::plan::bucket::BucketPlan;
 use crate::plan::bucket_order::{self, append};
 use crate::plan::layout_plan::{Part, Sizes};
 use crate::plan::step_plan::{check_options, exchange_words};
+use crate::plan::tensor_cuts::TensorCuts;
 use crate::plan::units::Units;
 use crate::ranks::roles::RankRoles;
 use crate::reduce::double_ended::DoubleEnded;
@@ -68,6 +70,9 @@ impl ParamGroup {
         layout_state::describe_roles(&self.among, &mut text);
         let (units, positions) = (self.part.layout().units(), self.part.positions());
         let uncut = self.part.is_uncut();
+        if let Some(TensorCuts { shapes, ranks, .. }) = self.part.cuts() {
+            text += &format!("tensors that a mesh cuts = {shapes:?} on {ranks:?}\n");
+        }
         text + &format!(
             "units in order = {units:?}\npositions = {positions:?}\nno parameter is cut = {uncut}\n"
         )
@@ -260,11 +265,16 @@ fn prepare(opt: &Optimizer, parts: Vec<ParamGroup>) -> Result<Prepared, Error> {
             before.position += before.params - params.entries.len();
         }
         units.extend(part.take_units(), &places);
-        let shards = Arc::clone(&among.shards);
-        let seat = (shards.rank(), &Arc::new(among));
+        // Matrices travel between the shards, or between all ranks that hold cut ones together.
+        let exchanging =
+            Arc::clone(among.tensors.as_ref().filter(|_| part.cuts().is_some()).unwrap_or(&among.shards));
+        let seat = (among.shards.rank(), &Arc::new(among));
         let mut layout_state = LayoutState::new(&part, rules.clone(), before, seat, opt.options())?;
-        layout_state.exchange =
-            PartExchange::new((&part, &rules), (&layout_state.buckets, &shards), (&places, so_far.params))?;
+        layout_state.exchange = PartExchange::new(
+            (&part, &rules),
+            (&layout_state.buckets, &exchanging),
+            (&places, so_far.params),
+        )?;
         layout_state.kept.iter_mut().for_each(|kept| kept.series += before_all + series.len());
         series.extend(part.series());
         so_far.count(&layout_state);
@@ -295,9 +305,9 @@ fn check_part(
     let alike = among.extra_reductions.is_empty()
         && among.parts.is_empty()
         && among.comms().all(|comm| Arc::ptr_eq(comm, opt.comm()));
-    rules.check(part.layout(), alike, opt.options())?;
-    if rules.see_matrices() && !part.is_uncut() && !rules.update_pieces() {
-        return Err(Error::NeedsWholeParams { rule: rules.rule().name(), stage: part.stage() });
+    rules.check(part, alike, opt.options())?;
+    if rules.see_matrices() {
+        check_tensors(part, rules, among, opt.comm().world_size())?;
     }
     let unweighed = Arc::ptr_eq(&among.shards, opt.comm()) && !opt.reducer.config.place.first;
     if unweighed && opt.options().combine == Combine::Weighted {
@@ -305,6 +315,31 @@ fn check_part(
         return Err(Error::Shared { what, works: "groups of ranks with other micro-batches each" });
     }
     Ok(())
+}
+
+/// Checks that matrices are whole on one rank, or are exchanged between the ranks that hold them. All of `ranks` ranks hold a matrix, or a
+/// part of it.
+fn check_tensors(part: &Part, rules: &Groups, among: &RankRoles, ranks: usize) -> Result<(), Error> {
+    let rule = rules.rule().name();
+    if !part.is_uncut() && !rules.update_pieces() {
+        return Err(Error::NeedsWholeParams { rule, stage: part.stage() });
+    }
+    let refused =
+        |of: String, works| Err(Error::Shared { what: format!("whole matrices, for {rule}, {of}"), works });
+    match part.cuts() {
+        None if !among.parts.is_empty() || among.replicas.world_size() < ranks => {
+            refused("of parameters that other ranks have in part".to_owned(), "Part::with_cuts")
+        }
+        None => Ok(()),
+        Some(TensorCuts { ranks, .. }) => {
+            let own = among.tensors.as_ref().filter(|comm| comm.world_size() == ranks.len());
+            let expected = if part.stage() == Stage::Replicated { 0 } else { among.shards.rank() };
+            if own.is_some_and(|comm| ranks[comm.rank()].shard == expected) {
+                return Ok(());
+            }
+            refused(format!("on the ranks {ranks:?}"), "RankRoles::tensors with these ranks in this order")
+        }
+    }
 }
 
 /// Commits everything; cannot fail.

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::plan::bucket::Placed;
 use crate::plan::bytes::VectorSpec;
 use crate::plan::layout_plan::Part;
+use crate::plan::matrix_exchange::matrix_of;
 use crate::ranks::host_words;
 use crate::ranks::roles::RankRoles;
 use crate::reduce::bucket_fill::BucketFill;
@@ -38,7 +39,7 @@ pub(crate) struct LayoutState {
     pub(crate) groups: Groups,
     pub(crate) among: Arc<RankRoles>,
     pub(crate) first_vector: usize,
-    /// Exchange of the matrices that chunks cut.
+    /// Exchange of the matrices that chunks or a mesh cut.
     pub(crate) exchange: Option<Arc<PartExchange>>,
 }
 
@@ -313,7 +314,8 @@ fn entries(part: &Part, group_of: &[usize], before: Before) -> Vec<ParamEntry> {
     let entry = |(i, (p, &group)): (usize, (&Param, &usize))| {
         let (position, whole) = part.in_model(i);
         let (param, place, group) = (p.clone(), nowhere.clone(), group + before.groups);
-        ParamEntry { param, place, group, t: 0, position: first + position, whole, paused: false }
+        let matrix = matrix_of(part.whole_shape(i));
+        ParamEntry { param, place, group, t: 0, position: first + position, whole, matrix, paused: false }
     };
     let params = part.layout().params().iter().zip(group_of).enumerate();
     let mut entries: Vec<ParamEntry> = params.map(entry).collect();

@@ -1,15 +1,15 @@
 //! One layout shared by some ranks: its buckets, the owner of each range, and the bytes needed. Arithmetic only.
 
+mod cut_tensors;
 mod uncut;
 
 use crate::plan::bucket::{self, BucketPlan, Placed};
 use crate::plan::bucket_chain::{self, BucketChain};
 use crate::plan::bytes::{VectorSpec, alike, ring_all_reduce, ring_broadcast};
-use crate::plan::matrix_exchange::{self, MatrixExchange};
 use crate::plan::slot_tree::{self, SlotTree};
+use crate::plan::tensor_cuts::TensorCuts;
 use crate::plan::units::Units;
 use crate::{Error, Memory, Options, RankRoles, Stage};
-use meshstep_optim::Rule;
 use meshstep_tensor::{Category, DType, Layout, Param};
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use std::sync::Arc;
 /// let Placed { start, len, .. } = bucket.params[0];
 /// assert_eq!((start, len, part.owned(0, 3)), (0, 512, vec![384..512]));
 /// let plan = Plan::of(8, vec![part], &options)?;
-/// let seats = Seats { world: 7, parts: vec![Seat { shard: 3, extra_reductions: vec![1] }] };
+/// let seats = Seats { world: 7, parts: vec![Seat { shard: 3, extra_reductions: vec![1], ..Seat::default() }] };
 /// let wire: Wire = plan.wire(seats, &AdamW::default());
 /// assert!(wire.extra_reductions > 0 && wire.total() > wire.reduce + wire.gather);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -47,6 +47,7 @@ pub struct Part {
     positions: Option<Vec<usize>>,
     wholes: Option<Vec<usize>>,
     uncut: bool,
+    cuts: Option<Arc<TensorCuts>>,
 }
 
 /// Sizes of the groups that share parameters: [`RankRoles`] in numbers.
@@ -65,6 +66,8 @@ pub struct Seat {
     pub shard: usize,
     /// Index in the group of each further reduction.
     pub extra_reductions: Vec<usize>,
+    /// Index among the ranks that hold cut tensors together ([`TensorCuts::ranks`]); unused for a part without.
+    pub tensors: usize,
 }
 
 impl Sizes {
@@ -117,24 +120,8 @@ impl Part {
         if stage.cuts_params() {
             units.check()?;
         }
-        let (positions, wholes, uncut) = (None, None, false);
-        Ok(Part { layout, sizes, stage, slots, cuts_grads, buckets, units, positions, wholes, uncut })
-    }
-
-    /// Plans the exchange of the matrices that `rule` updates in pieces ([`Rule::by_matrix`]): without windows if no chunk cuts a parameter.
-    pub fn matrix_exchange(&self, rule: &(impl Rule + ?Sized)) -> MatrixExchange {
-        if rule.by_matrix().is_none() {
-            return MatrixExchange::default();
-        }
-        self.exchange_by(|param| matrix_exchange::cost(rule, &self.layout.params()[param]))
-    }
-
-    /// Plans the exchange of the parameters for which `cost` returns the cost of their transformation.
-    pub(crate) fn exchange_by(&self, cost: impl Fn(usize) -> Option<u64>) -> MatrixExchange {
-        if self.is_uncut() {
-            return MatrixExchange::default();
-        }
-        MatrixExchange::new(&self.buckets, self.sizes.shards, cost)
+        let (positions, wholes, uncut, cuts) = (None, None, false, None);
+        Ok(Part { layout, sizes, stage, slots, cuts_grads, buckets, units, positions, wholes, uncut, cuts })
     }
 
     /// Sets each parameter's position among those of all parts that are added together, in the order a forward pass uses them. By
@@ -378,15 +365,20 @@ impl Part {
         self.buckets.iter().enumerate().map(of_bucket).sum()
     }
 
-    /// Returns the first seat that holds and sends as many bytes as `seat`, for parameters exchanged so.
-    pub(crate) fn kind(&self, seat: &Seat, exchange: &MatrixExchange) -> Seat {
+    /// Returns the first seat that holds and sends as many bytes as `seat`, where ranks exchange as much as the
+    /// first one that `exchanging` has for each.
+    pub(crate) fn kind(&self, seat: &Seat, exchanging: &[usize]) -> Seat {
         let whole = matches!(self.stage, Stage::WholeParams(_));
         let lens = || self.buckets.iter().map(|bucket| self.further_len(bucket));
         let extra_reductions = self.sizes.extra_reductions.iter().zip(&seat.extra_reductions);
-        let first = if whole { seat.shard } else { exchange.first_alike(seat.shard) };
-        let alone = self.grad_vectors(first) != self.grad_vectors(seat.shard);
+        let (mut shard, mut tensors) =
+            if whole { (seat.shard, seat.tensors) } else { self.first_alike(seat, exchanging) };
+        if self.grad_vectors(shard) != self.grad_vectors(seat.shard) {
+            (shard, tensors) = (seat.shard, seat.tensors);
+        }
         Seat {
-            shard: if alone { seat.shard } else { first },
+            shard,
+            tensors,
             extra_reductions: extra_reductions.map(|(&n, &place)| alike(lens(), n, place)).collect(),
         }
     }

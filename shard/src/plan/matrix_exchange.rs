@@ -1,11 +1,13 @@
-//! Exchange of matrices that chunks cut: windows, owners, messages, scratch memory. Arithmetic only.
+//! Exchange of matrices that chunks or a mesh cut: windows, owners, messages, scratch memory. Arithmetic only.
 
 use crate::plan::bucket::{BucketPlan, Placed};
-use crate::plan::overlap::overlap;
 use crate::plan::owner_swaps;
+use crate::plan::tensor_cuts::together;
+use crate::ranks::roles::Parts;
 use meshstep_optim::Rule;
-use meshstep_tensor::{ALIGN, DType, Param};
+use meshstep_tensor::{ALIGN, DType};
 use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// Exchange of a part's matrices whose elements several ranks hold: the step of each matrix is brought together on one rank, transformed
@@ -56,8 +58,19 @@ pub struct ExchangedMatrix {
     pub owner: usize,
     /// Relative cost of the transformation.
     pub cost: u64,
-    /// Elements of the parameter by rank, ascending.
-    pub pieces: Vec<(usize, Range<usize>)>,
+    /// Elements of each rank that has some, by ascending rank.
+    pub pieces: Vec<MatrixPiece>,
+}
+
+/// Elements of a matrix that one rank holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MatrixPiece {
+    /// The rank.
+    pub rank: usize,
+    /// Elements of its own parameter.
+    pub own: Range<usize>,
+    /// Their places in the whole tensor, in order.
+    pub places: Parts,
 }
 
 /// One rank's share of a window.
@@ -65,16 +78,30 @@ pub struct ExchangedMatrix {
 pub(crate) struct WindowShare {
     /// Matrices that this rank has alone: index in the window.
     pub(crate) alone: Vec<usize>,
-    /// Other matrices of which this rank has a piece: index, elements of the parameter, place in the scratch memory.
-    pub(crate) pieces: Vec<(usize, Range<usize>, usize)>,
+    /// Other matrices of which this rank has a piece: index, place of the piece in the scratch memory.
+    pub(crate) pieces: Vec<(usize, Range<usize>)>,
     /// Matrices that this rank transforms: index, place in the scratch memory.
     pub(crate) wholes: Vec<(usize, Range<usize>)>,
+    /// Pieces of these that are not contiguous in their matrix.
+    pub(crate) scattered: Vec<Scattered>,
     /// Pieces that travel, by ascending place.
     pub(crate) messages: Vec<Message>,
     /// Indices of messages in the order in which they start on this rank.
     pub(crate) order: Vec<usize>,
     /// Elements of the scratch memory.
     pub(crate) scratch: usize,
+}
+
+/// A piece of a matrix that is transformed here, and its place outside of the matrix: memory where it arrives in one run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Scattered {
+    pub(crate) matrix: usize,
+    /// Place of the piece in the scratch memory, behind that of the matrix.
+    pub(crate) place: Range<usize>,
+    /// Place of the matrix.
+    pub(crate) whole: Range<usize>,
+    /// Places of the elements in the matrix.
+    pub(crate) places: Parts,
 }
 
 /// A piece that travels to the owner of its matrix, and back.
@@ -88,24 +115,30 @@ pub(crate) struct Message {
     pub(crate) owned: bool,
 }
 
-/// Returns the rows and columns of a two-dimensional parameter, or of each matrix of a three-dimensional one.
-pub(crate) fn matrix_of(param: &Param) -> Option<(usize, usize)> {
-    match param.shape() {
+/// Returns the rows and columns of a tensor of two dimensions, or of each matrix of a tensor of three.
+pub(crate) fn matrix_of(shape: &[usize]) -> Option<(usize, usize)> {
+    match shape {
         &[rows, cols] | &[_, rows, cols] => Some((rows, cols)),
         _ => None,
     }
 }
 
-/// Returns the cost of a parameter's transformation, or `None` if the rule cannot update it in pieces.
-pub(crate) fn cost(rule: &(impl Rule + ?Sized), param: &Param) -> Option<u64> {
-    Some(rule.by_matrix()?.cost(param.len(), matrix_of(param)?))
+/// Returns the cost of transforming a tensor of this shape, or `None` if the rule cannot update it in pieces.
+pub(crate) fn cost(rule: &(impl Rule + ?Sized), shape: &[usize]) -> Option<u64> {
+    let len = shape.iter().fold(1usize, |len, &n| len.saturating_mul(n));
+    Some(rule.by_matrix()?.cost(len, matrix_of(shape)?))
 }
 
 impl MatrixExchange {
-    /// Plans the exchange of buckets that `ranks` ranks divide into equal chunks. `cost` returns the cost of a parameter by index, or
-    /// `None` for one that is updated element by element.
-    pub(crate) fn new(buckets: &[BucketPlan], ranks: usize, cost: impl Fn(usize) -> Option<u64>) -> Self {
-        let of_bucket = |(b, bucket)| matrices(b, bucket, ranks, &cost);
+    /// Plans the exchange of buckets between `ranks` ranks. `cost` returns the cost of a parameter by index, or `None` for one that is
+    /// updated element by element; `pieces` returns the pieces of a parameter of a bucket, by ascending rank.
+    pub(crate) fn new(
+        buckets: &[BucketPlan],
+        ranks: usize,
+        cost: impl Fn(usize) -> Option<u64>,
+        pieces: impl Fn(usize, &Placed) -> Vec<MatrixPiece>,
+    ) -> Self {
+        let of_bucket = |(b, bucket)| matrices(b, bucket, &cost, &pieces);
         let all: Vec<(DType, ExchangedMatrix)> = buckets.iter().enumerate().flat_map(of_bucket).collect();
         let cut = || all.iter().map(|(_, matrix)| matrix).filter(|matrix| matrix.travels());
         let limit = cut().map(ExchangedMatrix::padded).max().unwrap_or(1).saturating_mul(ranks);
@@ -151,11 +184,11 @@ impl MatrixExchange {
         self.windows.iter().map(of_window).sum::<usize>() as u64
     }
 
-    /// Returns the first rank that sends as many bytes and has as much scratch memory as `rank`.
-    pub(crate) fn first_alike(&self, rank: usize) -> usize {
-        let figures = |rank| (self.sent_bytes(rank), self.scratch(rank));
-        let own = figures(rank);
-        (0..rank).find(|&other| figures(other) == own).unwrap_or(rank)
+    /// Returns for each rank the first one that sends as many bytes and has as much scratch memory.
+    pub(crate) fn alike(&self) -> Vec<usize> {
+        let mut first = HashMap::new();
+        let of = |rank| *first.entry((self.sent_bytes(rank), self.scratch(rank))).or_insert(rank);
+        (0..self.ranks).map(of).collect()
     }
 
     /// Returns the elements of a rank's scratch memory by type: the matrices that it transforms in a window, and its pieces of others.
@@ -180,37 +213,43 @@ pub(crate) fn longest(lens: impl Iterator<Item = (DType, usize)>) -> Vec<(DType,
 fn matrices<'b>(
     b: usize,
     bucket: &'b BucketPlan,
-    ranks: usize,
     cost: &'b impl Fn(usize) -> Option<u64>,
+    pieces: &'b impl Fn(usize, &Placed) -> Vec<MatrixPiece>,
 ) -> impl Iterator<Item = (DType, ExchangedMatrix)> {
-    let chunk = bucket.partition(ranks).chunk_len();
     let of = move |placed: &Placed| {
-        let (cost, range) = (cost(placed.param)?, placed.range());
-        let piece = |rank: usize| {
-            let both = overlap(&(rank * chunk..(rank + 1) * chunk), &range)?;
-            Some((rank, both.start - range.start..both.end - range.start))
-        };
-        let pieces: Vec<_> = (range.start / chunk..ranks).map_while(piece).collect();
-        let owner = pieces.first()?.0;
-        Some((bucket.update, ExchangedMatrix { bucket: b, param: placed.param, owner, cost, pieces }))
+        let (param, cost, pieces) = (placed.param, cost(placed.param)?, pieces(b, placed));
+        let owner = pieces.first()?.rank;
+        Some((bucket.update, ExchangedMatrix { bucket: b, param, owner, cost, pieces }))
     };
     bucket.params.iter().filter(|placed| placed.len > 0).filter_map(of)
+}
+
+impl MatrixPiece {
+    /// Returns the index in the tensor of the first element, if the piece is contiguous there.
+    fn start(&self) -> Option<usize> {
+        together(&self.places)
+    }
 }
 
 impl ExchangedMatrix {
     /// Returns the number of elements.
     pub fn elements(&self) -> usize {
-        self.pieces.last().map_or(0, |(_, range)| range.end)
+        self.pieces.iter().map(|piece| piece.own.len()).sum()
     }
 
     /// Returns the number of elements that a rank holds.
     pub fn held_by(&self, rank: usize) -> usize {
-        self.pieces.binary_search_by_key(&rank, |(rank, _)| *rank).map_or(0, |at| self.pieces[at].1.len())
+        self.piece_of(rank).map_or(0, |piece| piece.own.len())
     }
 
-    /// Returns true if more than one rank has elements.
+    /// Returns true unless one rank has all elements, in their order.
     pub fn travels(&self) -> bool {
-        self.pieces.len() > 1
+        self.pieces.len() != 1 || self.pieces[0].start().is_none()
+    }
+
+    fn piece_of(&self, rank: usize) -> Option<&MatrixPiece> {
+        let at = self.pieces.binary_search_by_key(&rank, |piece| piece.rank).ok()?;
+        Some(&self.pieces[at])
     }
 
     fn padded(&self) -> usize {
@@ -247,6 +286,8 @@ impl ExchangeWindow {
                 _ => {}
             }
         }
+        // Pieces have the order of ranks, and places that of elements.
+        share.messages.sort_by_key(|message| message.place.start);
         share.order = (0..share.messages.len()).collect();
         let messages = &share.messages;
         share.order.sort_by_key(|&m| (round(ranks, rank, messages[m].peer), messages[m].matrix));
@@ -255,27 +296,41 @@ impl ExchangeWindow {
 }
 
 impl WindowShare {
-    /// Adds a matrix of which several ranks have elements.
+    /// Adds a matrix that travels.
     fn add(&mut self, i: usize, matrix: &ExchangedMatrix, rank: usize) {
-        let at = self.scratch;
-        let own = matrix.pieces.iter().find(|(other, _)| *other == rank);
         if matrix.owner == rank {
-            self.scratch += matrix.padded();
-            self.wholes.push((i, at..at + matrix.elements()));
-            self.pieces.extend(own.map(|(_, range)| (i, range.clone(), at + range.start)));
-            let others = matrix.pieces.iter().filter(|(other, _)| *other != rank);
-            self.messages.extend(others.map(|(peer, range)| Message {
-                matrix: i,
-                peer: *peer,
-                place: at + range.start..at + range.end,
-                owned: true,
-            }));
-        } else if let Some((_, range)) = own {
-            self.scratch += range.len().next_multiple_of(ALIGN);
-            self.pieces.push((i, range.clone(), at));
-            let place = at..at + range.len();
+            let whole = self.room(matrix.elements());
+            self.wholes.push((i, whole.clone()));
+            for piece in &matrix.pieces {
+                let place = self.place_of(i, piece, &whole);
+                match piece.rank == rank {
+                    true => self.pieces.push((i, place)),
+                    false => self.messages.push(Message { matrix: i, peer: piece.rank, place, owned: true }),
+                }
+            }
+        } else if let Some(piece) = matrix.piece_of(rank) {
+            let place = self.room(piece.own.len());
+            self.pieces.push((i, place.clone()));
             self.messages.push(Message { matrix: i, peer: matrix.owner, place, owned: false });
         }
+    }
+
+    /// Returns the place of a piece of a matrix that is transformed here: within it if the piece is contiguous there, otherwise one of its
+    /// own.
+    fn place_of(&mut self, matrix: usize, piece: &MatrixPiece, whole: &Range<usize>) -> Range<usize> {
+        if let Some(start) = piece.start() {
+            return whole.start + start..whole.start + start + piece.own.len();
+        }
+        let (place, whole) = (self.room(piece.own.len()), whole.clone());
+        self.scattered.push(Scattered { matrix, place: place.clone(), whole, places: piece.places.clone() });
+        place
+    }
+
+    /// Adds elements to the scratch memory, and returns their place.
+    fn room(&mut self, len: usize) -> Range<usize> {
+        let at = self.scratch;
+        self.scratch += len.next_multiple_of(ALIGN);
+        at..at + len
     }
 }
 

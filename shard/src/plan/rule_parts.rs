@@ -164,7 +164,7 @@ impl PlanRules for Groups {
             return MatrixExchange::default();
         }
         let params = part.layout().params();
-        part.exchange_by(|param| matrix_exchange::cost(self.rule_of(&params[param]), &params[param]))
+        part.exchange_by(|param| matrix_exchange::cost(self.rule_of(&params[param]), part.whole_shape(param)))
     }
 }
 

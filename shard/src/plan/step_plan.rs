@@ -64,7 +64,7 @@ pub struct Plan {
 }
 
 /// Index of a rank in every group of a plan.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Seats {
     /// Index among all ranks.
     pub world: usize,
@@ -113,7 +113,7 @@ impl Plan {
         check_options(world_size, options)?;
         let planned =
             rule_parts::plan((layout.clone(), rules.into()), &Sizes::all(world_size), &[], options)?;
-        planned.iter().try_for_each(|(part, rules)| rules.check(part.layout(), true, options))?;
+        planned.iter().try_for_each(|(part, rules)| rules.check(part, true, options))?;
         let parts: Vec<Part> = planned.into_iter().map(|(part, _)| part).collect();
         options.precision.check_used(parts.iter().flat_map(Part::buckets).map(|bucket| bucket.dtype))?;
         Plan::of(world_size, parts, options)
@@ -185,7 +185,9 @@ impl Plan {
 
     /// Returns the bytes in which matrices of all parts are exchanged.
     fn scratch_bytes(&self, seats: &Seats, rules: &(impl PlanRules + ?Sized)) -> u64 {
-        let of_part = |(part, seat): (&Part, Cow<'_, Seat>)| rules.matrix_exchange(part).scratch(seat.shard);
+        let of_part = |(part, seat): (&Part, Cow<'_, Seat>)| {
+            rules.matrix_exchange(part).scratch(part.exchange_rank(&seat))
+        };
         let longest = longest(self.seated(seats).flat_map(of_part));
         longest.iter().map(|(dtype, len)| (len * dtype.size()) as u64).sum()
     }
@@ -270,7 +272,7 @@ impl Plan {
                 .map(|(i, &place)| part.further_bytes(i, place))
                 .sum(),
             gather: part.gather_bytes(seat.shard),
-            matrices: rules.matrix_exchange(part).sent_bytes(seat.shard),
+            matrices: rules.matrix_exchange(part).sent_bytes(part.exchange_rank(&seat)),
             exchange: 0,
         };
         let of_parts: Wire = self.seated(&seats).map(of_part).sum();
@@ -285,14 +287,27 @@ impl Plan {
 
     /// Returns the first seats that hold and send as many bytes, so that one rank of each kind represents the others.
     pub fn kind(&self, rank: impl Into<Seats>, rules: &(impl PlanRules + ?Sized)) -> Seats {
-        let seats = rank.into();
+        self.kinds([rank.into()], rules).next().unwrap_or_default()
+    }
+
+    /// Returns the kind of each rank. Plans the exchange of matrices once for all of them.
+    pub fn kinds(
+        &self,
+        ranks: impl IntoIterator<Item = Seats>,
+        rules: &(impl PlanRules + ?Sized),
+    ) -> impl Iterator<Item = Seats> {
         let words = [self.exchange.iter().sum(), self.fold_words(rules)];
-        let parts = self.seated(&seats).map(|(part, seat)| part.kind(&seat, &rules.matrix_exchange(part)));
-        Seats { world: alike(words, self.world_size, seats.world), parts: parts.collect() }
+        let exchanging: Vec<Vec<usize>> =
+            self.parts.iter().map(|part| rules.matrix_exchange(part).alike()).collect();
+        ranks.into_iter().map(move |seats| {
+            let parts = self.seated(&seats).zip(&exchanging);
+            let parts = parts.map(|((part, seat), exchanging)| part.kind(&seat, exchanging));
+            Seats { world: alike(words, self.world_size, seats.world), parts: parts.collect() }
+        })
     }
 
     fn seated<'p>(&'p self, seats: &'p Seats) -> impl Iterator<Item = (&'p Part, Cow<'p, Seat>)> {
-        let all = Seat { shard: seats.world, extra_reductions: Vec::new() };
+        let all = Seat { shard: seats.world, ..Seat::default() };
         let seat = move |i| seats.parts.get(i).map_or_else(|| Cow::Owned(all.clone()), Cow::Borrowed);
         self.parts.iter().enumerate().map(move |(i, part)| (part, seat(i)))
     }

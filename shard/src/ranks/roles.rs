@@ -27,13 +27,21 @@ pub struct RankRoles {
     /// Parameters that are cut, by name: the elements of the whole tensor that this rank holds, in order. Stochastic rounding is
     /// keyed by them, so that a cut does not change results; parameters without an entry are whole.
     pub parts: HashMap<String, Parts>,
+    /// Ranks that hold cut tensors together, for a part with [cuts](crate::Part::with_cuts).
+    pub tensors: Option<Arc<dyn Communicator>>,
 }
 
 impl RankRoles {
     /// Assigns all ranks of `comm` to every role.
     pub fn all(comm: Arc<dyn Communicator>) -> Self {
-        let (extra_reductions, parts) = (Vec::new(), HashMap::new());
-        RankRoles { shards: Arc::clone(&comm), extra_reductions, replicas: comm, counts_in_norm: true, parts }
+        RankRoles {
+            shards: Arc::clone(&comm),
+            extra_reductions: Vec::new(),
+            replicas: comm,
+            counts_in_norm: true,
+            parts: HashMap::new(),
+            tensors: None,
+        }
     }
 
     /// Refuses parts that do not cover their parameter, each element once.
@@ -51,7 +59,8 @@ impl RankRoles {
 
     /// Returns the communicators of all roles.
     pub(crate) fn comms(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
-        [&self.shards, &self.replicas].into_iter().chain(self.extra_reductions.iter().map(|(comm, _)| comm))
+        let extra_reductions = self.extra_reductions.iter().map(|(comm, _)| comm);
+        [&self.shards, &self.replicas].into_iter().chain(extra_reductions).chain(&self.tensors)
     }
 }
 
@@ -72,6 +81,7 @@ impl fmt::Debug for RankRoles {
             .field("copies", &self.replicas.world_size())
             .field("counts", &self.counts_in_norm)
             .field("parts", &self.parts)
+            .field("tensors", &self.tensors.as_ref().map(|comm| comm.world_size()))
             .finish()
     }
 }

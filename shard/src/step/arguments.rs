@@ -58,7 +58,7 @@ impl Decider {
         let options = &params.options;
         // After a larger step the squares of parameters are not finite in f32.
         let fits = |lr: f64| lr >= 0.0 && ((lr * lr) as f32).is_finite();
-        let reaches = |e: &ParamEntry| fits(params.groups[e.group].reach(at.lr, e.matrix()));
+        let reaches = |e: &ParamEntry| fits(params.groups[e.group].reach(at.lr, e.matrix));
         match () {
             () if !fits(at.lr) => Some(FaultCode::Lr),
             () if !params.entries.iter().all(reaches) => Some(FaultCode::Lr),

@@ -8,6 +8,7 @@ use crate::plan::matrix_exchange::{self, ExchangeWindow, ExchangedMatrix, Window
 use crate::reduce::reducer::GradReducer;
 use crate::update::owned_bucket::{Owned, ParamUpdate};
 use crate::update::piece_travel::PieceTravel;
+use crate::update::scatter;
 use crate::update::segments::PieceIndex;
 use arrayvec::ArrayVec;
 use meshstep_comm::Communicator;
@@ -65,7 +66,7 @@ pub(crate) struct MatrixStep<'s, D> {
 }
 
 impl PartExchange {
-    /// Makes the exchange of a part's matrices, whose buckets have these `places` in the optimizer; `None` without matrices. The first
+    /// Makes the exchange of a part's matrices, whose buckets have these `places` in the optimizer, on the ranks of `comm`; `None` without matrices. The first
     /// of the part's parameters has the index `first`.
     pub(crate) fn new(
         (part, rules): (&Part, &Groups),
@@ -75,8 +76,8 @@ impl PartExchange {
         if !rules.see_matrices() {
             return Ok(None);
         }
-        let (rules, params) = (rules.rules(part.layout())?, part.layout().params());
-        let exchange = part.exchange_by(|p| matrix_exchange::cost(&*rules[p], &params[p]));
+        let rules = rules.rules(part.layout())?;
+        let exchange = part.exchange_by(|p| matrix_exchange::cost(&*rules[p], part.whole_shape(p)));
         if exchange.windows().is_empty() {
             return Ok(None);
         }
@@ -194,8 +195,8 @@ impl RankWindow {
     where
         D: Fn(usize) -> Option<ParamUpdate>,
     {
-        self.share.pieces.iter().try_for_each(|(i, range, place)| {
-            let params = scratch.as_mut().slice(*place..place + range.len())?;
+        self.share.pieces.iter().try_for_each(|(i, place)| {
+            let params = scratch.as_mut().slice(place.clone())?;
             step.piece(&self.matrices[*i], |rule, flat, segment, scalars, queue| {
                 let Flat { grads, state, .. } = flat;
                 let mut state: ArrayVec<_, MAX_STATES> = state.iter_mut().map(SliceMut::reborrow).collect();
@@ -211,6 +212,9 @@ impl RankWindow {
     where
         D: Fn(usize) -> Option<ParamUpdate>,
     {
+        let is_due = |matrix: usize| (step.due)(self.matrices[matrix].param).is_some();
+        let scattered = || self.share.scattered.iter().filter(|piece| is_due(piece.matrix));
+        scattered().try_for_each(|piece| scatter::scatter(piece, scratch, step.queue))?;
         for (i, place) in &self.share.wholes {
             let param = self.matrices[*i].param;
             let rule = &*step.groups[(step.group)(param)].rule;
@@ -219,7 +223,7 @@ impl RankWindow {
                 rule.transform(Isa::detect(), scratch.as_mut().slice(place.clone())?, matrix, step.queue)?;
             }
         }
-        Ok(())
+        scattered().try_for_each(|piece| scatter::collect(piece, scratch, step.queue))
     }
 
     /// Updates this rank's pieces of the parameters along the steps.
@@ -227,8 +231,8 @@ impl RankWindow {
     where
         D: Fn(usize) -> Option<ParamUpdate>,
     {
-        self.share.pieces.iter().try_for_each(|(i, range, place)| {
-            let grads = scratch.as_mut().slice(*place..place + range.len())?;
+        self.share.pieces.iter().try_for_each(|(i, place)| {
+            let grads = scratch.as_mut().slice(place.clone())?;
             step.piece(&self.matrices[*i], |rule, flat, segment, scalars, queue| {
                 let Flat { params, copy, remainder, .. } = flat;
                 let flat = Flat { params, grads, state: &mut [], copy, remainder };

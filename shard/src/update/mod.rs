@@ -11,6 +11,7 @@ pub(crate) mod no_gpu;
 pub(crate) mod owned_bucket;
 pub(crate) mod params;
 pub(crate) mod piece_travel;
+pub(crate) mod scatter;
 pub(crate) mod segments;
 pub(crate) mod tensor_norms;
 pub(crate) mod updater;

@@ -200,12 +200,12 @@ impl Owned {
         Ok(())
     }
 
-    /// Returns the place of this rank's piece of each parameter, for owners of one range.
+    /// Returns the place of this rank's elements of each parameter.
     pub(crate) fn piece_indices(&self) -> HashMap<usize, PieceIndex> {
-        self.runs.first().into_iter().flat_map(OwnedRange::pieces).collect()
+        self.runs.iter().enumerate().flat_map(|(i, run)| run.pieces(i)).collect()
     }
 
-    /// Calls `then` with the vectors and the segment of a parameter's piece, for owners of one range.
+    /// Calls `then` with the vectors and the segments of this rank's elements of a parameter.
     pub(crate) fn on_piece(
         &mut self,
         at: PieceIndex,
@@ -221,16 +221,19 @@ impl Owned {
             &Queue,
         ) -> Result<(), meshstep_optim::Error>,
     ) -> Result<(), Error> {
-        let Some(run) = self.runs.first() else { return Ok(()) };
-        let (piece, group) = run.piece(at);
-        let within = |range: &Range<usize>| range.start + piece.range.start..range.start + piece.range.end;
-        let (range, kept, segment) = (within(&run.range), within(&run.kept), piece.alone(update));
+        let Some((OwnedRange { range, kept, tables, .. }, table)) = at.of(&mut self.runs) else {
+            return Ok(());
+        };
+        let table = &mut tables[table];
+        let piece = table.fill_param(at, update);
+        let within = |range: &Range<usize>| range.start + piece.start..range.start + piece.end;
+        let (range, kept) = (within(range), within(kept));
         let mut state = cut(&mut self.state, &kept)?;
         let vectors = [&mut self.params, grads];
         let flat = OwnedRange::flat(self.len, &range, &kept, vectors, self.master.as_mut(), &mut state)?;
-        let RuleGroup { rule, lr_scale, .. } = &groups[group];
+        let RuleGroup { rule, lr_scale, .. } = &groups[table.group];
         let scalars = Scalars { lr: scalars.lr * lr_scale, rounding: self.rounding, ..*scalars };
-        Ok(then(&**rule, flat, &[segment], &scalars, &self.queue)?)
+        Ok(then(&**rule, flat, &table.segments, &scalars, &self.queue)?)
     }
 
     /// Returns the elements of the bucket.

@@ -4,7 +4,6 @@ use crate::config::options::Options;
 use crate::config::param_groups::RuleGroup;
 use crate::error::{Error, UnitError};
 use crate::plan::bucket_order::append;
-use crate::plan::matrix_exchange::matrix_of;
 use crate::plan::units::Units;
 use crate::update::owned_bucket::Owned;
 use meshstep_tensor::{Buffer, Param};
@@ -37,6 +36,8 @@ pub(crate) struct ParamEntry {
     pub(crate) position: usize,
     /// Elements of the parameter before a mesh cuts it.
     pub(crate) whole: usize,
+    /// Rows and columns before a mesh cuts it, of a parameter of two dimensions, or of each matrix of one of three.
+    pub(crate) matrix: Option<(usize, usize)>,
     /// True while a trainable parameter is frozen.
     pub(crate) paused: bool,
 }
@@ -51,11 +52,6 @@ pub(crate) enum ParamPlace {
 }
 
 impl ParamEntry {
-    /// Returns the rows and columns of a two-dimensional parameter, or of each matrix of a three-dimensional one.
-    pub(crate) fn matrix(&self) -> Option<(usize, usize)> {
-        matrix_of(&self.param)
-    }
-
     /// Returns true if the parameter takes no gradient.
     pub(crate) fn rests(&self) -> bool {
         self.paused || self.param.frozen()

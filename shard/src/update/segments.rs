@@ -63,9 +63,10 @@ pub(crate) struct SegmentPiece {
     pub(crate) key: u64,
 }
 
-/// Index of a parameter's piece in the tables of an owned range.
+/// Index of a parameter's first piece in the tables of the owned ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PieceIndex {
+    run: usize,
     table: usize,
     piece: usize,
 }
@@ -116,31 +117,41 @@ impl OwnedRange {
 }
 
 impl OwnedRange {
-    /// Returns each parameter of the range with the index of its first piece.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = (usize, PieceIndex)> {
-        let of = |(table, one): (usize, &UpdateTable)| {
+    /// Returns each parameter of the range, the `run`th, with the index of its first piece.
+    pub(crate) fn pieces(&self, run: usize) -> impl Iterator<Item = (usize, PieceIndex)> {
+        let of = move |(table, one): (usize, &UpdateTable)| {
             let pieces = one.pieces.iter().enumerate().rev();
-            pieces.map(move |(piece, at)| (at.param, PieceIndex { table, piece })).collect::<Vec<_>>()
+            pieces.map(move |(piece, at)| (at.param, PieceIndex { run, table, piece })).collect::<Vec<_>>()
         };
         self.tables.iter().enumerate().flat_map(of)
     }
-
-    /// Returns a piece, and the group of its rule.
-    pub(crate) fn piece(&self, at: PieceIndex) -> (&SegmentPiece, usize) {
-        let table = &self.tables[at.table];
-        (&table.pieces[at.piece], table.group)
-    }
 }
 
-impl SegmentPiece {
-    /// Returns the segment of the piece in vectors that have it alone.
-    pub(crate) fn alone(&self, ParamUpdate { t, ratio, matrix }: ParamUpdate) -> Segment {
-        let &SegmentPiece { ref range, first, strided, key, .. } = self;
-        Segment { range: 0..range.len(), t, key, first, strided, ratio, matrix }
+impl PieceIndex {
+    /// Returns the owned range and the table of the piece.
+    pub(crate) fn of(self, runs: &mut [OwnedRange]) -> Option<(&mut OwnedRange, usize)> {
+        runs.get_mut(self.run).map(|run| (run, self.table))
     }
 }
 
 impl UpdateTable {
+    /// Collects the segments of a parameter's pieces from one on, for vectors that have them alone; returns their elements.
+    pub(crate) fn fill_param(
+        &mut self,
+        at: PieceIndex,
+        ParamUpdate { t, ratio, matrix }: ParamUpdate,
+    ) -> Range<usize> {
+        let UpdateTable { pieces, segments, .. } = self;
+        let (param, start) = (pieces[at.piece].param, pieces[at.piece].range.start);
+        let own = pieces[at.piece..].iter().take_while(|piece| piece.param == param);
+        segments.clear();
+        segments.extend(own.map(|&SegmentPiece { ref range, first, strided, key, .. }| {
+            let range = range.start - start..range.end - start;
+            Segment { range, t, key, first, strided, ratio, matrix }
+        }));
+        start..start + segments.last().map_or(0, |segment| segment.range.end)
+    }
+
     /// Collects this step's segments: the pieces of parameters that are due.
     pub(crate) fn fill(&mut self, due: impl Fn(usize) -> Option<ParamUpdate>) {
         self.fill_part(&(0..usize::MAX), due);

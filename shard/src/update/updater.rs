@@ -156,5 +156,5 @@ impl Updater {
 
 /// Returns the update of a parameter at `t`; none at 0.
 fn due(t: u64, entry: &ParamEntry, ratio: f64) -> Option<ParamUpdate> {
-    (t > 0).then_some(ParamUpdate { t, ratio, matrix: entry.matrix() })
+    (t > 0).then_some(ParamUpdate { t, ratio, matrix: entry.matrix })
 }

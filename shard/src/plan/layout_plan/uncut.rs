@@ -53,7 +53,8 @@ impl Part {
         self.uncut || !self.stage.cuts_state()
     }
 
-    /// Plans the part for `rules`: as it is for rules that see elements or tensors, otherwise [`uncut`](Self::uncut). Where that adds more
+    /// Plans the part for `rules`: as it is for rules that see elements or tensors, and if a mesh has [cut](Self::with_cuts) it; otherwise
+    /// [`uncut`](Self::uncut). Where that adds more
     /// than a quarter of padding, as with few matrices on many ranks, and the rules update pieces of matrices, it stays cut, and its
     /// matrices are [exchanged](Self::matrix_exchange) at stages 1 and 2. An optimizer calls this method for its layouts.
     ///
@@ -72,7 +73,7 @@ impl Part {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn for_rules(self, rules: &Groups, options: &Options) -> Result<Part, Error> {
-        if !rules.see_matrices() {
+        if !rules.see_matrices() || self.cuts.is_some() {
             return Ok(self);
         }
         let most = self.elements().saturating_add(self.elements() / MOST_PADDING);

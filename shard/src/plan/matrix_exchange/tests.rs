@@ -1,8 +1,8 @@
 //! Rounds, messages, places and windows of planned exchanges.
 
 use super::*;
-use crate::{Options, Part, Sizes, Stage};
-use meshstep_optim::Muon;
+use crate::{CutRank, Options, Part, Sizes, Stage, TensorCuts};
+use meshstep_optim::{MatrixRule, Muon, Strided};
 use meshstep_tensor::Layout;
 use proptest::prelude::*;
 use std::collections::{BTreeSet, VecDeque};
@@ -87,27 +87,38 @@ proptest! {
 fn check_places(rank: usize, share: &WindowShare, window: &ExchangeWindow) {
     assert!(share.messages.is_sorted_by(|a, b| a.place.end <= b.place.start));
     assert!(share.messages.last().is_none_or(|last| last.place.end <= share.scratch));
-    for (i, range, at) in &share.pieces {
+    for (i, place) in &share.pieces {
         let matrix = &window.matrices[*i];
-        let (_, own) = matrix.pieces.iter().find(|piece| piece.0 == rank).unwrap();
-        assert_eq!((range, at % ALIGN), (own, 0));
+        let own = matrix.piece_of(rank).unwrap();
+        assert_eq!(place.len(), own.own.len());
         let whole = share.wholes.iter().find(|whole| whole.0 == *i);
         assert_eq!(whole.is_some(), matrix.owner == rank);
         let sent = share.messages.iter().find(|m| !m.owned && m.matrix == *i);
-        match whole {
-            Some((_, place)) => assert_eq!(*at, place.start + range.start),
-            None => assert_eq!(sent.unwrap().place, *at..at + range.len()),
+        match (whole, own.start()) {
+            (Some((_, whole)), Some(start)) => assert_eq!(place.start, whole.start + start),
+            (Some(_), None) => assert!(share.scattered.iter().any(|piece| piece.place == *place)),
+            (None, _) => assert_eq!((&sent.unwrap().place, place.start % ALIGN), (place, 0)),
         }
     }
     for (i, place) in &share.wholes {
         let matrix = &window.matrices[*i];
-        let mut parts: Vec<Range<usize>> =
-            share.messages.iter().filter(|m| m.owned && m.matrix == *i).map(|m| m.place.clone()).collect();
-        let own = share.pieces.iter().filter(|piece| piece.0 == *i);
-        parts.extend(own.map(|(_, range, at)| *at..at + range.len()));
-        parts.sort_by_key(|part| part.start);
-        assert!(parts.windows(2).all(|two| two[0].end == two[1].start));
-        assert_eq!(parts[0].start..parts[parts.len() - 1].end, *place);
+        let received = share.messages.iter().filter(|m| m.owned && m.matrix == *i).map(|m| m.place.clone());
+        let own = share.pieces.iter().filter(|piece| piece.0 == *i).map(|piece| piece.1.clone());
+        // Pieces lie within the matrix, or are scattered over it.
+        let mut covered = vec![0; place.len()];
+        for part in received.chain(own) {
+            match share.scattered.iter().find(|piece| piece.place == part) {
+                Some(piece) => {
+                    assert!(piece.whole == *place && piece.matrix == *i && place.end <= part.start);
+                    let runs = piece.places.iter().flat_map(crate::plan::tensor_cuts::runs_of);
+                    runs.for_each(|(own, at)| covered[at..at + own.len()].iter_mut().for_each(|n| *n += 1));
+                }
+                None => {
+                    covered[part.start - place.start..part.end - place.start].iter_mut().for_each(|n| *n += 1)
+                }
+            }
+        }
+        assert!(covered.iter().all(|&n| n == 1), "{covered:?}");
         assert_eq!(place.len(), matrix.elements());
     }
 }
@@ -124,6 +135,90 @@ fn a_window_has_one_of_the_longest_matrices_for_each_rank() {
         for rank in 0..ranks {
             let [(DType::F32, scratch)] = exchange.scratch(rank)[..] else { panic!() };
             assert!(scratch <= 2 * 7040, "{scratch}");
+        }
+    }
+}
+
+/// Tensors cut by rows or by columns in `tp` cuts, on `shards` ranks of each; ranks are in the order of shards, or of cuts.
+fn cut_part(
+    tensors: &[(usize, usize, bool)],
+    (tp, shards): (usize, usize),
+    stage: Stage,
+    by_cut: bool,
+) -> Part {
+    let add = |b: meshstep_tensor::LayoutBuilder,
+               (i, &(rows, cols, by_rows)): (usize, &(usize, usize, bool))| {
+        let local = if by_rows { [rows, tp * cols] } else { [tp * rows, cols] };
+        b.param(format!("w{i}"), &local, DType::F32)
+    };
+    let layout = tensors.iter().enumerate().fold(Layout::builder(), add).build().unwrap();
+    let parts = |cut: usize| -> Vec<Parts> {
+        let of = |&(rows, cols, by_rows): &(usize, usize, bool)| {
+            let (len, tp, cols, cut) = (rows * cols * tp, tp as u64, cols as u64, cut as u64);
+            let by = match by_rows {
+                true => Strided { first: cut * len as u64, run: len as u64, stride: 0 },
+                false => Strided { first: cut * cols, run: cols, stride: tp * cols },
+            };
+            vec![(0..len, by)]
+        };
+        tensors.iter().map(of).collect()
+    };
+    let divides = if stage == Stage::Replicated { 1 } else { shards };
+    let all = 0..tp * divides;
+    let rank = |r: usize| match by_cut {
+        true => CutRank { shard: r % divides, cut: r / divides },
+        false => CutRank { shard: r / tp, cut: r % tp },
+    };
+    let cuts = TensorCuts {
+        shapes: tensors.iter().map(|&(rows, cols, _)| vec![tp * rows, tp * cols]).collect(),
+        cuts: (0..tp).map(parts).collect(),
+        ranks: all.map(rank).collect(),
+    };
+    let options = Options { stage, bucket_len: Some(200), ..Options::default() };
+    Part::new(layout, Sizes::all(shards), [], &options).unwrap().with_cuts(cuts).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn cut_pieces_reach_the_owner_and_return(
+        tensors in prop::collection::vec((1usize..8, 1usize..8, any::<bool>()), 1..8),
+        (tp, shards) in (2usize..5, 1usize..5),
+        stage in 0usize..4,
+        by_cut in any::<bool>(),
+    ) {
+        let whole = Stage::WholeParams(crate::Owners::SortedGreedy);
+        let stage = [Stage::Replicated, Stage::Zero1, Stage::Zero3, whole][stage];
+        let part = cut_part(&tensors, (tp, shards), stage, by_cut);
+        let ranks = part.cuts().unwrap().ranks.len();
+        let exchange = part.matrix_exchange(&Muon::default());
+        let mut seen: Vec<usize> = Vec::new();
+        for window in exchange.windows() {
+            let shares: Vec<WindowShare> = (0..ranks).map(|rank| window.share(rank, ranks)).collect();
+            prop_assert_eq!(meet(&shares), 0);
+            for (i, matrix) in window.matrices.iter().enumerate() {
+                seen.push(matrix.param);
+                let (rows, cols, _) = tensors[matrix.param];
+                prop_assert_eq!(matrix.elements(), rows * cols * tp * tp);
+                prop_assert!(matrix.travels() && shares[matrix.owner].wholes.iter().any(|whole| whole.0 == i));
+                let cost = Muon::default().cost(matrix.elements(), (rows * tp, cols * tp));
+                prop_assert_eq!(matrix.cost, cost);
+            }
+            for (rank, share) in shares.iter().enumerate() {
+                check_places(rank, share, window);
+                // Memory for the matrices of the rank, once more for the scattered pieces, and for its own pieces.
+                let owned: usize = share.wholes.iter().map(|whole| 2 * whole.1.len() + ranks * ALIGN).sum();
+                let own: usize = share.pieces.iter().map(|piece| piece.1.len() + ALIGN).sum();
+                prop_assert!(share.scratch <= owned + own);
+            }
+        }
+        seen.sort_unstable();
+        prop_assert_eq!(seen, (0..tensors.len()).collect::<Vec<_>>());
+        let alike = exchange.alike();
+        prop_assert_eq!(alike.len(), ranks);
+        for (rank, first) in alike.into_iter().enumerate() {
+            let figures = |rank| (exchange.sent_bytes(rank), exchange.scratch(rank));
+            prop_assert_eq!(figures(first), figures(rank));
+            prop_assert!((0..first).all(|other| figures(other) != figures(rank)));
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod parting;
 pub(crate) mod sharing;
+mod tensors;
 
 use crate::common::draws;
 use meshstep_comm::{Communicator, loopback};

@@ -135,6 +135,7 @@ pub(crate) fn shared(
         replicas: of.data,
         counts_in_norm: seat.replica == 0,
         parts: Default::default(),
+        tensors: None,
     };
     let whole = RankRoles {
         replicas: Arc::clone(&world),

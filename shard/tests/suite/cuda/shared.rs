@@ -40,6 +40,7 @@ fn train(world: Arc<dyn Communicator>, queue: &Queue) -> End {
         replicas: own,
         counts_in_norm: true,
         parts,
+        tensors: None,
     };
     let place = DataRank { index: 0, ranks: world.world_size() as u64, first: rank == 0 };
     let whole = RankRoles {
