@@ -125,6 +125,12 @@ impl OwnedRange {
         self.tables.iter().enumerate().flat_map(of)
     }
 
+    /// Returns the number of a piece among those of all tables.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn row(&self, at: PieceIndex) -> usize {
+        self.tables[..at.table].iter().map(|table| table.pieces.len()).sum::<usize>() + at.piece
+    }
+
     /// Returns a piece, and the group of its rule.
     pub(crate) fn piece(&self, at: PieceIndex) -> (&SegmentPiece, usize) {
         let table = &self.tables[at.table];
