@@ -83,7 +83,7 @@ impl Tensor {
             }
             made => Ok(made?),
         };
-        Ok(Tensor { tiles: tiles_of(&range, params), range, whole, in_phases: false })
+        Ok(Tensor { tiles: tiles_of(&(0..range.len()), params), range, whole, in_phases: false })
     }
 }
 
@@ -186,7 +186,7 @@ impl Update {
             )?;
         }
         for (row, tensor) in whole().filter(|(_, tensor)| !tensor.range.is_empty()) {
-            let at = matrices.memory.step(tensor.range.start);
+            let at = matrices.memory.step();
             let due = Due { step: step.address(), row: address_of_row(&self.rows, row) };
             // SAFETY: the scratch memory has the tensor's elements, checked above. Its address is that of an update of this queue alone, in
             // whose order the launches are. The step and the row live as long as the launches.
@@ -212,8 +212,8 @@ impl Update {
         queue: &Queue,
     ) -> Result<(), Error> {
         let matrices = self.matrices()?;
-        let streams =
-            Streams { params: matrices.shifted(row, at)?, copy: 0, remainder: 0, ..self.streams(flat) };
+        let from_row = self.streams(flat, matrices.tensor(row)?.range.start);
+        let streams = Streams { params: at, copy: 0, remainder: 0, ..from_row };
         // SAFETY: the caller's promise.
         unsafe { self.launch_row(row, &matrices.advance, streams, step, queue) }
     }
@@ -229,8 +229,8 @@ impl Update {
         queue: &Queue,
     ) -> Result<(), Error> {
         let matrices = self.matrices()?;
-        let grads_format = format(matrices.memory.dtype());
-        let streams = Streams { grads: matrices.shifted(row, at)?, grads_format, ..self.streams(flat) };
+        let from_row = self.streams(flat, matrices.tensor(row)?.range.start);
+        let streams = Streams { grads: at, grads_format: format(matrices.memory.dtype()), ..from_row };
         // SAFETY: the caller's promise.
         unsafe { self.launch_row(row, &matrices.apply, streams, step, queue) }
     }
@@ -259,13 +259,5 @@ impl Update {
         ];
         // SAFETY: the row exists, and the step is one `StepScalars`, both on the stream's device; vectors are the caller's promise.
         unsafe { kernel.launch(stream(queue)?, tiles, swept) }
-    }
-}
-
-impl MatrixSweeps {
-    /// Returns the address of element 0 of a flat memory in which the row's elements are at `at`.
-    fn shifted(&self, row: usize, at: u64) -> Result<u64, Error> {
-        let before = self.tensor(row)?.range.start * self.memory.dtype().size();
-        Ok(at.wrapping_sub(before as u64))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::kernels::Kernel;
 use super::update::stream;
-use super::{ANCHOR, MatrixSizes, norm_kernel};
+use super::{MatrixSizes, norm_kernel};
 use crate::{Error, Norm};
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
 use std::sync::{Mutex, PoisonError};
@@ -52,13 +52,11 @@ impl MatrixMemory {
             product: find(&format!("muon_product_{dtype}"))?,
         };
         let room = |len, dtype| Buffer::zeroed_on(queue, len, dtype, meter, Category::Staging);
-        // A step is aligned as its elements of the flat memory are.
-        let step = if sizes.step == 0 { 0 } else { sizes.step + ANCHOR as usize };
         Ok(MatrixMemory {
             dtype,
             sizes,
             kernels,
-            step: room(step, dtype)?,
+            step: room(sizes.step, dtype)?,
             product: room(sizes.tensor, dtype)?,
             gram: room(sizes.gram, dtype)?,
             square: room(sizes.gram, dtype)?,
@@ -84,10 +82,9 @@ impl MatrixMemory {
         Err(Error::Len { what, given: self.sizes.tensor, expected: sizes.tensor })
     }
 
-    /// Returns the address of the step of a tensor whose first element is element `start` of the flat memory.
-    pub(super) fn step(&self, start: usize) -> u64 {
-        let shift = start % ANCHOR as usize * self.dtype.size();
-        (self.step.as_slice().address() + shift) as u64
+    /// Returns the address of the step.
+    pub(super) fn step(&self) -> u64 {
+        self.step.as_slice().address() as u64
     }
 
     /// Clears the norms of so many matrices, and returns the addresses.

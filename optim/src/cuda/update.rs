@@ -7,7 +7,7 @@ use super::{Hyper, MatrixMemory, Row, StepScalars, Streams};
 use crate::engine::pass::{check_memory, check_segments};
 use crate::{Error, Flat, Rounding, Rule, Sees, Segment};
 use meshstep_tensor::cuda::Stream;
-use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, SliceMut};
 use std::sync::Arc;
 
 /// Segments of one parameter group.
@@ -96,8 +96,10 @@ impl Update {
         let family = family(groups)?;
         let find = |name: &str| Kernel::find(stream.device(), name);
         let sweeps = if groups.iter().any(|group| group.rule.sees() == Sees::Matrix) {
-            // Each row has launches of its own.
-            table.iter_mut().for_each(|row| row.tile = 0);
+            // Each row has launches of its own, which are given the addresses of its elements.
+            table.iter_mut().for_each(|row| {
+                (row.start, row.end, row.tile) = (0, row.end - row.start, 0);
+            });
             Sweeps::Matrices(MatrixSweeps::new(family, flat, groups, (queue, meter), memory)?)
         } else {
             let kernel = find(&super::kernel(family, flat))?.in_waves(waves(flat));
@@ -137,7 +139,7 @@ impl Update {
             Sweeps::Elements(kernel, tiles) => (kernel, *tiles),
             Sweeps::Matrices(matrices) => return self.launch_matrices(matrices, flat, step, queue),
         };
-        let (mut streams, (mut rows, mut count)) = (self.streams(flat), self.rows.at());
+        let (mut streams, (mut rows, mut count)) = (self.streams(flat, 0), self.rows.at());
         let mut step = step.address();
         let swept = &mut [
             argument(&mut streams),
@@ -190,16 +192,18 @@ impl Update {
         Ok(rows.iter().map(|row| row.t).collect())
     }
 
-    pub(super) fn streams(&self, flat: &Flat<'_, '_>) -> Streams {
+    /// Returns the vectors from element `first` on.
+    pub(super) fn streams(&self, flat: &Flat<'_, '_>, first: usize) -> Streams {
+        let from = |vector: &SliceMut<'_>| (vector.address() + first * vector.dtype().size()) as u64;
         let mut streams = Streams {
-            params: flat.params.address() as u64,
-            grads: flat.grads.address() as u64,
-            copy: flat.copy.as_ref().map_or(0, |copy| copy.address() as u64),
-            remainder: flat.remainder.as_ref().map_or(0, |remainder| remainder.address() as u64),
+            params: from(&flat.params),
+            grads: from(&flat.grads),
+            copy: flat.copy.as_ref().map_or(0, from),
+            remainder: flat.remainder.as_ref().map_or(0, from),
             ..self.formats
         };
         for (address, slot) in streams.state.iter_mut().zip(flat.state.iter()) {
-            *address = slot.address() as u64;
+            *address = from(slot);
         }
         streams
     }

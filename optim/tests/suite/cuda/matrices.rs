@@ -210,8 +210,8 @@ fn updates_share_tables_and_memory() {
     let tensors = [whole(&[(9, 40), (20, 20)]), whole(&[(60, 41), (2, 2)])];
     let cases = [0, 1].map(|i| [Case { rule: &rule, lr_scale: 1.0, tensors: &tensors[i] }]);
     let sizes = tensors
-        .as_flattened()
         .iter()
+        .flatten()
         .map(|&(len, matrix)| rule.by_matrix().unwrap().orthogonalization(matrix).unwrap().sizes(len));
     let sizes = sizes.fold(MatrixSizes::default(), MatrixSizes::max);
     let memory = Arc::new(MatrixMemory::new(DType::F32, sizes, &queue, &meter).unwrap());
@@ -325,12 +325,14 @@ fn a_captured_step_replayed_equals_direct_steps() {
 #[test]
 fn wrong_arguments_are_refused_and_change_nothing() {
     let Some(queue) = queue() else { return };
-    let (rule, meter, recipe) = (Muon::default(), Meter::new(), F32_RECIPE);
+    let (rule, sgd, meter, recipe) = (Muon::default(), Sgd::default(), Meter::new(), F32_RECIPE);
     let start = ordinary(&rule, &recipe, 24, 1);
     let mut there = There::new(&start, &queue);
     let segments = [Segment { matrix: Some((4, 6)), ..Segment::new(0..24, 1) }];
-    let group = |rule| [Group { rule, lr_scale: 1.0, segments: &segments, params: &[] }];
-    let made = there.flat(0, |flat| Update::new(&flat, &group(&rule), recipe.rounding, &queue, &meter));
+    let of_rules: [&dyn Rule; 2] = [&rule, &sgd];
+    let [group, of_sgd] =
+        of_rules.map(|rule| [Group { rule, lr_scale: 1.0, segments: &segments, params: &[] }]);
+    let made = there.flat(0, |flat| Update::new(&flat, &group, recipe.rounding, &queue, &meter));
     let (mut update, mut block) = (made.unwrap(), StepBlock::new(&queue, &meter).unwrap());
     block.set(&step(&scalars(&recipe, 1), false), &queue).unwrap();
     for (row, len, dtype, told) in
@@ -348,7 +350,7 @@ fn wrong_arguments_are_refused_and_change_nothing() {
     }
     let whole = Orthogonalizer::new(&rule, (DType::F32, 24), (4, 6), &queue, &meter).unwrap();
     let memory = |dtype, sizes| MatrixMemory::new(dtype, sizes, &queue, &meter).unwrap();
-    let mut run = |memory: &MatrixMemory, len, dtype| {
+    let run = |memory: &MatrixMemory, len, dtype| {
         let mut values = Values::new(dtype, len, || 1.0);
         let mut place = upload(&values, &queue);
         let refused = whole.run(place.as_mut(), memory, &block, &queue).unwrap_err().to_string();
@@ -370,9 +372,8 @@ fn wrong_arguments_are_refused_and_change_nothing() {
     assert!(MatrixMemory::new(DType::BF16, whole.sizes(), &queue, &meter).is_err());
     let pieces = Orthogonalizer::new(&rule, (DType::F32, 23), (4, 6), &queue, &meter).unwrap_err();
     assert!(matches!(pieces, Error::NotAMatrix { len: 23, .. }), "{pieces}");
-    assert!(Orthogonalizer::new(&Sgd::default(), (DType::F32, 24), (4, 6), &queue, &meter).is_err());
-    let nothing =
-        |flat: Flat<'_, '_>| Update::new(&flat, &group(&Sgd::default()), recipe.rounding, &queue, &meter);
+    assert!(Orthogonalizer::new(&sgd, (DType::F32, 24), (4, 6), &queue, &meter).is_err());
+    let nothing = |flat: Flat<'_, '_>| Update::new(&flat, &of_sgd, recipe.rounding, &queue, &meter);
     there.flat(0, nothing).unwrap_err();
     assert_eq!(common::difference(&there.back(&start, &queue), &start), None);
 }
