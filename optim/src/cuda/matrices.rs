@@ -2,7 +2,7 @@
 
 use super::kernels::{Kernel, argument};
 use super::orthogonalization::Due;
-use super::update::{Update, address_of_row, stream, waves};
+use super::update::{Sweeps, Update, address_of_row, stream, waves};
 use super::{Group, MatrixMemory, MatrixSizes, Orthogonalizer, StepBlock, Streams, format, suffix, tiles_of};
 use crate::{Error, Flat, Rule, Segment};
 use meshstep_tensor::{DType, Meter, Queue, SliceMut};
@@ -167,6 +167,15 @@ impl Update {
         Ok(())
     }
 
+    /// Checks that the rows which are not left to phases have whole matrices, and that the scratch memory is for these.
+    pub(super) fn check_whole(&self, queue: &Queue) -> Result<(), Error> {
+        let Sweeps::Matrices(MatrixSweeps { tensors, memory, .. }) = &self.sweeps else { return Ok(()) };
+        let mut pieces =
+            tensors.iter().filter_map(|tensor| tensor.whole.as_ref().err().filter(|_| !tensor.in_phases));
+        pieces.next().map_or(Ok(()), |error| Err(error.clone()))?;
+        memory.check(memory.dtype(), &sizes(tensors), queue)
+    }
+
     /// Updates every row that is not left to phases; the callers have checked the arguments.
     pub(super) fn launch_matrices(
         &self,
@@ -175,20 +184,11 @@ impl Update {
         step: &StepBlock,
         queue: &Queue,
     ) -> Result<(), Error> {
-        let whole = || matrices.tensors.iter().enumerate().filter(|(_, tensor)| !tensor.in_phases);
-        // Checks come first.
-        for (_, Tensor { whole, .. }) in whole() {
-            let sizes = whole.as_ref().map_err(Error::clone)?.sizes();
-            matrices.memory.check(
-                matrices.memory.dtype(),
-                &MatrixSizes { step: sizes.tensor, ..sizes },
-                queue,
-            )?;
-        }
-        for (row, tensor) in whole().filter(|(_, tensor)| !tensor.range.is_empty()) {
+        let whole = matrices.tensors.iter().enumerate().filter(|(_, tensor)| !tensor.in_phases);
+        for (row, tensor) in whole.filter(|(_, tensor)| !tensor.range.is_empty()) {
             let at = matrices.memory.step();
             let due = Due { step: step.address(), row: address_of_row(&self.rows, row) };
-            // SAFETY: the scratch memory has the tensor's elements, checked above. Its address is that of an update of this queue alone, in
+            // SAFETY: the scratch memory has the tensor's elements, checked by the callers. Only updates of this queue use it, in
             // whose order the launches are. The step and the row live as long as the launches.
             unsafe {
                 self.launch_advance(row, flat, at, step, queue)?;

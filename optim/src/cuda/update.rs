@@ -33,7 +33,7 @@ pub struct Group<'a> {
 pub struct Update {
     pub(super) family: &'static str,
     prepare: Kernel,
-    sweeps: Sweeps,
+    pub(super) sweeps: Sweeps,
     pub(super) rows: Rows,
     /// Number of parameters that a step must have bytes for.
     pub(super) counted: usize,
@@ -43,7 +43,7 @@ pub struct Update {
 
 /// Launches of a step.
 #[derive(Debug)]
-enum Sweeps {
+pub(super) enum Sweeps {
     /// One launch over so many tiles.
     Elements(Kernel, u64),
     Matrices(MatrixSweeps),
@@ -122,6 +122,7 @@ impl Update {
     /// Advances every segment by one step with the values of `step`, which the device reads when the stream reaches it.
     pub fn run(&mut self, flat: Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
         self.check(&flat, step, queue)?;
+        self.check_whole(queue)?;
         self.rows.prepare(&self.prepare, self.counted, step, queue)?;
         self.launch(&flat, step, queue)
     }
@@ -129,6 +130,7 @@ impl Update {
     /// Same as [`run`](Self::run) if [`Tables::prepare`](super::Tables::prepare) has already prepared the rows for this step.
     pub fn sweep(&mut self, flat: Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
         self.check(&flat, step, queue)?;
+        self.check_whole(queue)?;
         self.launch(&flat, step, queue)
     }
 

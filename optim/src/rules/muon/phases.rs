@@ -85,7 +85,7 @@ impl MatrixRule for Muon {
         Some(cuda::Orthogonalization {
             block,
             // A matrix without elements has no valid adjustment, and nothing uses it.
-            adjustment: if block.0 * block.1 == 0 { 0.0 } else { self.adjustment(block) },
+            adjustment: if block.0 == 0 || block.1 == 0 { 0.0 } else { self.adjustment(block) },
             coefficients: self.ns_coefficients,
             steps: self.ns_steps,
             eps: self.eps,

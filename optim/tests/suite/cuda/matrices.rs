@@ -272,8 +272,10 @@ fn pieces_in_phases_have_the_bits_of_the_whole() {
         let group = [Group { rule: &rule, lr_scale: 1.0, segments: &segments, params: &[] }];
         let made = there.flat(0, |flat| Update::new(&flat, &group, recipe.rounding, &queue, &meter));
         let mut update = made.unwrap();
+        block.set(&step(&scalars(&recipe, 1), false), &queue).unwrap();
         let refused = there.flat(0, |flat| update.run(flat, &block, &queue)).unwrap_err();
         assert!(matches!(refused, Error::NotAMatrix { index: 0, len: 31, .. }), "{refused}");
+        assert_eq!(update.steps(&queue).unwrap(), [0, 0]);
         update.leave_to_phases(|_| true);
         for t in 1..=2 {
             let scalars = scalars(&recipe, t);
@@ -370,8 +372,10 @@ fn wrong_arguments_are_refused_and_change_nothing() {
         assert!(run(&memory(DType::F32, less), 24, DType::F32).contains("scratch memory of matrices"));
     }
     assert!(MatrixMemory::new(DType::BF16, whole.sizes(), &queue, &meter).is_err());
-    let pieces = Orthogonalizer::new(&rule, (DType::F32, 23), (4, 6), &queue, &meter).unwrap_err();
-    assert!(matches!(pieces, Error::NotAMatrix { len: 23, .. }), "{pieces}");
+    for (len, matrix) in [(23, (4, 6)), (0, (usize::MAX, 2)), (8, (0, 6))] {
+        let pieces = Orthogonalizer::new(&rule, (DType::F32, len), matrix, &queue, &meter).unwrap_err();
+        assert!(matches!(pieces, Error::NotAMatrix { .. }), "{pieces}");
+    }
     assert!(Orthogonalizer::new(&sgd, (DType::F32, 24), (4, 6), &queue, &meter).is_err());
     let nothing = |flat: Flat<'_, '_>| Update::new(&flat, &of_sgd, recipe.rounding, &queue, &meter);
     there.flat(0, nothing).unwrap_err();
