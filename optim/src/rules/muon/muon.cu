@@ -138,7 +138,7 @@ template <typename T>
 struct Slice {
     T x[DEPTH][PITCH];
 
-    // Columns `k` to `k + depth` of rows from `row` on, of a matrix with `rows` of them; zeros below. Neighbours in a warp read
+    // Columns `k` to `k + depth` of rows from `row` on, of a matrix with `rows` of them; zeros behind. Neighbours in a warp read
     // neighbours in memory.
     __device__ void load(const Matrix& m, u64 row, u64 rows, u64 k, u32 depth) {
 #pragma unroll
@@ -193,14 +193,9 @@ __device__ inline void multiply(Square<T>& c, const Product& p, u64 matrix, u64 
         left.load(a, row, p.rows, k, depth);
         right.load(b_turned, col, p.cols, k, depth);
         __syncthreads();
-        // Exactly as many as there are: zeros times infinities would add NaN.
-        if (depth == DEPTH) {
+        // Behind the last index both are zero, which changes no sum: at most -0 to 0, and those are the same once they are added.
 #pragma unroll
-            for (u32 j = 0; j < DEPTH; j++) block.add_product(left.x[j] + down, right.x[j] + across);
-        } else {
-#pragma unroll 1
-            for (u32 j = 0; j < depth; j++) block.add_product(left.x[j] + down, right.x[j] + across);
-        }
+        for (u32 j = 0; j < DEPTH; j++) block.add_product(left.x[j] + down, right.x[j] + across);
         if ((k + depth) % BLOCK == 0 || k + depth == p.inner) c.add(block), block.clear();
         // The next slices overwrite these.
         __syncthreads();

@@ -135,13 +135,25 @@ fn every_variant_has_the_cpus_bits() {
 #[test]
 fn every_shape_has_the_cpus_bits() {
     let Some(queue) = queue() else { return };
-    let short =
-        [(16, 16), (15, 17), (63, 64), (64, 65), (65, 64), (129, 33), (3, 255), (3, 256), (257, 3), (2, 513)];
+    let short = [
+        (16, 16),
+        (15, 17),
+        (63, 64),
+        (64, 65),
+        (65, 64),
+        (129, 33),
+        (66, 80),
+        (140, 130),
+        (3, 255),
+        (3, 256),
+        (257, 3),
+        (2, 513),
+    ];
     let long = [(130, 520), (520, 130), (193, 200), (300, 700), (64, 4096), (1, 100_000), (100_000, 1)];
     let shapes: Vec<_> = short.into_iter().chain(long.into_iter().filter(|_| all())).collect();
     let rule = Muon { ns_steps: 2, ..Muon::moonshot() };
     for recipe in [F32_RECIPE, F64_RECIPE] {
-        for tensors in whole(&shapes).chunks(5) {
+        for tensors in whole(&shapes).chunks(6) {
             compare(&[Case { rule: &rule, lr_scale: 1.0, tensors }], &recipe, (0, &queue), Random::unit);
         }
     }
