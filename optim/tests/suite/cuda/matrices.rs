@@ -207,8 +207,9 @@ fn zeros_and_numbers_that_are_not_finite_have_the_cpus_bits() {
         for rule in &rules {
             compare(&[Case { rule, lr_scale: 1.0, tensors: &tensors }], &recipe, (0, &queue), |_| 0.0);
             compare(&[Case { rule, lr_scale: 1.0, tensors: &tensors }], &recipe, (0, &queue), Random::any);
-            let rare =
-                |random: &mut Random| if random.next() % 100 == 0 { f64::INFINITY } else { random.unit() };
+            let rare = |random: &mut Random| {
+                if random.next().is_multiple_of(100) { f64::INFINITY } else { random.unit() }
+            };
             compare(&[Case { rule, lr_scale: 1.0, tensors: &tensors }], &recipe, (0, &queue), rare);
         }
     }
