@@ -1,7 +1,7 @@
 //! Updates of rules that see matrices: each tensor is advanced into scratch memory, transformed there, and applied.
 
 use super::kernels::{Kernel, argument};
-use super::orthogonalization::Due;
+use super::matrix_arguments::Due;
 use super::update::{Sweeps, Update, address_of_row, stream, waves};
 use super::{Group, MatrixMemory, MatrixSizes, Orthogonalizer, StepBlock, Streams, format, suffix, tiles_of};
 use crate::{Error, Flat, Rule, Segment};
@@ -15,13 +15,13 @@ pub(super) struct MatrixSweeps {
     advance: Kernel,
     apply: Kernel,
     /// One for each row.
-    tensors: Vec<Tensor>,
+    tensors: Vec<MatrixRow>,
     memory: Arc<MatrixMemory>,
 }
 
 /// Matrices of a row.
 #[derive(Debug)]
-struct Tensor {
+struct MatrixRow {
     range: Range<usize>,
     tiles: u64,
     /// Launches of whole matrices; the error of pieces.
@@ -44,7 +44,7 @@ impl MatrixSweeps {
         let mut tensors = Vec::new();
         for group in groups {
             for (index, segment) in group.segments.iter().enumerate() {
-                tensors.push(Tensor::new(group.rule, (index, segment), params, queue, meter)?);
+                tensors.push(MatrixRow::new(group.rule, (index, segment), params, queue, meter)?);
             }
         }
         let memory = match memory {
@@ -61,13 +61,13 @@ impl MatrixSweeps {
         Ok(MatrixSweeps { advance: find(&advance)?, apply: find(&apply)?, tensors, memory })
     }
 
-    fn tensor(&self, row: usize) -> Result<&Tensor, Error> {
+    fn tensor(&self, row: usize) -> Result<&MatrixRow, Error> {
         let expected = self.tensors.len();
         self.tensors.get(row).ok_or(Error::Len { what: "rows of an update", given: row + 1, expected })
     }
 }
 
-impl Tensor {
+impl MatrixRow {
     /// Makes the launches of a segment, for parameters of this type.
     fn new(
         rule: &dyn Rule,
@@ -83,12 +83,12 @@ impl Tensor {
             }
             made => Ok(made?),
         };
-        Ok(Tensor { tiles: tiles_of(&(0..range.len()), params), range, whole, in_phases: false })
+        Ok(MatrixRow { tiles: tiles_of(&(0..range.len()), params), range, whole, in_phases: false })
     }
 }
 
 /// Returns the scratch memory of whole tensors.
-fn sizes(tensors: &[Tensor]) -> MatrixSizes {
+fn sizes(tensors: &[MatrixRow]) -> MatrixSizes {
     let whole = tensors.iter().filter(|tensor| !tensor.in_phases).filter_map(|tensor| {
         let sizes = tensor.whole.as_ref().ok()?.sizes();
         Some(MatrixSizes { step: sizes.tensor, ..sizes })

@@ -32,6 +32,8 @@ mod kernels;
 mod lbfgs;
 #[cfg(feature = "cuda")]
 mod matrices;
+#[cfg(any(feature = "cuda", test))]
+mod matrix_arguments;
 #[cfg(feature = "cuda")]
 mod matrix_memory;
 mod moments;

@@ -1,8 +1,8 @@
 //! Launches that orthogonalise the matrices of a tensor, with the CPU's bits.
 
 use super::kernels::{Kernel, argument};
+use super::matrix_arguments::{Due, MatrixAt, Product, Scaling};
 use super::matrix_memory::Scratch;
-use super::orthogonalization::{Due, Matrix, Product, Scaling};
 use super::update::stream;
 use super::{MatrixMemory, MatrixSizes, NormAt, Orthogonalization, StepBlock, norm_tile};
 use crate::{Error, Rule};
@@ -10,6 +10,29 @@ use meshstep_tensor::cuda::Stream;
 use meshstep_tensor::{Buffer, Category, DType, Meter, Queue, SliceMut};
 
 /// [`MatrixRule::transform`](crate::MatrixRule::transform) of tensors of one shape on a device.
+///
+/// ```
+/// use meshstep_optim::Muon;
+/// use meshstep_optim::cuda::{MatrixMemory, Orthogonalizer, StepBlock, StepScalars};
+/// use meshstep_tensor::cuda::{Device, Stream, probe};
+/// use meshstep_tensor::{Buffer, Category, DType, Meter, Queue};
+///
+/// if probe().is_err() {
+///     return Ok(()); // no GPU
+/// }
+/// let (queue, meter) = (Queue::cuda(Stream::new(&Device::open(0)?)?), Meter::new());
+/// let rows = Orthogonalizer::new(&Muon::default(), (DType::F32, 6), (2, 3), &queue, &meter)?;
+/// let memory = MatrixMemory::new(DType::F32, rows.sizes(), &queue, &meter)?;
+/// let mut decided = StepBlock::new(&queue, &meter)?;
+/// decided.set(&StepScalars { lr: 0.1, grad_scale: 1.0, skip: 0, zero_grads: 0 }, &queue)?;
+/// let mut step = Buffer::zeroed_on(&queue, 6, DType::F32, &meter, Category::Staging)?;
+/// queue.upload((&[3f32, 0.0, 0.0, 0.0, 0.0, -3.0][..]).into(), step.as_mut())?;
+/// rows.run(step.as_mut(), &memory, &decided, &queue)?;
+/// let mut found = [0f32; 6];
+/// queue.download(step.as_slice(), (&mut found[..]).into())?;
+/// assert!((0.7..1.3).contains(&found[0]) && found[1] == 0.0 && found[5] == -found[0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Orthogonalizer {
     work: Orthogonalization,
@@ -167,10 +190,10 @@ impl Orthogonalizer {
         let [rows, cols] = [self.work.block.0 as u64, self.work.block.1 as u64];
         let (short, long, each) = (rows.min(cols), rows.max(cols), self.each());
         let [c0, c1, c2] = self.work.coefficients;
-        let x = Matrix::new(from, cols);
+        let x = MatrixAt::new(from, cols);
         let wide = if rows <= cols { x } else { x.t() };
-        let [gram, square] = [scratch.gram, scratch.square].map(|address| Matrix::new(address, short));
-        let product = |[a, b]: [Matrix; 2], c, shape, lens| Product {
+        let [gram, square] = [scratch.gram, scratch.square].map(|address| MatrixAt::new(address, short));
+        let product = |[a, b]: [MatrixAt; 2], c, shape, lens| Product {
             a,
             b,
             base: 0,
