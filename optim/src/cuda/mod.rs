@@ -32,7 +32,7 @@ mod kernels;
 mod lbfgs;
 #[cfg(feature = "cuda")]
 mod matrices;
-#[cfg(any(feature = "cuda", test))]
+#[cfg(feature = "cuda")]
 mod matrix_arguments;
 #[cfg(feature = "cuda")]
 mod matrix_memory;

@@ -72,7 +72,7 @@ impl MatrixSizes {
     }
 
     /// Returns true if this is memory for tensors of these sizes.
-    pub(super) fn holds(&self, sizes: &MatrixSizes) -> bool {
+    pub fn holds(&self, sizes: &MatrixSizes) -> bool {
         self.max(*sizes) == *self
     }
 
