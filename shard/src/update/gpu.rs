@@ -8,7 +8,7 @@ use crate::update::segments::{OwnedRange, PieceIndex, SegmentPiece, UpdateTable}
 use meshstep_optim::Flat;
 use meshstep_optim::cuda::{Group, StepBlock, Tables, Update};
 use meshstep_tensor::cuda::Event;
-use meshstep_tensor::{Buffer, DType, Meter, Queue};
+use meshstep_tensor::{Buffer, DType, Meter, Queue, SliceMut};
 use std::sync::{Mutex, PoisonError};
 
 /// Rows of one owned range, once there was an update.
@@ -93,21 +93,24 @@ impl Owned {
         Ok(())
     }
 
-    /// Calls `then` with the rows of the owned range, the number of a piece's row and the vectors, for owners of one range that have been
-    /// updated.
+    /// Calls `phase` with the rows of the owned range, the number of each row of a parameter's piece, the vectors and the row's part of
+    /// `step`, for owners of one range that have been updated.
     pub(crate) fn on_gpu_piece(
         &mut self,
         at: PieceIndex,
         grads: &mut Buffer,
-        then: impl FnOnce(&mut Update, usize, Flat<'_, '_>) -> Result<(), meshstep_optim::Error>,
+        mut step: SliceMut<'_>,
+        phase: impl Fn(&mut Update, usize, Flat<'_, '_>, SliceMut<'_>) -> Result<(), meshstep_optim::Error>,
     ) -> Result<(), Error> {
-        let Some(run) = self.runs.first_mut() else { return Ok(()) };
-        let row = run.row(at);
-        let OwnedRange { range, kept, gpu, .. } = run;
-        let mut state = cut(&mut self.state, kept)?;
-        let vectors = [&mut self.params, grads];
-        let flat = OwnedRange::flat(self.len, range, kept, vectors, self.master.as_mut(), &mut state)?;
-        Ok(gpu.0.as_mut().map_or(Ok(()), |update| then(update, row, flat))?)
+        let Some(OwnedRange { range, kept, tables, gpu }) = self.runs.first_mut() else { return Ok(()) };
+        let Some(update) = &mut gpu.0 else { return Ok(()) };
+        for (row, elements) in at.rows(tables) {
+            let mut state = cut(&mut self.state, kept)?;
+            let vectors = [&mut self.params, &mut *grads];
+            let flat = OwnedRange::flat(self.len, range, kept, vectors, self.master.as_mut(), &mut state)?;
+            phase(update, row, flat, step.reborrow().slice(elements)?)?;
+        }
+        Ok(())
     }
 
     /// Returns the pieces that this rank updates, each with the group of its rule.

@@ -125,12 +125,6 @@ impl OwnedRange {
         self.tables.iter().enumerate().flat_map(of)
     }
 
-    /// Returns the number of a piece among those of all tables.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn row(&self, at: PieceIndex) -> usize {
-        self.tables[..at.table].iter().map(|table| table.pieces.len()).sum::<usize>() + at.piece
-    }
-
     /// Returns a piece, and the group of its rule.
     pub(crate) fn piece(&self, at: PieceIndex) -> (&SegmentPiece, usize) {
         let table = &self.tables[at.table];
@@ -223,4 +217,18 @@ fn table_of<'t>(
     }
     let last = tables.len() - 1;
     &mut tables[last]
+}
+
+#[cfg(feature = "cuda")]
+impl PieceIndex {
+    /// Returns the pieces of the parameter from this one on: the number of each among those of all tables, and its elements, from the
+    /// first one's start.
+    pub(crate) fn rows(self, tables: &[UpdateTable]) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let before = tables[..self.table].iter().map(|table| table.pieces.len()).sum::<usize>();
+        let pieces = &tables[self.table].pieces;
+        let SegmentPiece { param, range, .. } = &pieces[self.piece];
+        let own = pieces.iter().enumerate().skip(self.piece).take_while(|(_, piece)| piece.param == *param);
+        let within = |piece: &Range<usize>| piece.start - range.start..piece.end - range.start;
+        own.map(move |(i, piece)| (before + i, within(&piece.range)))
+    }
 }

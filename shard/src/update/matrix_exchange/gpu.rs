@@ -9,7 +9,7 @@ use crate::update::piece_travel::PieceTravel;
 use meshstep_comm::Communicator;
 use meshstep_optim::Flat;
 use meshstep_optim::cuda::{StepBlock, Update};
-use meshstep_tensor::{Buffer, DType, Queue};
+use meshstep_tensor::{Buffer, DType, Queue, SliceMut};
 
 /// State of a step that an exchange on a GPU works on. All rows are prepared.
 pub(crate) struct GpuMatrixStep<'s> {
@@ -79,7 +79,7 @@ impl RankWindow {
         let (decided, queue) = (step.step, step.queue);
         for (i, range, place) in &self.share.pieces {
             let into = scratch.as_mut().slice(*place..place + range.len())?;
-            step.piece(&self.matrices[*i], |update, row, flat| {
+            step.piece(&self.matrices[*i], into, |update, row, flat, into| {
                 update.advance(row, flat, into, decided, queue)
             })?;
         }
@@ -93,20 +93,23 @@ impl RankWindow {
         travel.land(queue, scratch)?;
         self.share.pieces.iter().try_for_each(|(i, range, place)| {
             let from = scratch.as_mut().slice(*place..place + range.len())?;
-            step.piece(&self.matrices[*i], |update, row, flat| update.apply(row, flat, from, decided, queue))
+            step.piece(&self.matrices[*i], from, |update, row, flat, from| {
+                update.apply(row, flat, from, decided, queue)
+            })
         })
     }
 }
 
 impl GpuMatrixStep<'_> {
-    /// Calls `then` with the row and the vectors of this rank's piece of a matrix, if it has one.
+    /// Calls `phase` with each row of this rank's piece of a matrix, the vectors and the row's part of `step`, if it has one.
     fn piece(
         &mut self,
         matrix: &Matrix,
-        then: impl FnOnce(&mut Update, usize, Flat<'_, '_>) -> Result<(), meshstep_optim::Error>,
+        step: SliceMut<'_>,
+        phase: impl Fn(&mut Update, usize, Flat<'_, '_>, SliceMut<'_>) -> Result<(), meshstep_optim::Error>,
     ) -> Result<(), Error> {
         let Some(piece) = matrix.piece else { return Ok(()) };
         let Some(grads) = self.reducer.grads(matrix.bucket) else { return Ok(()) };
-        self.buckets[matrix.bucket].on_gpu_piece(piece, grads, then)
+        self.buckets[matrix.bucket].on_gpu_piece(piece, grads, step, phase)
     }
 }
