@@ -137,8 +137,8 @@ pub trait Rule: Send + Sync + Debug {
         None
     }
 
-    /// Returns the CUDA kernels of the rule with their arguments, or `None` if it has none, as for rules that see more than an element: a
-    /// step on a GPU refuses these.
+    /// Returns the CUDA kernels of the rule with their arguments, or `None` if it has none, as for rules that see sums of tensors: a step on
+    /// a GPU refuses these. A rule that sees matrices has [`MatrixRule::orthogonalization`] too.
     fn on_device(&self) -> Option<cuda::Hyper> {
         None
     }

@@ -84,7 +84,7 @@
 //!
 //! # Limits
 //! - One group of ranks, or several ([`RankRoles`]).
-//! - On GPUs rules must be element-wise. [`Clip::BeforeReduce`] makes the host wait for each step, reading a dynamic loss scale
+//! - On GPUs rules that see sums over tensors (LAMB, LARS) are refused. [`Clip::BeforeReduce`] makes the host wait for each step, reading a dynamic loss scale
 //!   for the steps launched so far, and L-BFGS for each evaluation.
 //! - Rules that see whole matrices (Muon): at stages 1 and 2 no chunk cuts a matrix ([`Part::uncut`]), so ranks with fewer elements have
 //!   padding; at stage 3, or where padding would be more than a quarter ([`Part::for_rules`]), the steps of matrices travel to one rank

@@ -14,7 +14,8 @@
 //! if it is 0, the rows of that parameter stay unchanged.
 //!
 //! Kernels are in the folders of their rules (`adam/adam.cu`). Each is compiled with the numbered files of this folder in front, in
-//! order. Rules that need sums of tensors or whole matrices have no kernels. Two more kernels accumulate and convert gradients:
+//! order. Rules that need sums of tensors have no kernels. Rules of matrices have two sweeps and launches between them
+//! ([`Orthogonalization`]). Two more kernels accumulate and convert gradients:
 //!
 //! ```text
 //! accumulate_TYPE(void* dst, const void* src, u64 len, f64 weight, u32 first)    accumulate(dst, src, weight, first)
@@ -29,9 +30,18 @@ pub(crate) mod flat;
 #[cfg(feature = "cuda")]
 mod kernels;
 mod lbfgs;
+#[cfg(feature = "cuda")]
+mod matrices;
+#[cfg(feature = "cuda")]
+mod matrix_arguments;
+#[cfg(feature = "cuda")]
+mod matrix_memory;
 mod moments;
 #[cfg(feature = "cuda")]
 mod norm;
+mod orthogonalization;
+#[cfg(feature = "cuda")]
+mod orthogonalize;
 mod sums;
 #[cfg(feature = "cuda")]
 mod tables;
@@ -50,7 +60,11 @@ pub use decision::{Answer, Decision};
 #[cfg(feature = "cuda")]
 pub(crate) use kernels::{Kernel, argument};
 #[cfg(feature = "cuda")]
+pub use matrix_memory::MatrixMemory;
+#[cfg(feature = "cuda")]
 pub(crate) use norm::NormThere;
+#[cfg(feature = "cuda")]
+pub use orthogonalize::Orthogonalizer;
 #[cfg(feature = "cuda")]
 pub use tables::Tables;
 #[cfg(feature = "cuda")]
@@ -58,12 +72,14 @@ pub use update::{Group, StepBlock, Update};
 
 pub use decide::{Decided, FIELDS, Progress, Settings, Verdict, norm_code};
 pub use lbfgs::{Combination, Products};
+pub use orthogonalization::{MatrixSizes, Orthogonalization};
 pub use sums::{CARRY_SUMS, NormAt, Span, WRITE_SUM, dot_tile, norm_kernel, norm_tile, spans};
 
 use crate::engine::frame::Common;
 use crate::engine::pass::check_segments;
-use crate::{Decay, Error, Flat, Rounding, Rule, Segment, Strided};
+use crate::{Decay, Error, Flat, Rounding, Rule, Sees, Segment, Strided};
 use meshstep_tensor::DType;
+use std::ops::Range;
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
@@ -84,7 +100,8 @@ pub struct Hyper {
 }
 
 impl Hyper {
-    /// Maximum number of hyperparameters specific to a rule: four moments with their weights, and three more.
+    /// Maximum number of hyperparameters specific to a rule: four moments with their weights, and three more. The last is the adjustment of
+    /// the learning rate to a matrix, for a rule that sees matrices.
     pub const MOST: usize = 11;
 
     const COUPLED: u32 = 1;
@@ -158,9 +175,15 @@ impl Row {
 
     /// Returns the number of its tiles, with parameters of this type.
     fn tiles(&self, params: DType) -> u64 {
-        let anchor = self.start / ANCHOR * ANCHOR;
-        if self.start < self.end { (self.end - anchor).div_ceil(tile(params)) } else { 0 }
+        tiles_of(&(self.start as usize..self.end as usize), params)
     }
+}
+
+/// Returns the number of tiles of a row with these elements.
+fn tiles_of(range: &Range<usize>, params: DType) -> u64 {
+    let (start, end) = (range.start as u64, range.end as u64);
+    let anchor = start / ANCHOR * ANCHOR;
+    if start < end { (end - anchor).div_ceil(tile(params)) } else { 0 }
 }
 
 /// Values that change from step to step, possibly decided on the device.
@@ -227,14 +250,19 @@ pub fn format(dtype: DType) -> u32 {
 
 /// Returns the name of the kernel of `family` that updates memory of these types, which [`Rule::update`] would accept.
 pub fn kernel(family: &str, flat: &Flat<'_, '_>) -> String {
-    let params = match (flat.params.dtype(), &flat.remainder) {
-        (DType::F64, _) => "f64",
-        (DType::BF16, Some(_)) => "bf16_remainder",
-        (DType::BF16, None) => "bf16",
+    let narrow = flat.state.first().is_some_and(|state| state.dtype() == DType::BF16);
+    format!("{family}_{}", suffix(flat.params.dtype(), flat.remainder.is_some(), narrow))
+}
+
+/// Returns the part of a kernel's name that tells the types of its memory; `narrow` for state in bf16.
+fn suffix(params: DType, remainder: bool, narrow: bool) -> String {
+    let params = match params {
+        DType::F64 => "f64",
+        DType::BF16 if remainder => "bf16_remainder",
+        DType::BF16 => "bf16",
         _ => "f32",
     };
-    let narrow = flat.state.first().is_some_and(|state| state.dtype() == DType::BF16);
-    format!("{family}_{params}{}", if narrow { "_state_bf16" } else { "" })
+    format!("{params}{}", if narrow { "_state_bf16" } else { "" })
 }
 
 /// Returns the number of elements of a tile for parameters of this type.
@@ -289,11 +317,31 @@ pub fn append(
         return Err(Error::Scalar { name: "lr_scale", value: lr_scale, works: "a finite number >= 0" });
     }
     check_segments(segments, usize::MAX, 0.0, f64::is_finite)?;
-    for segment in segments {
-        let row = row(&hyper, lr_scale, segment, tiles(table, params));
+    let adjusted = |(index, segment)| Ok(Hyper { given: given(&hyper, rule, index, segment)?, ..hyper });
+    let hypers = segments.iter().enumerate().map(adjusted).collect::<Result<Vec<_>, Error>>()?;
+    for (hyper, segment) in hypers.iter().zip(segments) {
+        let row = row(hyper, lr_scale, segment, tiles(table, params));
         table.push(row);
     }
     Ok(())
+}
+
+/// Returns the hyperparameters specific to the rule and to the matrices of a segment, or an error if the rule updates no such matrices.
+fn given(
+    hyper: &Hyper,
+    rule: &dyn Rule,
+    index: usize,
+    segment: &Segment,
+) -> Result<[f64; Hyper::MOST], Error> {
+    let mut given = hyper.given;
+    if rule.sees() == Sees::Matrix {
+        let phases = rule.by_matrix().ok_or(Error::NoKernels { rule: rule.name() })?;
+        let matrix = segment.matrix.and_then(|matrix| phases.orthogonalization(matrix));
+        let (len, shape, blocks) = (segment.range.len(), segment.matrix, rule.blocks());
+        let matrix = matrix.ok_or(Error::NotAMatrix { rule: rule.name(), index, len, shape, blocks })?;
+        given[Hyper::MOST - 1] = matrix.adjustment;
+    }
+    Ok(given)
 }
 
 fn row(hyper: &Hyper, lr_scale: f64, segment: &Segment, tile: u64) -> Row {

@@ -28,10 +28,11 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         assert_eq!(table, before);
         error.to_string()
     };
-    let rules: [&dyn Rule; 3] = [&Lamb::default(), &Lars::default(), &Muon::default()];
+    let rules: [&dyn Rule; 2] = [&Lamb::default(), &Lars::default()];
     for rule in rules {
         assert!(refused(DType::F64, rule, 1.0, &fine).contains("no CUDA kernels"), "{rule:?}");
     }
+    assert!(refused(DType::F64, &Muon::default(), 1.0, &fine).contains("whole matrices; segment 0"));
     assert!(refused(DType::F64, &bad, 1.0, &fine).contains("beta1"));
     assert!(refused(DType::F16, &good, 1.0, &fine).contains("f16"));
     assert!(refused(DType::F64, &good, -1.0, &fine).contains("lr_scale"));

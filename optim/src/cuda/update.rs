@@ -1,12 +1,14 @@
 //! Table of segments on a device, and the launches that advance them by one step.
 
 use super::kernels::{Kernel, argument};
+use super::matrices::MatrixSweeps;
 use super::tables::Rows;
-use super::{Hyper, Row, StepScalars, Streams};
+use super::{Hyper, MatrixMemory, Row, StepScalars, Streams};
 use crate::engine::pass::{check_memory, check_segments};
-use crate::{Error, Flat, Rounding, Rule, Segment};
+use crate::{Error, Flat, Rounding, Rule, Sees, Segment};
 use meshstep_tensor::cuda::Stream;
-use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue};
+use meshstep_tensor::{Buffer, Category, DType, Meter, Place, Queue, SliceMut};
+use std::sync::Arc;
 
 /// Segments of one parameter group.
 #[derive(Clone, Copy, Debug)]
@@ -25,18 +27,26 @@ pub struct Group<'a> {
 /// Segments of flat memory on a GPU, of one or several parameter groups, with everything their updates need.
 ///
 /// A step is two launches without waiting on the host: rates, factors and the decision to skip are read from device memory, and step
-/// counts are kept there. [`Tables`](super::Tables) merge the first launches of several updates into one.
+/// counts are kept there. [`Tables`](super::Tables) merge the first launches of several updates into one. Rules that see matrices have more
+/// launches for each tensor, with scratch memory: their own, or memory that several updates [share](Self::sharing).
 #[derive(Debug)]
 pub struct Update {
     pub(super) family: &'static str,
     prepare: Kernel,
-    sweep: Kernel,
+    pub(super) sweeps: Sweeps,
     pub(super) rows: Rows,
-    tiles: u64,
     /// Number of parameters that a step must have bytes for.
     pub(super) counted: usize,
     formats: Streams,
     types: Types,
+}
+
+/// Launches of a step.
+#[derive(Debug)]
+pub(super) enum Sweeps {
+    /// One launch over so many tiles.
+    Elements(Kernel, u64),
+    Matrices(MatrixSweeps),
 }
 
 /// Memory layout that an update was made for.
@@ -52,13 +62,25 @@ struct Types {
 
 impl Update {
     /// Uploads the table to the queue's device, for memory with the types and length of `flat`. All groups' rules must be of one family;
-    /// rules that see sums of tensors or whole matrices are refused.
+    /// rules that see sums of tensors are refused.
     pub fn new(
         flat: &Flat<'_, '_>,
         groups: &[Group<'_>],
         rounding: Rounding,
         queue: &Queue,
         meter: &Meter,
+    ) -> Result<Self, Error> {
+        Self::sharing(flat, groups, rounding, (queue, meter), None)
+    }
+
+    /// Same as [`new`](Self::new), with scratch memory that other updates of the queue use too, for rules that see matrices; `None`: memory of
+    /// its own.
+    pub fn sharing(
+        flat: &Flat<'_, '_>,
+        groups: &[Group<'_>],
+        rounding: Rounding,
+        (queue, meter): (&Queue, &Meter),
+        memory: Option<&Arc<MatrixMemory>>,
     ) -> Result<Self, Error> {
         let stream = stream(queue)?;
         let mut table = Vec::new();
@@ -72,16 +94,25 @@ impl Update {
         check_places(flat, queue.place())?;
         check_apart(groups)?;
         let family = family(groups)?;
+        let find = |name: &str| Kernel::find(stream.device(), name);
+        let sweeps = if groups.iter().any(|group| group.rule.sees() == Sees::Matrix) {
+            // Each row has launches of its own, which are given the addresses of its elements.
+            table.iter_mut().for_each(|row| {
+                (row.start, row.end, row.tile) = (0, row.end - row.start, 0);
+            });
+            Sweeps::Matrices(MatrixSweeps::new(family, flat, groups, (queue, meter), memory)?)
+        } else {
+            let kernel = find(&super::kernel(family, flat))?.in_waves(waves(flat));
+            Sweeps::Elements(kernel, super::tiles(&table, flat.params.dtype()))
+        };
         let words: &[u64] = bytemuck::cast_slice(&table);
         let mut rows = Rows::room(table.len(), queue, meter)?;
         queue.upload(words.into(), rows.as_mut())?;
-        let find = |name: &str| Kernel::find(stream.device(), name);
         Ok(Update {
             family,
             prepare: find(&super::prepare(family))?,
-            sweep: find(&super::kernel(family, flat))?.in_waves(waves(flat)),
+            sweeps,
             rows: Rows::whole(rows),
-            tiles: super::tiles(&table, flat.params.dtype()),
             counted: counted(&table),
             formats: Streams::of(flat, rounding),
             types: Types::of(flat),
@@ -91,6 +122,7 @@ impl Update {
     /// Advances every segment by one step with the values of `step`, which the device reads when the stream reaches it.
     pub fn run(&mut self, flat: Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
         self.check(&flat, step, queue)?;
+        self.check_whole(queue)?;
         self.rows.prepare(&self.prepare, self.counted, step, queue)?;
         self.launch(&flat, step, queue)
     }
@@ -98,14 +130,18 @@ impl Update {
     /// Same as [`run`](Self::run) if [`Tables::prepare`](super::Tables::prepare) has already prepared the rows for this step.
     pub fn sweep(&mut self, flat: Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
         self.check(&flat, step, queue)?;
+        self.check_whole(queue)?;
         self.launch(&flat, step, queue)
     }
 
     /// Updates the elements of all rows; the callers have checked the arguments.
     fn launch(&mut self, flat: &Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
         let stream = stream(queue)?;
-        let (mut streams, mut tiles, (mut rows, mut count)) =
-            (self.streams(flat), self.tiles, self.rows.at());
+        let (kernel, mut tiles) = match &self.sweeps {
+            Sweeps::Elements(kernel, tiles) => (kernel, *tiles),
+            Sweeps::Matrices(matrices) => return self.launch_matrices(matrices, flat, step, queue),
+        };
+        let (mut streams, (mut rows, mut count)) = (self.streams(flat, 0), self.rows.at());
         let mut step = step.address();
         let swept = &mut [
             argument(&mut streams),
@@ -117,10 +153,25 @@ impl Update {
         // SAFETY: the parameters have the kernel's types. There are `count` rows and one `StepScalars`, both on the stream's device.
         // Rows lie within `flat`; its vectors have the types that the kernel was chosen for, as the callers have checked, and are
         // borrowed exclusively by them. Later work on this stream runs after the kernel.
-        unsafe { self.sweep.launch(stream, self.tiles, swept) }
+        unsafe { kernel.launch(stream, tiles, swept) }
     }
 
-    fn check(&self, flat: &Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
+    /// Returns the launches of matrices, or an error for rules that see single elements.
+    pub(super) fn matrices(&self) -> Result<&MatrixSweeps, Error> {
+        match &self.sweeps {
+            Sweeps::Matrices(matrices) => Ok(matrices),
+            Sweeps::Elements(..) => Err(Error::NoKernels { rule: self.family }),
+        }
+    }
+
+    pub(super) fn matrices_mut(&mut self) -> Option<&mut MatrixSweeps> {
+        match &mut self.sweeps {
+            Sweeps::Matrices(matrices) => Some(matrices),
+            Sweeps::Elements(..) => None,
+        }
+    }
+
+    pub(super) fn check(&self, flat: &Flat<'_, '_>, step: &StepBlock, queue: &Queue) -> Result<(), Error> {
         check_places(flat, queue.place())?;
         self.rows.table.place().check(queue.place())?;
         step.check(self.counted, queue)?;
@@ -143,16 +194,18 @@ impl Update {
         Ok(rows.iter().map(|row| row.t).collect())
     }
 
-    fn streams(&self, flat: &Flat<'_, '_>) -> Streams {
+    /// Returns the vectors from element `first` on.
+    pub(super) fn streams(&self, flat: &Flat<'_, '_>, first: usize) -> Streams {
+        let from = |vector: &SliceMut<'_>| (vector.address() + first * vector.dtype().size()) as u64;
         let mut streams = Streams {
-            params: flat.params.address() as u64,
-            grads: flat.grads.address() as u64,
-            copy: flat.copy.as_ref().map_or(0, |copy| copy.address() as u64),
-            remainder: flat.remainder.as_ref().map_or(0, |remainder| remainder.address() as u64),
+            params: from(&flat.params),
+            grads: from(&flat.grads),
+            copy: flat.copy.as_ref().map_or(0, from),
+            remainder: flat.remainder.as_ref().map_or(0, from),
             ..self.formats
         };
         for (address, slot) in streams.state.iter_mut().zip(flat.state.iter()) {
-            *address = slot.address() as u64;
+            *address = from(slot);
         }
         streams
     }
@@ -220,6 +273,11 @@ impl StepBlock {
     }
 }
 
+/// Returns the address of a row of a table.
+pub(super) fn address_of_row(rows: &Rows, row: usize) -> u64 {
+    rows.at().0 + (row * size_of::<Row>()) as u64
+}
+
 pub(super) fn stream(queue: &Queue) -> Result<&Stream, Error> {
     let wrong = meshstep_tensor::Error::Place { given: queue.place(), expected: Place::Cuda(0) };
     queue.stream().ok_or(wrong.into())
@@ -228,7 +286,7 @@ pub(super) fn stream(queue: &Queue) -> Result<&Stream, Error> {
 /// Returns the waves of blocks in which a launch is fastest; `None`: a block for each tile. Measured with 2^30 parameters on an H100 and an
 /// H200, beside one wave: a block for each tile takes 6 % and 3 % off the time of f32 kernels, sixteen waves 5 % and 9 % off that
 /// of kernels that draw random bits, and 1 % off that of kernels with remainders.
-fn waves(flat: &Flat<'_, '_>) -> Option<u32> {
+pub(super) fn waves(flat: &Flat<'_, '_>) -> Option<u32> {
     let is_wide = |dtype| matches!(dtype, DType::F32 | DType::F64);
     let wide = is_wide(flat.params.dtype()) && flat.state.iter().all(|state| is_wide(state.dtype()));
     (!wide).then_some(16)

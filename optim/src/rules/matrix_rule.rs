@@ -1,6 +1,6 @@
 //! Phases of an update that sees whole matrices, for callers that hold a matrix in pieces.
 
-use crate::{Error, Flat, Isa, Rule, Scalars, Segment};
+use crate::{Error, Flat, Isa, Rule, Scalars, Segment, cuda};
 use meshstep_tensor::{Queue, SliceMut};
 
 /// A rule with [`Sees::Matrix`](crate::Sees::Matrix) in three phases. Two of them work on each element on its own, so that only the step
@@ -75,4 +75,11 @@ pub trait MatrixRule: Rule {
         scalars: &Scalars,
         queue: &Queue,
     ) -> Result<(), Error>;
+
+    /// Returns the arguments of the phases on a GPU for a tensor with matrices of these rows and columns: `None` if the rule has no kernels
+    /// for them, or does not update such matrices.
+    fn orthogonalization(&self, matrix: (usize, usize)) -> Option<cuda::Orthogonalization> {
+        let _ = matrix;
+        None
+    }
 }

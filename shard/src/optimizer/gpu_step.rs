@@ -5,7 +5,11 @@ use crate::config::options::StepArgs;
 use crate::error::Error;
 use crate::optimizer::Optimizer;
 use crate::step::gpu::{DeviceState, StepTicket, outside_captures};
+use crate::update::gpu::GpuUpdate;
+use crate::update::gpu_matrices::GpuMatrices;
 use crate::update::hooks::UpdateHooks;
+use crate::update::owned_bucket::ParamUpdate;
+use crate::update::params::Params;
 use meshstep_optim::cuda::{Answer, Tables, Update, Verdict};
 use meshstep_tensor::Place;
 use std::sync::Arc;
@@ -73,6 +77,12 @@ fn apply(opt: &mut Optimizer) -> Result<Option<Answer>, Error> {
     let mut updated = prepare(opt);
     for b in 0..opt.params.buckets.len() {
         updated = updated.and_then(|()| update(opt, b));
+        if opt.updater.exchanged().binary_search(&b).is_err() {
+            updated = updated.and_then(|()| opt.gatherer.send(b, &mut opt.params, &opt.reducer));
+        }
+    }
+    updated = updated.and_then(|()| exchange(opt));
+    for &b in opt.updater.exchanged() {
         updated = updated.and_then(|()| opt.gatherer.send(b, &mut opt.params, &opt.reducer));
     }
     let updated = updated.and_then(|()| join_tables(opt));
@@ -96,28 +106,40 @@ fn land(opt: &mut Optimizer) -> Result<(), Error> {
 fn update_all(opt: &mut Optimizer) -> Result<Option<Answer>, Error> {
     prepare(opt)?;
     (0..opt.params.buckets.len()).try_for_each(|b| update(opt, b))?;
+    exchange(opt)?;
     join_tables(opt)?;
     opt.decider.launch_norm(&opt.params, &mut opt.reducer)
 }
 
-/// Prepares the rows that earlier steps have built: one launch for all buckets.
+/// Prepares the rows that earlier steps have built: one launch for all buckets. The first step allocates memory for matrices.
 fn prepare(opt: &mut Optimizer) -> Result<(), Error> {
-    let DeviceState { decision, tables, .. } = opt.decider.device(&opt.params)?;
+    let DeviceState { decision, tables, matrices, .. } = opt.decider.device(&opt.params)?;
+    if matrices.is_none() {
+        *matrices = Some(GpuMatrices::new(&mut opt.params, opt.updater.matrices())?);
+    }
     let Some(tables) = tables else { return Ok(()) };
     Ok(tables.prepare(decision.step(), &opt.params.options.queue)?)
 }
 
-/// Updates this rank's range of bucket `b`: one launch.
+/// Updates this rank's range of bucket `b`, except for pieces of matrices: one launch, or a few for each matrix.
 fn update(opt: &mut Optimizer, b: usize) -> Result<(), Error> {
     opt.reducer.settle_one(b)?;
-    let DeviceState { decision, tables, .. } = opt.decider.device(&opt.params)?;
+    let DeviceState { decision, tables, matrices, .. } = opt.decider.device(&opt.params)?;
     if let Some(grads) = opt.reducer.grads(b) {
-        let params = &mut opt.params;
-        let next = |p: usize| params.entries[p].t + 1;
-        let step = (decision.step(), tables.as_ref());
-        params.buckets[b].update_on_gpu(grads, &params.groups, next, step, &params.options.meter)?;
+        let Params { buckets, entries, groups, options, .. } = &mut opt.params;
+        let next = |p: usize| ParamUpdate { t: entries[p].t + 1, ratio: 1.0, matrix: entries[p].matrix };
+        let (step, meter) = (decision.step(), &options.meter);
+        let at = GpuUpdate { step, prepared: tables.as_ref(), matrices: matrices.as_ref(), meter };
+        buckets[b].update_on_gpu(grads, groups, next, at)?;
     }
     Ok(())
+}
+
+/// Updates the matrices of which several ranks hold pieces.
+fn exchange(opt: &mut Optimizer) -> Result<(), Error> {
+    let DeviceState { decision, matrices, .. } = opt.decider.device(&opt.params)?;
+    let Some(matrices) = matrices else { return Ok(()) };
+    opt.updater.exchange_on_gpu(&mut opt.params, &mut opt.reducer, (decision.step(), matrices))
 }
 
 /// Joins the rows of all buckets, if a step has built new ones.

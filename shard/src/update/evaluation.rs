@@ -3,6 +3,8 @@
 use crate::config::param_groups::RuleGroup;
 use crate::error::Error;
 use crate::plan::bytes::VectorSpec;
+#[cfg(feature = "cuda")]
+use crate::update::gpu::GpuUpdate;
 use crate::update::owned_bucket::{Owned, ParamUpdate};
 use crate::update::params::{ParamPlace, Params};
 use crate::update::vector_memory::zeroed;
@@ -104,5 +106,7 @@ fn convert_on_gpu(
     let Params { buckets, entries, options, .. } = params;
     let mut step = StepBlock::new(&options.queue, &options.meter)?;
     step.set(&StepScalars { lr: 0.0, grad_scale: 1.0, skip: 0, zero_grads: 0 }, &options.queue)?;
-    buckets[b].update_on_gpu(grads, groups, |p| entries[p].t + 1, (&step, None), &options.meter)
+    let next = |p: usize| ParamUpdate { t: entries[p].t + 1, ratio: 1.0, matrix: None };
+    let at = GpuUpdate { step: &step, prepared: None, matrices: None, meter: &options.meter };
+    buckets[b].update_on_gpu(grads, groups, next, at)
 }

@@ -2,11 +2,13 @@
 
 use crate::config::param_groups::RuleGroup;
 use crate::error::Error;
+use crate::update::gpu_matrices::{GpuMatrices, computed_in};
 use crate::update::owned_bucket::{Owned, ParamUpdate, cut};
-use crate::update::segments::{OwnedRange, UpdateTable};
+use crate::update::segments::{OwnedRange, PieceIndex, SegmentPiece, UpdateTable};
+use meshstep_optim::Flat;
 use meshstep_optim::cuda::{Group, StepBlock, Tables, Update};
 use meshstep_tensor::cuda::Event;
-use meshstep_tensor::{Buffer, Meter, Queue};
+use meshstep_tensor::{Buffer, DType, Meter, Queue, SliceMut};
 use std::sync::{Mutex, PoisonError};
 
 /// Rows of one owned range, once there was an update.
@@ -18,6 +20,18 @@ impl GpuTable {
     pub(super) fn clear(&mut self) {
         self.0 = None;
     }
+}
+
+/// A step on a GPU, as its updates need it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GpuUpdate<'s> {
+    /// The device's decision.
+    pub(crate) step: &'s StepBlock,
+    /// Rows that are ready for the step.
+    pub(crate) prepared: Option<&'s Tables>,
+    /// Memory for rules that see matrices.
+    pub(crate) matrices: Option<&'s GpuMatrices>,
+    pub(crate) meter: &'s Meter,
 }
 
 /// Event after which the parameters are those of the last step, if the queue has not waited for it.
@@ -42,31 +56,31 @@ impl Owned {
         *self.arrival.0.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(event);
     }
 
-    /// Updates the owned parameters on a GPU as the device's `step` decides, per parameter if it counts them; `next` returns the
-    /// `t` of a parameter's next update. The rows in `prepared` are ready for the step.
+    /// Updates the owned parameters on a GPU as the device's step decides, per parameter if it counts them, except for pieces of matrices;
+    /// `next` returns a parameter's next update.
     pub(crate) fn update_on_gpu(
         &mut self,
         grads: &mut Buffer,
         groups: &[RuleGroup],
-        next: impl Fn(usize) -> u64,
-        (step, prepared): (&StepBlock, Option<&Tables>),
-        meter: &Meter,
+        next: impl Fn(usize) -> ParamUpdate,
+        at: GpuUpdate<'_>,
     ) -> Result<(), Error> {
         // The parameters have arrived: the communicator gathered them before it reduced these gradients.
-        let queue = &self.queue;
+        let (queue, GpuUpdate { step, prepared, .. }) = (&self.queue, at);
         for OwnedRange { range, kept, tables, gpu } in &mut self.runs {
             let mut state = cut(&mut self.state, kept)?;
             let vectors = [&mut self.params, &mut *grads];
             let flat = OwnedRange::flat(self.len, range, kept, vectors, self.master.as_mut(), &mut state)?;
             if gpu.0.is_none() && !tables.is_empty() {
-                let due = |param: usize| Some(ParamUpdate { t: next(param), ratio: 1.0, matrix: None });
-                tables.iter_mut().for_each(|table| table.fill(due));
+                tables.iter_mut().for_each(|table| table.fill(|param| Some(next(param))));
                 let counts =
                     |table: &UpdateTable| if step.counted() > 0 { params_of(table) } else { Vec::new() };
                 let params: Vec<_> = tables.iter().map(counts).collect();
                 let groups: Vec<_> =
                     tables.iter().zip(&params).map(|(table, params)| group(table, groups, params)).collect();
-                gpu.0 = Some(Update::new(&flat, &groups, self.rounding, queue, meter)?);
+                let memory = at.matrices.and_then(|all| all.memory(computed_in(flat.params.dtype())));
+                let made = Update::sharing(&flat, &groups, self.rounding, (queue, at.meter), memory);
+                gpu.0 = Some(without_pieces(made?, tables, at.matrices));
             }
             match &mut gpu.0 {
                 Some(update) if prepared.is_some_and(|tables| tables.has(update)) => {
@@ -79,10 +93,48 @@ impl Owned {
         Ok(())
     }
 
+    /// Calls `phase` with the rows of the owned range, the number of each row of a parameter's piece, the vectors and the row's part of
+    /// `step`, for owners that have been updated.
+    pub(crate) fn on_gpu_piece(
+        &mut self,
+        at: PieceIndex,
+        grads: &mut Buffer,
+        mut step: SliceMut<'_>,
+        phase: impl Fn(&mut Update, usize, Flat<'_, '_>, SliceMut<'_>) -> Result<(), meshstep_optim::Error>,
+    ) -> Result<(), Error> {
+        let Some((OwnedRange { range, kept, tables, gpu }, _)) = at.of(&mut self.runs) else { return Ok(()) };
+        let Some(update) = &mut gpu.0 else { return Ok(()) };
+        for (row, elements) in at.rows(tables) {
+            let mut state = cut(&mut self.state, kept)?;
+            let vectors = [&mut self.params, &mut *grads];
+            let flat = OwnedRange::flat(self.len, range, kept, vectors, self.master.as_mut(), &mut state)?;
+            phase(update, row, flat, step.reborrow().slice(elements)?)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the pieces that this rank updates, each with the group of its rule.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = (usize, &SegmentPiece)> {
+        let tables = self.runs.iter().flat_map(|run| &run.tables);
+        tables.flat_map(|table| table.pieces.iter().map(|piece| (table.group, piece)))
+    }
+
+    /// Returns the type of the parameters.
+    pub(crate) fn update_dtype(&self) -> DType {
+        self.params.dtype()
+    }
+
     /// Returns the tables on a GPU that exist so far.
     pub(crate) fn updates(&mut self) -> impl Iterator<Item = &mut Update> {
         self.runs.iter_mut().filter_map(|run| run.gpu.0.as_mut())
     }
+}
+
+/// Leaves pieces of matrices to their exchange.
+fn without_pieces(mut update: Update, tables: &[UpdateTable], matrices: Option<&GpuMatrices>) -> Update {
+    let params: Vec<_> = tables.iter().flat_map(|table| &table.pieces).map(|piece| piece.param).collect();
+    update.leave_to_phases(|row| matrices.is_some_and(|matrices| matrices.is_piece(params[row])));
+    update
 }
 
 /// Returns a table's segments with their group, as a GPU needs them; `params` are their parameters if the device counts them.

@@ -1,5 +1,11 @@
 //! Update of matrices that several ranks hold: pieces of their steps travel to one rank each, are transformed there, and return.
 
+#[cfg(feature = "cuda")]
+mod gpu;
+
+#[cfg(feature = "cuda")]
+pub(crate) use gpu::GpuMatrixStep;
+
 use crate::config::options::Options;
 use crate::config::param_groups::{Groups, MAX_STATES, RuleGroup};
 use crate::error::Error;

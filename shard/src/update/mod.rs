@@ -4,6 +4,8 @@ pub(crate) mod evaluation;
 pub(crate) mod exact_reduce;
 #[cfg(feature = "cuda")]
 pub(crate) mod gpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod gpu_matrices;
 pub(crate) mod hooks;
 pub(crate) mod matrix_exchange;
 #[cfg(not(feature = "cuda"))]

@@ -229,3 +229,17 @@ fn table_of<'t>(
     let last = tables.len() - 1;
     &mut tables[last]
 }
+
+#[cfg(feature = "cuda")]
+impl PieceIndex {
+    /// Returns the pieces of the parameter from this one on: the number of each among those of all tables, and its elements, from the
+    /// first one's start.
+    pub(crate) fn rows(self, tables: &[UpdateTable]) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let before = tables[..self.table].iter().map(|table| table.pieces.len()).sum::<usize>();
+        let pieces = &tables[self.table].pieces;
+        let SegmentPiece { param, range, .. } = &pieces[self.piece];
+        let own = pieces.iter().enumerate().skip(self.piece).take_while(|(_, piece)| piece.param == *param);
+        let within = |piece: &Range<usize>| piece.start - range.start..piece.end - range.start;
+        own.map(move |(i, piece)| (before + i, within(&piece.range)))
+    }
+}

@@ -3,12 +3,18 @@
 use crate::config::param_groups::RuleGroup;
 use crate::error::Error;
 use crate::reduce::reducer::GradReducer;
+#[cfg(feature = "cuda")]
+use crate::update::gpu_matrices::GpuMatrices;
+#[cfg(feature = "cuda")]
+use crate::update::matrix_exchange::GpuMatrixStep;
 use crate::update::matrix_exchange::{MatrixStep, MatrixUpdates, PartExchange};
 use crate::update::owned_bucket::ParamUpdate;
 use crate::update::params::{ParamEntry, Params};
 use crate::update::tensor_norms::TensorTotals;
 use meshstep_comm::Communicator;
 use meshstep_optim::Scalars;
+#[cfg(feature = "cuda")]
+use meshstep_optim::cuda::StepBlock;
 use meshstep_tensor::SliceMut;
 use std::sync::Arc;
 
@@ -95,6 +101,25 @@ impl Updater {
             scalars,
             queue: &options.queue,
         })
+    }
+
+    /// Returns the matrices that several ranks hold.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn matrices(&self) -> &MatrixUpdates {
+        &self.matrices
+    }
+
+    /// Same as [`exchange`](Self::exchange) on a GPU, as the device's step decides. Collective.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn exchange_on_gpu(
+        &mut self,
+        params: &mut Params,
+        reducer: &mut GradReducer,
+        (step, matrices): (&StepBlock, &GpuMatrices),
+    ) -> Result<(), Error> {
+        let Params { buckets, options, .. } = params;
+        let queue = &options.queue;
+        self.matrices.run_on_gpu(&mut GpuMatrixStep { buckets, reducer, step, matrices, queue })
     }
 
     /// Updates this rank's range of bucket `b`, once its gradients have arrived, except for matrices that are exchanged.

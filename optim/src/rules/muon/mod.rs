@@ -25,9 +25,10 @@ pub use blocks::Blocks;
 
 use crate::engine::check::Check;
 use crate::engine::cpu::Cpu;
+use crate::engine::frame::Common;
 use crate::engine::pass;
 use crate::engine::streams::{Stream, Streams};
-use crate::{Error, Flat, Isa, MatrixRule, Rule, Scalars, Sees, Segment, StateSlot};
+use crate::{Decay, Error, Flat, Isa, MatrixRule, Rule, Scalars, Sees, Segment, StateSlot, cuda};
 use meshstep_tensor::{DType, Queue};
 use product::Product;
 
@@ -51,6 +52,8 @@ const STATE: &[&str] = &["momentum"];
 /// published programs of its authors and of Moonshot AI.
 ///
 /// Momentum and descent work on each element on its own, so that a caller may hold a matrix in pieces ([`MatrixRule`]).
+///
+/// On a GPU kernels of its own have the CPU's bits ([`cuda::Update`](crate::cuda), feature `cuda`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Muon {
     /// Decay of the buffer, in `[0, 1)`.
@@ -162,6 +165,12 @@ impl Rule for Muon {
         // A matrix without elements has no valid adjustment, and nothing uses it.
         let block = block.filter(|&(rows, cols)| rows > 0 && cols > 0);
         (lr * self.weight_decay).max(block.map_or(lr, |block| lr * self.adjustment(block)))
+    }
+
+    fn on_device(&self) -> Option<cuda::Hyper> {
+        let common =
+            Common { weight_decay: self.weight_decay, decay: Decay::Decoupled, maximize: self.maximize };
+        Some(cuda::Hyper::new(NAME, &common, &[self.momentum]).with(&[self.nesterov, self.decaying_sum]))
     }
 
     fn update_on(

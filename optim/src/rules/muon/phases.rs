@@ -9,7 +9,7 @@ use crate::engine::cpu::Cpu;
 use crate::engine::pass;
 use crate::engine::streams::Streams;
 use crate::engine::sweep::Sweep;
-use crate::{Error, Flat, Isa, MatrixRule, Rule, Scalars, Segment};
+use crate::{Error, Flat, Isa, MatrixRule, Rule, Scalars, Segment, cuda};
 use meshstep_tensor::{DType, Queue, SliceMut};
 
 impl MatrixRule for Muon {
@@ -78,6 +78,19 @@ impl MatrixRule for Muon {
             _ => self.descend::<f32>(pass::streams(flat)?, segments, scalars, on),
         }
         Ok(())
+    }
+
+    fn orthogonalization(&self, matrix: (usize, usize)) -> Option<cuda::Orthogonalization> {
+        let block = self.blocks.of_matrix(matrix)?;
+        Some(cuda::Orthogonalization {
+            block,
+            // A matrix without elements has no valid adjustment, and nothing uses it.
+            adjustment: if block.0 == 0 || block.1 == 0 { 0.0 } else { self.adjustment(block) },
+            coefficients: self.ns_coefficients,
+            steps: self.ns_steps,
+            eps: self.eps,
+            add_eps: self.add_eps,
+        })
     }
 }
 

@@ -5,6 +5,7 @@ mod flat;
 mod gpu;
 mod grids;
 mod lbfgs;
+mod matrices;
 mod merge;
 mod norm;
 mod step;

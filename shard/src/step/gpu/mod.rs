@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::reduce::reducer::GradReducer;
 use crate::step::decider::Decider;
 use crate::step::exchange::{FaultCode, fault_word};
+use crate::update::gpu_matrices::GpuMatrices;
 use crate::update::params::Params;
 use meshstep_optim::cuda::{Answer, Decision, Progress, Settings, Tables, Verdict, norm_code};
 use meshstep_optim::{LossScale, LossScaleState};
@@ -34,6 +35,8 @@ pub(crate) struct DeviceState {
     pub(crate) decision: Decision,
     /// Rows of all buckets' tables, once a step has built them.
     pub(crate) tables: Option<Tables>,
+    /// Memory of updates of matrices, once a step has allocated it.
+    pub(crate) matrices: Option<GpuMatrices>,
     /// Stream that only waits for parameters in flight.
     pub(crate) side_stream: Stream,
     unknown: VecDeque<Arc<StepTicket>>,
@@ -115,7 +118,8 @@ impl Decider {
         let elsewhere = meshstep_tensor::Error::Place { given: queue.place(), expected: Place::Cuda(0) };
         let stream = queue.stream().ok_or(elsewhere)?;
         let side_stream = Stream::new(stream.device()).map_err(meshstep_tensor::Error::from)?;
-        Ok(DeviceState { decision, tables: None, side_stream, unknown: VecDeque::new(), names })
+        let unknown = VecDeque::new();
+        Ok(DeviceState { decision, tables: None, matrices: None, side_stream, unknown, names })
     }
 
     /// Launches the decision of a step; returns its answer, and the bound on the norm.

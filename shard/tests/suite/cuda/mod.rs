@@ -10,6 +10,7 @@ mod failing;
 mod graph;
 mod launches;
 mod lbfgs;
+mod matrices;
 mod missing;
 mod pair;
 mod propagate;
