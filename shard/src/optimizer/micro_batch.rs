@@ -40,6 +40,11 @@ impl<'a> MicroBatch<'a> {
         self.params().param(name)
     }
 
+    /// Returns the slot of the step that this micro-batch computes, if the step has slots ([`SlotRuns`](crate::SlotRuns)).
+    pub fn slot_index(&self) -> Option<usize> {
+        self.reducer().slot()
+    }
+
     /// Returns the queue that orders the copies of gradients ([`Options::queue`](crate::Options::queue)).
     pub fn queue(&self) -> &'a Queue {
         &self.params().options.queue

@@ -5,6 +5,7 @@ use crate::error::{Error, SlotError, WeightError};
 use crate::reduce::local_clip::LocalClip;
 use crate::reduce::reducer::GradReducer;
 use meshstep_optim::{NormSum, clip_coef, scale};
+use std::ops::Range;
 
 /// Weights up to this are exact in f32, in which gradients are multiplied by them.
 const MAX_WEIGHT: u64 = 1 << 24;
@@ -37,11 +38,21 @@ impl GradReducer {
         self.config.options.clip == Clip::BeforeReduce || self.config.options.reduce_in_step
     }
 
+    /// Returns this rank's slots, if the step has slots.
+    fn run(&self) -> Option<Range<usize>> {
+        let rank = self.config.buckets.first()?.among.shards.rank();
+        Some(self.config.slots.as_ref()?.runs().run(rank))
+    }
+
+    /// Returns the slot of the micro-batch under way, if the step has slots.
+    pub(crate) fn slot(&self) -> Option<usize> {
+        Some(self.run()?.start + self.progress.batches.saturating_sub(1) as usize)
+    }
+
     /// Refuses a micro-batch that is not the next slot of this rank's run.
     fn check_slot(&self, last: bool) -> Result<(), Error> {
-        let rank = self.config.buckets.first().map(|bucket| bucket.among.shards.rank());
-        let (Some(slots), Some(rank)) = (&self.config.slots, rank) else { return Ok(()) };
-        let (run, made) = (slots.runs().run(rank), self.progress.batches);
+        let Some(run) = self.run() else { return Ok(()) };
+        let made = self.progress.batches;
         match last == (made + 1 == run.len() as u64) {
             true => Ok(()),
             false => Err(SlotError::Order { run, made, last }.into()),

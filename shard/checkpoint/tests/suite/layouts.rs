@@ -4,7 +4,7 @@ use crate::common::{Gradients, PRECISIONS, Run, STAGES, WITH_STATE, cases};
 use crate::whole::{Whole, join, part};
 use meshstep_checkpoint::{self as checkpoint, Load, Save, Store};
 use meshstep_checkpoint_cases::Sim;
-use meshstep_shard::{Optimizer, Options};
+use meshstep_shard::{Optimizer, Options, SlotRuns, Stage};
 use meshstep_tensor::DType;
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ pub(crate) const DIR: &str = "/run";
 /// Takes the steps of a range, and returns the state of the ranks after them.
 pub(crate) fn train(run: &Run, opt: &mut Optimizer, steps: std::ops::Range<u64>) {
     for t in steps {
-        run.read_and_hand_over(opt, t, 0).unwrap();
+        let batches = run.batches(opt.comm().rank());
+        (0..batches).for_each(|batch| run.read_and_hand_over(opt, t, batch).unwrap());
         opt.step(run.at(t)).unwrap().outcome().unwrap();
     }
 }
@@ -88,4 +89,37 @@ proptest! {
         prop_assert!(went_on == end, "three steps later they are apart");
         store.latest().unwrap().verify().unwrap();
     }
+}
+
+/// A run over slots that goes from four ranks to three to eight, at other stages, is on the curve of one rank.
+#[test]
+fn slots_stay_on_one_curve_on_other_ranks() {
+    let of = |ranks: usize, stage: Stage| {
+        let slots = Some(SlotRuns::even(8, ranks).unwrap());
+        let options = Options { slots, ..Run::default().options };
+        Run { ranks, options, ..Run::default() }.stage(stage)
+    };
+    let store = Store::on(Arc::new(Sim::new(DIR)), DIR);
+    let steps = |run: &Run, steps: std::ops::Range<u64>| {
+        let ends = meshstep_comm::loopback::spawn(run.ranks, |comm| {
+            let mut opt = run.build(comm).unwrap();
+            if steps.start > 1 {
+                checkpoint::load(&mut opt, &store, Load::default()).unwrap();
+            }
+            train(run, &mut opt, steps.clone());
+            checkpoint::save(&mut opt, &store, Save::default()).unwrap();
+            part(&opt)
+        });
+        join(ends.unwrap())
+    };
+    let alone = of(1, Stage::Replicated);
+    let expected = meshstep_comm::loopback::spawn(1, |comm| {
+        let mut opt = alone.build(comm).unwrap();
+        train(&alone, &mut opt, 1..10);
+        part(&opt)
+    });
+    let expected = join(expected.unwrap());
+    steps(&of(4, Stage::Zero1), 1..4);
+    steps(&of(3, Stage::Zero3), 4..7);
+    assert!(steps(&of(8, Stage::Zero2), 7..10) == expected);
 }

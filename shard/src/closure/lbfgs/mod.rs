@@ -99,6 +99,7 @@ fn of_a_step_alone(options: &Options) -> Option<&'static str> {
     match () {
         () if options.clip == Clip::BeforeReduce => Some("clip: Clip::BeforeReduce"),
         () if options.reduce_in_step => Some("reduce_in_step: true"),
+        () if options.slots.is_some() => Some("slots"),
         () if options.loss_scale.is_some() => Some("loss_scale"),
         () if options.schedule.is_some() => Some("schedule"),
         () if options.non_finite == NonFinite::Propagate => Some("non_finite: NonFinite::Propagate"),
@@ -113,7 +114,7 @@ impl ShardedLbfgs {
     ///
     /// Parameters are of one type, f32 or f64, or 16-bit with [`Options::precision`]. [`Combine::Mean`] and [`Combine::Sum`]
     /// combine losses as they combine gradients; [`Combine::Weighted`] is refused. Options that only an optimizer's own step
-    /// carries out are refused too: clipping before the reduction, reductions in the step, a loss scale, a schedule, stochastic rounding,
+    /// carries out are refused too: clipping before the reduction, reductions in the step, slots, a loss scale, a schedule, stochastic rounding,
     /// [`Missing::AllOrNone`] and [`NonFinite::Propagate`].
     pub fn new(
         comm: Arc<dyn Communicator>,
