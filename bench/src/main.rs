@@ -107,6 +107,7 @@ fn prepare(asked: &mut Train, ranks_given: bool) -> Result<Ranks> {
     let is_elastic = !asked.local.arbiter.is_empty();
     let launch = if is_elastic { Launch::Alone } else { Launch::from_env()? };
     launch.settle(asked, ranks_given)?;
+    asked.check_ranks()?;
     let one_rank = is_elastic || launch.world_size().is_some();
     ranks::threads::prepare(asked.threads, launch.ranks_here(asked), one_rank)?;
     log()?;
@@ -137,8 +138,16 @@ fn train_stages(asked: &Train, ranks: Ranks, signals: &Signals, folder: &Path) -
     let mut out = ranks.stdout();
     let is_first = ranks.is_first();
     let run = train::Run::prepare(asked, &Path::new(FOLDER).join("Cargo.toml"), folder)?;
-    let run = run.among(ranks).ended_by(signals);
+    let mut run = run.among(ranks).ended_by(signals);
     writeln!(out, "{run}\n")?;
+    if let Some(slots) = asked.slots {
+        let compared = run.over_slots(slots)?;
+        writeln!(out, "\n{compared}")?;
+        return match compared.difference {
+            Some(difference) => bail!("parameters differ: {difference}"),
+            None => Ok(()),
+        };
+    }
     let report = run.train()?;
     writeln!(out, "\n{}", report.table())?;
     if is_first {

@@ -21,6 +21,5 @@ pub mod ranks;
 pub mod record;
 pub mod samples;
 pub mod shapes;
-pub mod slots;
 pub mod step;
 pub mod update;

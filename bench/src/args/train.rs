@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use clap::builder::ArgPredicate;
 use meshstep_parallel3d::Mesh;
@@ -31,9 +32,17 @@ pub(crate) struct Train {
     #[arg(long, conflicts_with_all = NOT_ON_MESHES)]
     #[serde(skip)]
     pub(crate) compare: bool,
-    /// Ranks, each a thread with its own batches; with --local, workers
-    #[arg(long, visible_alias = "workers", default_value_t = 4, value_parser = within::<1, 64>)]
-    pub(crate) ranks: usize,
+    /// Ranks, each a thread with its own batches; with --local, workers; with --slots also several numbers of ranks, such as
+    /// 1,2,3,4,8
+    #[arg(long, visible_alias = "workers", default_value = "4", value_delimiter = ',', value_parser = within::<1, 64>)]
+    #[serde(serialize_with = "first")]
+    pub(crate) ranks: Vec<usize>,
+    /// Train over this many micro-batches a step in a fixed order, on each number of --ranks, and compare the results; beside them
+    /// ordinary means of the same micro-batches
+    #[arg(long, value_name = "COUNT", value_parser = within::<1, 1024>)]
+    #[arg(conflicts_with_all = ["mesh", "compare", "local", "save_every", "resume"])]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) slots: Option<usize>,
     /// Optimizer steps; 50 on meshes, 384 with --local, 160 with --local all, 768 with --local compare
     #[arg(long, default_value_t = 400, value_parser = within::<1, 1_000_000>)]
     #[arg(default_value_ifs = [("mesh", ArgPredicate::IsPresent, "50"), ("compare", ArgPredicate::Equals("true".into()), "50"),
@@ -109,7 +118,31 @@ pub(crate) enum Optimizer {
     Sgd,
 }
 
+/// Writes the first number.
+fn first<S: serde::Serializer>(ranks: &[usize], serializer: S) -> Result<S::Ok, S::Error> {
+    ranks.first().serialize(serializer)
+}
+
 impl Train {
+    /// Returns the number of ranks, the first if there are several.
+    pub(crate) fn ranks(&self) -> usize {
+        self.ranks.first().copied().unwrap_or(1)
+    }
+
+    /// Refuses several numbers of ranks without slots, and fewer slots than ranks.
+    pub(crate) fn check_ranks(&self) -> Result<()> {
+        match self.slots {
+            Some(slots) => ensure!(
+                self.ranks.iter().all(|&ranks| ranks <= slots),
+                "--slots {slots} is below a number of --ranks; each rank computes at least one slot"
+            ),
+            None => {
+                ensure!(self.ranks.len() == 1, "several numbers of --ranks are compared with --slots only")
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the stages to run, in order.
     pub(crate) fn stages(&self) -> Vec<u8> {
         let last = if self.meshes().is_empty() { 2 } else { 3 };
@@ -129,6 +162,10 @@ impl Train {
 
     /// Returns the maximum number of threads that compute at the same time.
     pub(crate) fn most_ranks(&self) -> usize {
-        self.meshes().iter().map(Mesh::world_size).max().unwrap_or(self.ranks)
+        self.meshes()
+            .iter()
+            .map(Mesh::world_size)
+            .max()
+            .unwrap_or_else(|| self.ranks.iter().copied().max().unwrap_or(1))
     }
 }

@@ -126,15 +126,15 @@ impl Run {
         let steps = asked.steps as u64;
         let methods = match task {
             Task::All => METHODS.iter().map(|task| Method::of(*task, local, steps)).collect::<Result<_>>()?,
-            Task::Compare => compare::methods(steps, asked.ranks)?,
+            Task::Compare => compare::methods(steps, asked.ranks())?,
             Task::Doubling => doubling::methods(local, steps)?,
             one => vec![Method::of(one, local, steps)?],
         };
         let schedule = match (local.chaos, methods.as_slice()) {
-            (None, _) if task == Task::Doubling => doubling::schedule(asked.ranks, steps, local.kx())?,
+            (None, _) if task == Task::Doubling => doubling::schedule(asked.ranks(), steps, local.kx())?,
             (None, _) => Schedule::default(),
             (Some(seed), [Method { plan: Some(plan), .. }]) => {
-                Schedule::draw(seed, asked.ranks, steps, plan)?
+                Schedule::draw(seed, asked.ranks(), steps, plan)?
             }
             (Some(_), _) => {
                 bail!("--chaos needs one method with rare exchanges, such as --local des-loc")
@@ -199,7 +199,7 @@ impl Run {
             sections.push(compare::section(&compared, self.entropy));
         }
         if let [from, once] = self.marks[..] {
-            sections.push(doubling::section(&doubled, self.asked.ranks, [from, once], self.entropy));
+            sections.push(doubling::section(&doubled, self.asked.ranks(), [from, once], self.entropy));
         }
         sections.iter().try_for_each(|section| out.write_all(terminal::section(section).as_bytes()))?;
         for difference in trained.iter().filter_map(|run| run.difference.as_ref()) {
@@ -248,10 +248,10 @@ impl Run {
     }
 
     fn common(&self) -> Common<'_> {
-        let Train { steps, batch, ranks: workers, .. } = self.asked;
+        let (Train { steps, batch, .. }, workers) = (&self.asked, self.asked.ranks());
         let Run { model, ref corpus, held_out, ref marks, .. } = *self;
         let on_the_way = self.asked.seed;
-        Common { model, corpus, steps, batch, workers, held_out, marks, on_the_way }
+        Common { model, corpus, steps: *steps, batch: *batch, workers, held_out, marks, on_the_way }
     }
 
     pub(crate) fn train(&self, out: &mut impl Write) -> Result<Vec<Trained>> {
@@ -287,7 +287,7 @@ impl Run {
 
     /// Prints the settings of the run.
     fn head(&self, out: &mut impl Write) -> Result<()> {
-        let Train { ranks, steps, batch, .. } = self.asked;
+        let (Train { steps, batch, .. }, ranks) = (&self.asked, self.asked.ranks());
         let Config { layers, heads, width, context } = self.model;
         let (train, held_out) = self.corpus.lens();
         writeln!(out, "text: {}; {train} bytes for training, {held_out} held out", self.text)?;

@@ -238,6 +238,7 @@ fn trainer<'a, S: Stepper>(
         rank: worker,
         batch: job.batch,
         ranks: job.first,
+        slots: None,
     };
     let optimizer = Sharded::over(optimizer, network.gpt.vars()?)?;
     Ok(Trainer { optimizer, network, rates: job.rates()?, progress })

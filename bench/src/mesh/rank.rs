@@ -127,7 +127,7 @@ impl trainer::Network for Part<'_> {
         1
     }
 
-    fn backward(&self, step: u64, micro_batch: &MicroBatch<'_>) -> Result<f64> {
+    fn backward(&self, step: u64, _: usize, micro_batch: &MicroBatch<'_>) -> Result<f64> {
         let Self { run, network, sharded, .. } = self;
         let tokens = Tokens::new(&self.batch(step as usize), run.tokens())?;
         let mut on_grad = |name: &str, grad: &Tensor| Ok(hand_over(micro_batch, name, grad)?);

@@ -79,12 +79,12 @@ impl Launch {
             return Ok(());
         }
         ensure!(
-            !given || asked.ranks == processes,
+            !given || asked.ranks == [processes],
             "{processes} processes were started, but --ranks is {}; start {} processes or leave --ranks out",
-            asked.ranks,
-            asked.ranks
+            asked.ranks(),
+            asked.ranks()
         );
-        asked.ranks = processes;
+        asked.ranks = vec![processes];
         Ok(())
     }
 }
@@ -193,7 +193,7 @@ mod tests {
             let words = ["meshstep-bench", "train"].into_iter().chain(options.split_whitespace());
             let Command::Train(mut asked) = Cli::parse_from(words).command else { panic!("not train") };
             let settled = read(TORCHRUN).unwrap().settle(&mut asked, given);
-            settled.map(|()| asked.ranks).map_err(|error| error.to_string())
+            settled.map(|()| asked.ranks()).map_err(|error| error.to_string())
         };
         assert_eq!((settle("", false), settle("--ranks 4", true)), (Ok(4), Ok(4)));
         assert!(
@@ -207,7 +207,7 @@ mod tests {
             };
             asked
         };
-        asked.ranks = 9;
-        assert_eq!((Launch::Alone.settle(&mut asked, true).is_ok(), asked.ranks), (true, 9));
+        asked.ranks = vec![9];
+        assert_eq!((Launch::Alone.settle(&mut asked, true).is_ok(), asked.ranks()), (true, 9));
     }
 }

@@ -92,7 +92,7 @@ impl Report {
     /// Returns 2 (n-1)/n times the bytes of the parameters with padding: the bytes that a ring moves to reduce gradients
     /// and to gather parameters.
     pub(crate) fn ring_bytes(&self) -> f64 {
-        let ranks = self.asked.ranks as f64;
+        let ranks = self.asked.ranks() as f64;
         2.0 * (ranks - 1.0) / ranks * self.stages.first().map_or(0, |stage| stage.peak.params) as f64
     }
 

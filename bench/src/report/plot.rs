@@ -98,7 +98,7 @@ fn losses(report: &Report) -> Plot {
     curves.push(level("ln 256: nothing is known", report.uniform));
     let millions = report.params as f64 / 1e6;
     let title =
-        format!("Loss of a byte-level GPT, {millions:.2} million parameters, {} ranks", report.asked.ranks);
+        format!("Loss of a byte-level GPT, {millions:.2} million parameters, {} ranks", report.asked.ranks());
     let (x, y) = (Scale::amount("step"), Scale::near("loss, nats per byte (moving mean)"));
     Plot::new(title, "", Shape::Curves { x, y, curves })
 }

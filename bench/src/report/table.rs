@@ -17,7 +17,7 @@ struct Row<'a> {
 /// Formats a report as a table.
 pub(super) fn table(report: &Report) -> String {
     let params = bytes((report.params * size_of::<f32>()) as u64);
-    let (ranks, entropy, uniform) = (report.asked.ranks, report.byte_entropy, report.uniform);
+    let (ranks, entropy, uniform) = (report.asked.ranks(), report.byte_entropy, report.uniform);
     let row = |name, value, note: &str| Row { name, value, note: note.to_owned() };
     let rows = [
         row("train loss, nats/byte", &|s| loss(s.train_loss()), "mean of the last twentieth of the steps"),

@@ -2,6 +2,7 @@
 
 pub(crate) mod checkpoints;
 pub(crate) mod compare;
+mod over_slots;
 mod rank;
 pub(crate) mod replica;
 pub(crate) mod rules;
@@ -12,7 +13,7 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use meshstep_shard::Preemption;
+use meshstep_shard::{Preemption, SlotRuns};
 
 use crate::args::train::{Optimizer, Train};
 use crate::corpus::{Corpus, Text, byte_entropy};
@@ -49,6 +50,8 @@ pub(crate) struct Run {
     bucket: usize,
     checkpoints: Option<Checkpoints>,
     preemption: Preemption,
+    /// True to take an ordinary mean over the micro-batches of slots.
+    ordinary: bool,
 }
 
 impl Run {
@@ -58,12 +61,13 @@ impl Run {
             asked.stage != Some(3),
             "stage 3 needs a network that gathers its parameters; add --mesh, such as dp=4"
         );
+        asked.check_ranks()?;
         let model = Config::default();
         let text = match &asked.corpus {
             Some(path) => Text::from_path(path, CORPUS_CAP)?,
             None => Text::from_dependencies(manifest, CORPUS_CAP)?,
         };
-        let Train { seed, steps, ranks, batch, optimizer, .. } = asked;
+        let (Train { seed, steps, batch, optimizer, .. }, ranks) = (asked, asked.ranks());
         let job = format!(
             "{steps} steps of {optimizer:?}, {ranks} ranks with {batch} sequences each, seed {seed}, {text}"
         );
@@ -71,6 +75,7 @@ impl Run {
             checkpoints: Checkpoints::of(asked, folder, job)?,
             ranks: Ranks::Threads,
             preemption: Preemption::new(),
+            ordinary: false,
             asked: asked.clone(),
             model,
             corpus: Corpus::new(&text.bytes, model.context)?,
@@ -107,10 +112,15 @@ impl Run {
         Ok(self.report(stages, difference))
     }
 
+    /// Returns the slots of each rank, if there are slots.
+    fn slots(&self) -> Option<SlotRuns> {
+        SlotRuns::even(self.asked.slots?, self.asked.ranks()).ok()
+    }
+
     /// Trains one stage on all ranks. Returns its report and the final parameters of each rank; [`Stopped`](signals::Stopped) as an
     /// error if a signal asked the run to end.
     fn stage(&self, stage: u8) -> Result<(StageReport, Vec<Finals>)> {
-        let (steps, ranks, tokens) = (self.asked.steps, self.asked.ranks, self.tokens_per_step());
+        let (steps, ranks, tokens) = (self.asked.steps, self.asked.ranks(), self.tokens_per_step());
         let name = format!("stage {stage}");
         let progress = self.ranks.progress(name.clone(), steps, ranks, tokens);
         let ran = self.ranks.run(ranks, |comm| rank::train(self, stage, comm, &progress));
@@ -126,7 +136,7 @@ impl Run {
     }
 
     fn tokens_per_step(&self) -> usize {
-        self.asked.ranks * self.asked.batch * self.model.context
+        self.asked.slots.unwrap_or(self.asked.ranks()) * self.asked.batch * self.model.context
     }
 
     fn report(&self, stages: Vec<StageReport>, difference: Option<String>) -> Report {
@@ -149,7 +159,7 @@ impl Run {
 
 impl fmt::Display for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Train { ranks, steps, batch, .. } = self.asked;
+        let (Train { steps, batch, .. }, ranks) = (&self.asked, self.asked.ranks());
         let Config { layers, heads, width, context } = self.model;
         let params = param_count(&self.model);
         writeln!(f, "text: {}", self.text)?;
@@ -259,7 +269,7 @@ pub(crate) mod tests {
             assert_eq!(report.difference, None, "{options}");
             let [zero, one, two] = report.stages.as_slice() else { panic!("{:?}", report.stages) };
             assert_eq!((&zero.losses, zero.held_out), (&two.losses, two.held_out));
-            let ranks = report.asked.ranks as u64;
+            let ranks = report.asked.ranks() as u64;
             assert_eq!(one.peak.state.div_ceil(64), (zero.peak.state / ranks).div_ceil(64));
             assert_eq!((one.peak.grads, two.peak.state), (zero.peak.grads, one.peak.state));
             assert!(two.peak.grads * ranks <= zero.peak.grads + 64 * 4 * ranks * 100);
@@ -280,6 +290,27 @@ pub(crate) mod tests {
         // One moment of the matrices of hidden layers instead of two: 12 width^2 elements a layer.
         let (hidden, states) = (2 * 12 * 16 * 16 * 4, [muon.peak.state, adamw.peak.state]);
         assert!(states[0] + hidden <= states[1], "{states:?}");
+    }
+
+    #[test]
+    fn slots_give_one_curve_on_any_number_of_ranks() {
+        let mut run = short("--slots 4 --ranks 1,2,3,4 --steps 3 --batch 1");
+        let compared = run.over_slots(4).unwrap();
+        assert_eq!(compared.difference, None);
+        let shown = compared.to_string();
+        // Ten ranks in all at each of three stages; three ranks cannot have equally many slots.
+        assert!(shown.contains("all 30 ranks' parameters over slots have the same bits"), "{shown}");
+        let mean = |line: &&str| line.trim_start().starts_with("2 ") && line.contains('%');
+        let two = shown.lines().find(mean).unwrap();
+        assert!(!two.contains(" 0.0 %"), "ordinary means round differently: {shown}");
+        let words = ["meshstep-bench", "train", "--ranks", "1,2"];
+        let Command::Train(asked) = Cli::parse_from(words).command else { panic!("not train") };
+        let nowhere = Path::new("nowhere");
+        let refused = Run::prepare(&asked, nowhere, nowhere).unwrap_err().to_string();
+        assert!(refused.contains("--slots"), "{refused}");
+        let words = ["meshstep-bench", "train", "--ranks", "5", "--slots", "4"];
+        let Command::Train(asked) = Cli::parse_from(words).command else { panic!("not train") };
+        assert!(Run::prepare(&asked, nowhere, nowhere).unwrap_err().to_string().contains("below"));
     }
 
     #[test]

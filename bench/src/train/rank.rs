@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use meshstep_candle::Sharded;
 use meshstep_comm::Communicator;
-use meshstep_shard::{Options, Outcome, Stage};
+use meshstep_shard::{Accumulate, Options, Outcome, Stage};
 use meshstep_tensor::{Category, Meter};
 use serde::{Deserialize, Serialize};
 
@@ -117,7 +117,8 @@ fn network<'a>(run: &'a Run, params: &'a [Param], rank: usize) -> Result<Replica
         seed: run.asked.seed,
         rank,
         batch: run.asked.batch,
-        ranks: run.asked.ranks,
+        ranks: run.asked.ranks(),
+        slots: run.slots(),
     })
 }
 
@@ -130,6 +131,8 @@ fn optimizer(
 ) -> Result<Sharded> {
     let options = Options {
         stage: stage_named(stage),
+        slots: run.slots().filter(|_| !run.ordinary),
+        accumulate: if run.ordinary { Accumulate::Local } else { Accumulate::default() },
         bucket_len: Some(run.bucket),
         meter: meter.clone(),
         preemption: run.preemption.clone(),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use anyhow::{Context as _, Result};
 use meshstep_candle::hand_over;
-use meshstep_shard::{MicroBatch, Optimizer};
+use meshstep_shard::{MicroBatch, Optimizer, SlotRuns};
 use meshstep_tensor::{DType, Layout, SliceMut};
 
 use super::compare::Finals;
@@ -27,6 +27,8 @@ pub(crate) struct Replica<'a> {
     pub(crate) batch: usize,
     /// Number of ranks that share the held-out sequences.
     pub(crate) ranks: usize,
+    /// Micro-batches of each rank, if it computes other than one for each step.
+    pub(crate) slots: Option<SlotRuns>,
 }
 
 impl Network for Replica<'_> {
@@ -34,8 +36,12 @@ impl Network for Replica<'_> {
         self.batch as u64
     }
 
-    fn backward(&self, step: u64, micro_batch: &MicroBatch<'_>) -> Result<f64> {
-        let place = Place { seed: self.seed, step: step as usize, rank: self.rank };
+    fn batches(&self) -> Range<usize> {
+        self.slots.as_ref().map_or(self.rank..self.rank + 1, |slots| slots.run(self.rank))
+    }
+
+    fn backward(&self, step: u64, batch: usize, micro_batch: &MicroBatch<'_>) -> Result<f64> {
+        let place = Place { seed: self.seed, step: step as usize, rank: batch };
         let batch = self.corpus.train_batch_of(self.part.clone(), place, self.batch);
         let on_grad = |name: &str, grad: &candle_core::Tensor| Ok(hand_over(micro_batch, name, grad)?);
         Ok(f64::from(self.gpt.loss_and_grads(&batch, on_grad)?))

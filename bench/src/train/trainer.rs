@@ -1,6 +1,7 @@
 //! The trainer of every run: one rank of a stage or of a mesh, or one worker.
 
 use std::error::Error;
+use std::ops::Range;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -50,9 +51,14 @@ pub(crate) trait Network {
     /// Returns the weight of each micro-batch.
     fn weight(&self) -> u64;
 
-    /// Runs forward and backward on the batch of `step`, and returns its loss. Gradients are handed over as they are computed,
+    /// Runs forward and backward on the micro-batch `batch` of `step`, and returns its loss. Gradients are handed over as they are computed,
     /// and reduced meanwhile.
-    fn backward(&self, step: u64, micro_batch: &MicroBatch<'_>) -> Result<f64>;
+    fn backward(&self, step: u64, batch: usize, micro_batch: &MicroBatch<'_>) -> Result<f64>;
+
+    /// Returns the micro-batches that this rank computes in a step, among those of all ranks.
+    fn batches(&self) -> Range<usize> {
+        0..1
+    }
 
     /// Returns the loss to display: the mean of all ranks' displayed losses is the loss of the step.
     fn displayed(&self, loss: f64) -> f64 {
@@ -106,9 +112,16 @@ impl<S: Stepper, N: Network> Trainer<'_, S, N> {
     }
 
     fn backward(&mut self, step: u64) -> Result<f64> {
-        let micro_batch = self.optimizer.micro_batch(self.network.weight())?;
-        let loss = self.network.backward(step, &micro_batch)?;
-        micro_batch.finish()?;
+        let (batches, weight, mut sum) = (self.network.batches(), self.network.weight(), 0.0);
+        for batch in batches.clone() {
+            let micro_batch = match batch + 1 == batches.end {
+                true => self.optimizer.micro_batch(weight)?,
+                false => self.optimizer.accumulate(weight)?,
+            };
+            sum += self.network.backward(step, batch, &micro_batch)?;
+            micro_batch.finish()?;
+        }
+        let loss = sum / batches.len() as f64;
         self.progress.report(self.network.displayed(loss));
         Ok(loss)
     }

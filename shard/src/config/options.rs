@@ -24,6 +24,19 @@ pub enum Combine {
 }
 
 /// Place where stages 2 and 3 add up the gradients of several micro-batches. Stages 0 and 1 keep the sum on each rank.
+///
+/// ```
+/// use meshstep_shard::prelude::*;
+/// use meshstep_shard::{Accumulate, Plan};
+///
+/// let layout = Layout::builder().param("w", &[1024], DType::F32).build()?;
+/// let grads = |accumulate| -> Result<u64, meshstep_shard::Error> {
+///     let options = Options { stage: Stage::Zero2, accumulate, ..Options::default() };
+///     Ok(Plan::new(&layout, 4, &options)?.memory(0, &AdamW::default()).grads)
+/// };
+/// assert_eq!((grads(Accumulate::Reduced)?, grads(Accumulate::Local)?), (1024, 4096));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Accumulate {
     /// On the rank that owns the elements: each micro-batch is reduced, and a rank keeps 1/n of the sum and two buckets in flight. k

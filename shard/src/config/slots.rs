@@ -9,8 +9,8 @@ const MOST: usize = 1 << 24;
 
 /// Slots of a step, divided among the ranks in runs of consecutive slots, in the order of the ranks.
 ///
-/// The global batch of a step is a fixed number of micro-batches, its slots. Their gradients are added in one binary tree over the slots,
-/// whose nodes are rounded to the gradients' type (f32 or f64): node `i` of level `l` is the sum of nodes `2i` and `2i + 1` of level
+/// The global batch of a step is a fixed number of micro-batches, its slots. Their gradients are added in one binary tree over the slots.
+/// Nodes are rounded to the gradients' type (f32 or f64): node `i` of level `l` is the sum of nodes `2i` and `2i + 1` of level
 /// `l - 1`, of which a missing one is left out. The tree does not depend on the number of ranks, the stage, the buckets or the runs, so
 /// neither do the bits of the parameters, as long as each slot's own gradient has the same bits wherever it is computed: the same shapes,
 /// library and number of threads.

@@ -5,7 +5,7 @@ use crate::ranks::roles::Parts;
 use meshstep_optim::Strided;
 use std::ops::Range;
 
-/// Whole tensors of a part whose parameters a mesh cuts, and the ranks that hold them together: for rules that see whole matrices.
+/// Whole tensors of the parameters that a mesh cuts, and the ranks that hold them together: for rules that see whole matrices.
 ///
 /// ```
 /// use meshstep_optim::{Muon, Strided};

@@ -54,7 +54,7 @@ impl Stage {
 
 /// Starts the arbiter of a run on its log.
 fn serve(run: &Run, log: &Path, addr: &str) -> Service {
-    let config = Config::new(None, run.asked.ranks);
+    let config = Config::new(None, run.asked.ranks());
     Service::start(addr.parse().unwrap(), None, run.asked.local.run(), config, log).unwrap()
 }
 

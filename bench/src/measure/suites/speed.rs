@@ -5,7 +5,7 @@ use meshstep_bench_cases::copies::{MemoryPass, PassTimes};
 use meshstep_bench_cases::ranks::{Player as _, together};
 use meshstep_bench_cases::samples::Samples;
 use meshstep_bench_cases::shapes::{STAGES, even};
-use meshstep_bench_cases::slots::SlotSteps;
+use meshstep_bench_cases::step::slots::SlotSteps;
 use meshstep_bench_cases::step::{Grads, Steps, bytes_a_param, moved_a_param};
 use meshstep_tensor::Layout;
 

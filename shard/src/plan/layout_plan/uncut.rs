@@ -1,4 +1,4 @@
-//! Parts whose chunks cut no parameter, for rules that see whole matrices. Arithmetic only.
+//! Parts with chunks that cut no parameter, for rules that see whole matrices. Arithmetic only.
 
 use crate::plan::bucket;
 use crate::plan::layout_plan::Part;

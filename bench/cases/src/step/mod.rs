@@ -1,5 +1,7 @@
 //! A whole step of one rank, clipped if nothing else is said, for the benchmark of this crate and for `cargo xtask bench`.
 
+pub mod slots;
+
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
