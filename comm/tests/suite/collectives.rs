@@ -60,6 +60,7 @@ fn reduction() -> impl Strategy<Value = Reduction> {
         1 => Just(Reduction::Mean),
         1 => Just(Reduction::Max),
         1 => Just(Reduction::Min),
+        2 => Just(Reduction::Pairwise),
         2 => factors.prop_map(|factor| Reduction::PreMulSum { factor }),
     ]
 }

@@ -39,6 +39,7 @@ fn reductions() -> impl Strategy<Value = Reduction> {
     prop_oneof![
         Just(Reduction::Sum),
         Just(Reduction::Mean),
+        Just(Reduction::Pairwise),
         Just(Reduction::Max),
         Just(Reduction::Min),
         (-4.0..4.0).prop_map(|factor| Reduction::PreMulSum { factor }),
@@ -129,7 +130,9 @@ fn registered<T: Naive>(comm: &Arc<dyn Communicator>, values: &[T]) -> Buffer {
 pub(crate) fn table(n: usize) -> Vec<Step> {
     let factor = Reduction::PreMulSum { factor: -0.37 };
     let words = Reduction::SumThenMax { sums: 100 };
-    let reductions = [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min, factor, words];
+    let pairwise = Reduction::Pairwise;
+    let reductions =
+        [Reduction::Sum, Reduction::Mean, pairwise, Reduction::Max, Reduction::Min, factor, words];
     let reduced = reductions.into_iter().flat_map(|how| [StepOp::AllReduce(how), StepOp::ReduceScatter(how)]);
     let moved = [StepOp::AllGather, StepOp::AllToAll, StepOp::Broadcast(n / 2), StepOp::Pair(n - 1, 0)];
     let ops: Vec<StepOp> = reduced.chain(moved).chain([StepOp::Barrier, StepOp::Split(2)]).collect();

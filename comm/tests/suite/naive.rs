@@ -25,6 +25,7 @@ fn fold<A: Copy + PartialOrd>(
     let nan = || values.iter().copied().find(|&x| is_nan(x));
     match reduction {
         Reduction::Sum | Reduction::PreMulSum { .. } => sum(),
+        Reduction::Pairwise => unreachable!("each node is rounded to the elements' type"),
         Reduction::SumThenMax { .. } => unreachable!("an element has one of the two"),
         Reduction::Mean => mean(sum(), values.len()),
         Reduction::Max => {
@@ -32,6 +33,17 @@ fn fold<A: Copy + PartialOrd>(
         }
         Reduction::Min => {
             nan().unwrap_or_else(|| values.iter().copied().reduce(|a, b| if b < a { b } else { a }).unwrap())
+        }
+    }
+}
+
+/// Sums values in a binary tree.
+fn pairwise<A: Copy>(values: &[A], add: fn(A, A) -> A) -> A {
+    match values {
+        [one] => *one,
+        _ => {
+            let (left, right) = values.split_at(values.len().next_power_of_two() / 2);
+            add(pairwise(left, add), pairwise(right, add))
         }
     }
 }
@@ -53,6 +65,9 @@ macro_rules! naive_float {
                 if bits % 8 == 0 { <$t>::from_bits((bits >> 8) as $uint) } else { $of_f64(float(bits, 0.0)) }
             }
             fn reduce(values: &[Self], reduction: Reduction) -> Self {
+                if reduction == Reduction::Pairwise {
+                    return pairwise(values, |a, b| $narrow($widen(a) + $widen(b)));
+                }
                 let times = |(rank, &x)| match own(reduction, rank) {
                     Reduction::PreMulSum { factor } => $widen(x) * factor as $wide,
                     _ => $widen(x),
@@ -79,8 +94,10 @@ impl Naive for f64 {
     }
     /// Sums keep the rounding errors of each addition (Dekker) and of each product, and are rounded at the end.
     fn reduce(values: &[Self], reduction: Reduction) -> Self {
-        if let Reduction::PreMulSum { .. } = reduction {
-            return sum_of_products(values, reduction);
+        match reduction {
+            Reduction::PreMulSum { .. } => return sum_of_products(values, reduction),
+            Reduction::Pairwise => return pairwise(values, |a, b| a + b),
+            _ => {}
         }
         let mut low = 0.0;
         let plus = |a: f64, b: f64| {
@@ -131,6 +148,9 @@ impl Naive for u64 {
         bits
     }
     fn reduce(values: &[Self], reduction: Reduction) -> Self {
+        if reduction == Reduction::Pairwise {
+            return pairwise(values, u64::wrapping_add);
+        }
         fold(values.iter().copied(), reduction, u64::wrapping_add, |_, _| unreachable!(), |_| false)
     }
     fn bits(self) -> u64 {

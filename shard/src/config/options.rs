@@ -13,7 +13,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Combine {
     /// Mean over ranks and micro-batches. The mean over ranks is taken in the reduction's accumulator, before rounding; the mean
-    /// over micro-batches is a factor of the update.
+    /// over micro-batches, and over [slots](Options::slots), is a factor of the update.
     #[default]
     Mean,
     /// Sum over ranks and micro-batches.
@@ -107,7 +107,7 @@ pub enum Clip {
     AfterReduce,
     /// Each rank's own gradient, summed over its micro-batches, is scaled down to the norm before it is combined with the other
     /// ranks'. The norm is not known before the step, so gradients stay until then and no communication overlaps the caller's
-    /// computation; stages 2 and 3, which do not keep gradients, are refused. The factor is rounded to f32, the products to the
+    /// computation; stages 2 and 3 need [`Accumulate::Local`]. The factor is rounded to f32, the products to the
     /// gradients' type.
     BeforeReduce,
 }
@@ -135,7 +135,7 @@ pub struct Options {
     /// True: buckets travel while the caller computes. False: the thread that fills a bucket waits for its reduction.
     pub overlap: bool,
     /// True: gradients stay on this rank until [`step`](crate::Optimizer::step), for a backward pass that yields them all at its end.
-    /// Stages 2 and 3, which do not keep gradients, are refused. At stage 1 a step that gradients cannot stop
+    /// Stages 2 and 3 need [`Accumulate::Local`]. At stage 1 a step that gradients cannot stop
     /// ([`NonFinite::Propagate`], without [`max_norm`](StepArgs::max_norm) on the combined gradient) then reduces, updates and gathers a
     /// long bucket in one pass over memory, among threads or processes of one host: 52 instead of 60 bytes an element on 4 ranks in f32.
     /// No bit depends on it. False: full buckets travel while the caller computes.
@@ -156,8 +156,9 @@ pub struct Options {
     /// them. Each rank makes one micro-batch for each slot of its run. `None`: ranks make any number of micro-batches, and sums are
     /// in the order of the ranks, in a wider accumulator.
     ///
-    /// A rank keeps about as many sums as a run has binary digits, and sends one vector if runs are equal powers of two, else up to one
-    /// for each node of its run ([`Plan`](crate::Plan) says both). At stages 2 and 3 with runs longer than one, sums are kept as with
+    /// Gradients are summed in the slots' tree, each node rounded to the gradients' type; a mean divides the sum, by a factor of the
+    /// update. A rank sends one vector if runs are equal powers of two, else as many as the run with the most complete nodes has, and keeps
+    /// at least as many ([`Plan`](crate::Plan) says both). At stages 2 and 3 with runs longer than one, sums are kept as with
     /// [`Accumulate::Local`]. Gradients are f32 or f64, and one group of ranks reduces them.
     pub slots: Option<SlotRuns>,
     /// Policy for missing gradients.

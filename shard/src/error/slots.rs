@@ -36,14 +36,17 @@ pub enum SlotError {
         /// Ranks that reduce gradients together.
         ranks: usize,
     },
-    /// An option or a group of ranks has no order of slots.
-    #[error("{what}: sums over slots have no fixed order with it; use {works}")]
-    Unordered {
+    /// Steps with slots would depend on the number of ranks with an option or a group of ranks.
+    #[error("{what} would make steps with slots depend on the number of ranks; use {works}")]
+    Dependent {
         /// The option or the groups.
         what: &'static str,
         /// An alternative that works.
         works: &'static str,
     },
+    /// Gradients of slots are added before the step.
+    #[error("Options::reduce_in_step has no effect on sums over slots; set it to false")]
+    InStep,
     /// The stage assigns whole parameters to ranks.
     #[error("{stage:?} does not sum over slots; use Replicated, Zero1, Zero2 or Zero3")]
     Stage {

@@ -25,7 +25,7 @@ impl Optimizer {
     }
 
     /// Begins a micro-batch that is not the step's last. Its gradients are added up locally before they are sent. At stages 2 and
-    /// 3, however, every micro-batch is reduced and only this rank's chunk is kept: k micro-batches send (k+1)/2 times the bytes,
+    /// 3, however, unless they [accumulate locally](crate::Accumulate), every micro-batch is reduced and only this rank's chunk is kept: k micro-batches send (k+1)/2 times the bytes,
     /// and sums are rounded after each reduction instead of before the only one, so that the bits may differ from other stages'.
     /// At these stages every rank makes the same number of micro-batches.
     pub fn accumulate(&mut self, weight: u64) -> Result<MicroBatch<'_>, Error> {
@@ -193,7 +193,7 @@ impl Optimizer {
     }
 
     /// Drops the gradients handed over since the last step. Collective: buckets that were sent are reduced nevertheless, so every rank
-    /// drops them after the same micro-batches.
+    /// drops them after the same micro-batches; with slots, all ranks before their last one, or all after it.
     pub fn discard_gradients(&mut self) -> Result<(), Error> {
         let _name = name_calls("Optimizer::discard_gradients");
         self.reducer.healthy()?;

@@ -1,6 +1,6 @@
 //! Binary tree over the slots of a step: the sums that each rank makes, and those that follow once they have travelled. Arithmetic only.
 
-use crate::config::options::{Clip, Combine, Options};
+use crate::config::options::{Clip, Combine, Missing, Options};
 use crate::config::slots::SlotRuns;
 use crate::config::stage::Stage;
 use crate::error::SlotError;
@@ -23,7 +23,8 @@ impl Node {
 
     /// Returns the sum of a node and the one after it, if a node of the next level is their sum.
     pub(crate) fn join(self, next: Node) -> Option<Node> {
-        let siblings = self.level == next.level && self.index % 2 == 0 && next.index == self.index + 1;
+        let siblings =
+            self.level == next.level && self.index.is_multiple_of(2) && next.index == self.index + 1;
         siblings.then_some(Node { level: self.level + 1, index: self.index / 2 })
     }
 }
@@ -155,17 +156,20 @@ pub(crate) fn of(
     let Some(runs) = &options.slots else { return Ok(None) };
     let narrow =
         buckets.iter().map(|bucket| bucket.grads).find(|dtype| !matches!(dtype, DType::F32 | DType::F64));
-    let unordered = |what, works| Err(SlotError::Unordered { what, works });
+    let dependent = |what, works| Err(SlotError::Dependent { what, works });
     match () {
         () if runs.ranks() != sizes.shards => {
             Err(SlotError::Ranks { runs: runs.ranks(), ranks: sizes.shards })
         }
-        () if !sizes.extra_reductions.is_empty() => unordered(
+        () if !sizes.extra_reductions.is_empty() => dependent(
             "gradients that are reduced twice, over shards and over replicas or parts of a model",
             "one group of ranks",
         ),
-        () if options.clip == Clip::BeforeReduce => unordered("Clip::BeforeReduce", "Clip::AfterReduce"),
-        () if options.reduce_in_step => unordered("Options::reduce_in_step", "false"),
+        () if options.clip == Clip::BeforeReduce => dependent("Clip::BeforeReduce", "Clip::AfterReduce"),
+        () if options.reduce_in_step => Err(SlotError::InStep),
+        () if options.missing == Missing::AllOrNone => {
+            dependent("Missing::AllOrNone", "Missing::SkipIfMissingEverywhere")
+        }
         () if matches!(options.stage, Stage::WholeParams(_)) => {
             Err(SlotError::Stage { stage: options.stage })
         }

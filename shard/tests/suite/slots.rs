@@ -265,9 +265,11 @@ fn options_without_an_order_of_slots_are_refused() {
     let stage = Stage::WholeParams(Owners::RoundRobin);
     assert_eq!(of(Options { stage, ..slots(even(8, 2)) }, f32), SlotError::Stage { stage });
     let clip = Options { clip: Clip::BeforeReduce, ..slots(even(8, 2)) };
-    assert!(matches!(of(clip, f32), SlotError::Unordered { .. }));
+    assert!(matches!(of(clip, f32), SlotError::Dependent { .. }));
+    let all_or_none = Options { missing: Missing::AllOrNone, ..slots(even(8, 2)) };
+    assert!(matches!(of(all_or_none, f32), SlotError::Dependent { .. }));
     let in_step = Options { reduce_in_step: true, ..slots(even(8, 2)) };
-    assert!(matches!(of(in_step, f32), SlotError::Unordered { .. }));
+    assert_eq!(of(in_step, f32), SlotError::InStep);
     let narrow = Options { precision: crate::common::F32_MASTER, ..slots(even(8, 2)) };
     assert_eq!(of(narrow, DType::BF16), SlotError::Narrow { dtype: DType::BF16 });
     // Ranks with other runs.
