@@ -45,7 +45,7 @@ pub enum SlotError {
         works: &'static str,
     },
     /// Gradients of slots are added before the step.
-    #[error("Options::reduce_in_step has no effect on sums over slots; set it to false")]
+    #[error("sums over slots are reduced as buckets fill; set Options::reduce_in_step to false")]
     InStep,
     /// The stage assigns whole parameters to ranks.
     #[error("{stage:?} does not sum over slots; use Replicated, Zero1, Zero2 or Zero3")]
