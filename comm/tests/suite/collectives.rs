@@ -58,6 +58,7 @@ fn reduction() -> impl Strategy<Value = Reduction> {
     prop_oneof![
         1 => Just(Reduction::Sum),
         1 => Just(Reduction::Mean),
+        1 => Just(Reduction::Pairwise),
         1 => Just(Reduction::Max),
         1 => Just(Reduction::Min),
         2 => factors.prop_map(|factor| Reduction::PreMulSum { factor }),

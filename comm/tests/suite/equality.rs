@@ -39,6 +39,7 @@ fn reductions() -> impl Strategy<Value = Reduction> {
     prop_oneof![
         Just(Reduction::Sum),
         Just(Reduction::Mean),
+        Just(Reduction::Pairwise),
         Just(Reduction::Max),
         Just(Reduction::Min),
         (-4.0..4.0).prop_map(|factor| Reduction::PreMulSum { factor }),

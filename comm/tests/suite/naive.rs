@@ -26,6 +26,7 @@ fn fold<A: Copy + PartialOrd>(
     match reduction {
         Reduction::Sum | Reduction::PreMulSum { .. } => sum(),
         Reduction::SumThenMax { .. } => unreachable!("an element has one of the two"),
+        Reduction::Pairwise => unreachable!("`tree` adds two values at a time"),
         Reduction::Mean => mean(sum(), values.len()),
         Reduction::Max => {
             nan().unwrap_or_else(|| values.iter().copied().reduce(|a, b| if b > a { b } else { a }).unwrap())
@@ -201,7 +202,7 @@ pub(crate) fn naive<T: Naive>(what: What, all: &[Vec<T>], [a, b]: [usize; 2]) ->
                 }
                 how => how,
             };
-            T::reduce(&column, how)
+            if how == Reduction::Pairwise { tree(&column) } else { T::reduce(&column, how) }
         };
         range.map(one).collect::<Vec<T>>()
     };
@@ -222,6 +223,15 @@ pub(crate) fn naive<T: Naive>(what: What, all: &[Vec<T>], [a, b]: [usize; 2]) ->
             (0..n).map(|rank| (0..len, all[if rank == b { a } else { rank }].clone())).collect()
         }
     }
+}
+
+/// Returns the sum of a first part and of the rest, where the first part is the largest power of two that leaves a rest.
+fn tree<T: Naive>(values: &[T]) -> T {
+    if let [value] = values {
+        return *value;
+    }
+    let (first, rest) = values.split_at(values.len().next_power_of_two() / 2);
+    T::reduce(&[tree(first), tree(rest)], Reduction::Sum)
 }
 
 /// Small random generator: a case is a few numbers, and its data any length.
