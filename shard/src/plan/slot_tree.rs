@@ -23,7 +23,8 @@ impl Node {
 
     /// Returns the sum of a node and the one after it, if a node of the next level is their sum.
     pub(crate) fn join(self, next: Node) -> Option<Node> {
-        let siblings = self.level == next.level && self.index % 2 == 0 && next.index == self.index + 1;
+        let siblings =
+            self.level == next.level && self.index.is_multiple_of(2) && next.index == self.index + 1;
         siblings.then_some(Node { level: self.level + 1, index: self.index / 2 })
     }
 }

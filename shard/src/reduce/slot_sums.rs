@@ -41,7 +41,8 @@ impl SlotSums {
 
     /// Goes on to the slot after the next one if that is added to it where it lies.
     pub(crate) fn pair(&mut self) -> bool {
-        let pairs = self.in_place && !self.paired && self.next % 2 == 0 && self.next + 1 < self.run.end;
+        let pairs =
+            self.in_place && !self.paired && self.next.is_multiple_of(2) && self.next + 1 < self.run.end;
         self.next += usize::from(pairs);
         self.paired |= pairs;
         pairs
