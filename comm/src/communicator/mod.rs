@@ -159,7 +159,7 @@ pub trait Communicator: Send + Sync + Debug {
         false
     }
 
-    /// Returns true if reductions may be [`Reduction::Pairwise`]. The same on every rank.
+    /// Returns true if reductions may be [`Reduction::Pairwise`]. The same on every rank, and for the groups that it is split into.
     fn reduces_pairwise(&self) -> bool {
         false
     }

@@ -254,10 +254,10 @@ fn operation(reduction: Reduction) -> Option<ffi::MPI_Op> {
     unsafe {
         match reduction {
             Reduction::Sum | Reduction::Mean => Some(ffi::RSMPI_SUM),
-            // Maxima and minima of NaNs or of zeros depend on the order of the ranks in MPI libraries, so ranks could differ. MPICH
-            // 4.0.2 also compares unsigned integers as signed ones.
             // A tree over the ranks has an order of its own.
             Reduction::Pairwise => None,
+            // Maxima and minima of NaNs or of zeros depend on the order of the ranks in MPI libraries, so ranks could differ. MPICH
+            // 4.0.2 also compares unsigned integers as signed ones.
             Reduction::Max | Reduction::Min | Reduction::PreMulSum { .. } | Reduction::SumThenMax { .. } => {
                 None
             }

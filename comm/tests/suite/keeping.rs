@@ -187,6 +187,7 @@ fn reductions() -> impl Strategy<Value = Reduction> {
     prop_oneof![
         2 => Just(Reduction::Mean),
         1 => Just(Reduction::Sum),
+        1 => Just(Reduction::Pairwise),
         1 => Just(Reduction::Max),
         1 => Just(Reduction::Min),
         2 => (-4.0..4.0).prop_map(|factor| Reduction::PreMulSum { factor }),

@@ -302,6 +302,14 @@ fn check_part(
         let what = format!("a part for {:?} at {:?}", part.sizes(), part.stage());
         return Err(Error::Shared { what, works: "a part that is planned for these ranks and options" });
     }
+    let (slots, cuts_grads) = (opt.reducer.config.slots.as_ref(), opt.options().cuts_grads());
+    if part.slots() != slots || part.cuts_grads() != cuts_grads {
+        let what = "a part that is planned for other sums of gradients".to_owned();
+        return Err(Error::Shared {
+            what,
+            works: "a part with this optimizer's Options::slots, accumulate and combine",
+        });
+    }
     let alike = among.extra_reductions.is_empty()
         && among.parts.is_empty()
         && among.comms().all(|comm| Arc::ptr_eq(comm, opt.comm()));

@@ -193,7 +193,7 @@ impl Optimizer {
     }
 
     /// Drops the gradients handed over since the last step. Collective: buckets that were sent are reduced nevertheless, so every rank
-    /// drops them after the same micro-batches; with slots, all ranks before their last one, or all after it.
+    /// drops them after the same micro-batches. With [slots](crate::Options::slots) all ranks have finished their runs by then, or none has.
     pub fn discard_gradients(&mut self) -> Result<(), Error> {
         let _name = name_calls("Optimizer::discard_gradients");
         self.reducer.healthy()?;

@@ -47,7 +47,8 @@ impl Optimizer {
     /// Compares reduced gradients, between the last micro-batch's `finish` and [`step`](Self::step), among the ranks that have
     /// the same at that point: ranks of [`replicas`](crate::RankRoles::replicas) with one place along each of
     /// [`extra_reductions`](crate::RankRoles::extra_reductions), the later reductions, and at stages 1 to 3 with one place among
-    /// [`shards`](crate::RankRoles::shards). Gradients that no other rank has are [`Verified::unchecked`]. Collective; changes
+    /// [`shards`](crate::RankRoles::shards); so at stage 0 too where ranks add up chunks of the sums over
+    /// [slots](crate::Options::slots). Gradients that no other rank has are [`Verified::unchecked`]. Collective; changes
     /// nothing.
     pub fn verify_gradients(&mut self) -> Result<Verified, Error> {
         let _name = name_calls("Optimizer::verify_gradients");

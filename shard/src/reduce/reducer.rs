@@ -19,8 +19,8 @@ use meshstep_optim::{NormAccumulator, NormSum, scale};
 use meshstep_tensor::{Buffer, Meter};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Collects and reduces one step's gradients. Methods hold the lock for bookkeeping only; copies, reductions and waits happen
-/// outside it.
+/// Collects and reduces one step's gradients. Methods hold the lock for bookkeeping, and to add the slots of this rank;
+/// copies, reductions and waits happen outside it.
 #[derive(Debug)]
 pub(crate) struct GradReducer {
     pub(crate) config: ReducerConfig,

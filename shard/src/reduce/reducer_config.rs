@@ -69,6 +69,15 @@ impl ReducerConfig {
         self.slots.as_ref().is_some_and(|tree| !(tree.is_pairwise() && self.comm.reduces_pairwise()))
     }
 
+    /// Returns true if a reduction leaves the sums of a whole bucket on each rank, and not of its chunk alone.
+    pub(crate) fn reduces_whole(&self) -> bool {
+        match self.options.stage {
+            Stage::Replicated => !self.adds_up(),
+            Stage::WholeParams(_) => true,
+            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => false,
+        }
+    }
+
     /// Returns the operation that reduces a bucket.
     pub(crate) fn op(&self) -> Op {
         match self.options.stage {

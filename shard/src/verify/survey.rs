@@ -130,11 +130,9 @@ impl Comparison<'_> {
     /// [`RankRoles::extra_reductions`] have different gradients.
     fn holders_of_grads(&mut self, among: &RankRoles) -> Result<Option<Arc<dyn Communicator>>, Error> {
         let extra_reductions = among.extra_reductions.iter().map(|(comm, _)| comm);
-        let apart: Vec<_> = match self.params.options.stage {
-            Stage::Replicated | Stage::WholeParams(_) => extra_reductions.collect(),
-            Stage::Zero1 | Stage::Zero2 | Stage::Zero3 => {
-                [&among.shards].into_iter().chain(extra_reductions).collect()
-            }
+        let apart: Vec<_> = match self.reducer.config.reduces_whole() {
+            true => extra_reductions.collect(),
+            false => [&among.shards].into_iter().chain(extra_reductions).collect(),
         };
         self.holders_of_place(&among.replicas, &apart)
     }
@@ -214,16 +212,16 @@ impl Comparison<'_> {
     /// Returns this rank's reduced gradients of the parameter at `place` of a bucket: the index in the parameter of the first
     /// element, and their range in this rank's memory.
     fn reduced(&self, bucket: usize, place: &Range<usize>) -> (usize, Range<usize>) {
-        let chunk = self.reducer.config.buckets[bucket].owned.first();
-        match (self.params.options.stage, chunk) {
-            (Stage::Replicated | Stage::WholeParams(_), _) => (0, place.clone()),
-            (stage @ (Stage::Zero1 | Stage::Zero2 | Stage::Zero3), Some(chunk)) => {
-                let Some(both) = overlap(chunk, place) else { return (0, 0..0) };
-                let before = if stage == Stage::Zero1 { 0 } else { chunk.start };
-                (both.start - place.start, both.start - before..both.end - before)
-            }
-            (Stage::Zero1 | Stage::Zero2 | Stage::Zero3, None) => (0, 0..0),
+        let config = &self.reducer.config;
+        if config.reduces_whole() {
+            return (0, place.clone());
         }
+        let chunk = config.buckets[bucket].counted.first();
+        let Some((chunk, both)) = chunk.and_then(|chunk| Some((chunk, overlap(chunk, place)?))) else {
+            return (0, 0..0);
+        };
+        let before = if config.options.cuts_grads() { chunk.start } else { 0 };
+        (both.start - place.start, both.start - before..both.end - before)
     }
 
     /// Hashes the elements `part` of this rank's part of a vector.

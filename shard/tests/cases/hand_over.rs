@@ -26,6 +26,7 @@ impl Run {
             Some(slots) => self.gradient(t, slots.run(rank).start + batch, 0, i),
             None => self.gradient(t, batch, rank, i),
         };
+        // With slots only the first micro-batch of a run has places to write into.
         if self.in_place && (batch == 0 || self.options.slots.is_none()) {
             let mut slot = mb.slot(&name(i))?;
             let place = slot.as_mut()?;

@@ -3,8 +3,8 @@
 use crate::common::{End, Run, WhichRule, cases, draws, params, with_dtype};
 use meshstep_comm::loopback::spawn;
 use meshstep_shard::{
-    Accumulate, Clip, Combine, Error, Missing, Optimizer, Options, Outcome, Owners, Plan, SlotError,
-    SlotRuns, Stage,
+    Accumulate, Clip, Combine, DataRank, Error, Missing, Optimizer, Options, Outcome, Owners, ParamGroup,
+    Part, Plan, RankRoles, Sizes, SlotError, SlotRuns, Stage,
 };
 use meshstep_tensor::{DType, Meter};
 use proptest::prelude::*;
@@ -275,4 +275,73 @@ fn options_without_an_order_of_slots_are_refused() {
     // Ranks with other runs.
     let apart = refused(|rank| slots(SlotRuns::new(&[1 + rank, 3 - rank]).unwrap()), f32);
     assert!(apart.to_string().contains("slots of each rank"), "{apart}");
+}
+
+/// Returns the parameters after a step before which one bit of a gradient has flipped on rank 1.
+fn flipped(run: &Run) -> Vec<Vec<u8>> {
+    let ends = spawn(run.ranks, |comm| {
+        let mut opt = run.build(comm).unwrap();
+        let rank = opt.comm().rank();
+        (0..run.batches(rank)).for_each(|batch| run.hand_over(&mut opt, 1, batch).unwrap());
+        opt.verify_gradients().unwrap();
+        let mut all = (0..run.lens.len()).flat_map(|p| (0..run.lens[p]).map(move |i| (p, i)));
+        let flips = (rank == 1)
+            .then(|| all.find(|&(p, i)| opt.flip_bit(&crate::common::name(p), "grad", i, 30).is_ok()));
+        assert_eq!(flips.flatten().is_some(), rank == 1);
+        opt.step(run.at(1)).unwrap().outcome().unwrap();
+        params(&opt)
+    });
+    ends.unwrap().swap_remove(0)
+}
+
+#[test]
+fn verification_finds_the_sums_where_they_lie() {
+    let base = Run { ranks: 2, steps: 1, rule: WhichRule::SgdMomentum, max_norm: None, ..Run::default() };
+    let local = |stage| {
+        let options =
+            Options { accumulate: Accumulate::Local, bucket_len: Some(200), ..base.options.clone() };
+        Run { options, micro_batches: 2, ..base.clone() }.stage(stage)
+    };
+    let bucket_len = Some(200);
+    let slots = |stage| {
+        with(
+            &Run { options: Options { bucket_len, ..base.options.clone() }, ..base.clone() },
+            even(7, 2),
+            stage,
+        )
+    };
+    for of in [&local as &dyn Fn(Stage) -> Run, &slots] {
+        let first = flipped(&of(Stage::Zero1));
+        assert_ne!(first, of(Stage::Zero1).run().params);
+        for stage in [Stage::Zero2, Stage::Zero3] {
+            assert_eq!(flipped(&of(stage)), first, "{stage:?}");
+        }
+    }
+    // Chunks that ranks have added up are gathered in the step only.
+    assert_eq!(flipped(&slots(Stage::Replicated)), flipped(&slots(Stage::Zero1)));
+}
+
+/// A part that is planned with other options would keep its gradients on the ranks.
+#[test]
+fn parts_that_are_planned_with_other_sums_are_refused() {
+    let run = with(&Run { steps: 1, ..Run::default() }, even(8, 2), Stage::Zero2);
+    let others = [
+        Options { slots: None, ..run.options.clone() },
+        Options { slots: None, accumulate: Accumulate::Local, ..run.options.clone() },
+        Options { slots: Some(SlotRuns::new(&[3, 5]).unwrap()), ..run.options.clone() },
+        Options { combine: Combine::Weighted, ..run.options.clone() },
+    ];
+    for (i, planned) in others.iter().enumerate() {
+        for (planned, options) in [(planned, &run.options), (&run.options, planned)] {
+            let told = spawn(2, |comm| {
+                let options = Options { meter: Meter::new(), ..options.clone() };
+                let mut opt = Optimizer::empty(comm.clone(), DataRank::OWN, options).unwrap();
+                let part = Part::new(run.layout(), Sizes::all(2), [], planned).unwrap();
+                let (rules, among) = (run.groups(), RankRoles::all(comm));
+                opt.add_parts(vec![ParamGroup { part, rules, among }], |_, _| Ok(())).unwrap_err()
+            });
+            let refused = |error| matches!(error, Error::Shared { .. });
+            assert!(told.unwrap().into_iter().all(refused), "case {i}");
+        }
+    }
 }
