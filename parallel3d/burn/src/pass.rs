@@ -9,6 +9,7 @@ use burn::tensor::container::TensorContainer;
 use burn::tensor::{Gradients, Tensor};
 use meshstep_shard::MicroBatch;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 /// One backward pass: a loss, and the weight of its micro-batch.
 ///
@@ -38,7 +39,7 @@ impl BackwardPass {
     pub(crate) fn run(
         self,
         model: &impl Module,
-        names: &HashSet<String>,
+        names: &HashSet<Arc<str>>,
         mb: &MicroBatch<'_>,
     ) -> Result<(), Error> {
         let loss = self.loss.map_err(|shape| Error::LossShape { shape })?;
@@ -78,7 +79,7 @@ fn scaled(loss: Tensor<1>, factor: f64) -> Tensor<1> {
 /// Hands over each gradient at the last place of its parameter.
 struct Handing<'a> {
     grads: Gradients,
-    names: &'a HashSet<String>,
+    names: &'a HashSet<Arc<str>>,
     /// Places of each id that are still to come.
     places: HashMap<ParamId, usize>,
     /// Sums of gradients over the places so far.

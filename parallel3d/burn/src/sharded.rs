@@ -119,7 +119,7 @@ impl Sharded {
     fn step_checked<M: Module>(&mut self, model: &mut M, at: StepArgs) -> Result<Outcome, Error> {
         let outcome = self.optimizer.step(at)?.outcome()?;
         if let Outcome::Applied { .. } = outcome {
-            self.refresh(model)?;
+            self.write(model)?;
         }
         Ok(outcome)
     }
@@ -169,7 +169,7 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
     pub fn wrapper_step<M: Module>(&mut self, model: &mut M, at: StepArgs) -> Result<S::Outcome, Error> {
         self.check(model)?;
         let outcome = self.optimizer.step(at).map_err(Error::of_step)?;
-        self.refresh(model)?;
+        self.write(model)?;
         Ok(outcome)
     }
 
@@ -181,7 +181,7 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
     pub fn begin_evaluation<M: Module>(&mut self, model: &mut M) -> Result<(), Error> {
         self.check(model)?;
         self.optimizer.begin_evaluation().map_err(Error::of_step)?;
-        self.refresh(model)
+        self.write(model)
     }
 
     /// Takes the parameters back to where they are trained, and writes them into the module. Collective.
@@ -191,7 +191,7 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
     pub fn end_evaluation<M: Module>(&mut self, model: &mut M) -> Result<(), Error> {
         self.check(model)?;
         self.optimizer.end_evaluation().map_err(Error::of_step)?;
-        self.refresh(model)
+        self.write(model)
     }
 
     /// Runs the backward pass of the step's last micro-batch, usually its only one, and hands over every parameter's gradient. The
@@ -220,6 +220,11 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
     /// module of the same structure.
     pub fn refresh<M: Module>(&self, model: &mut M) -> Result<(), Error> {
         self.check(model)?;
+        self.write(model)
+    }
+
+    /// Copies the optimizer's parameters into a module that was checked.
+    fn write<M: Module>(&self, model: &mut M) -> Result<(), Error> {
         let inner = self.optimizer.optimizer();
         let bytes = inner.params().map(|param| (param.len() * param.dtype().size()) as u64).sum();
         let _both = inner.options().meter.claim(Category::Framework, bytes);
@@ -244,9 +249,8 @@ impl<S: Step<Error: std::error::Error + Send + Sync + 'static>> Sharded<S> {
     fn run(&mut self, model: &impl Module, pass: BackwardPass, last: bool) -> Result<(), Error> {
         let fits = self.check(model);
         let inner = self.optimizer.optimizer();
-        let names = inner.params().map(|param| param.name());
-        let names = names.filter(|name| inner.is_frozen(name).is_ok_and(|frozen| !frozen));
-        let names: HashSet<String> = names.map(str::to_owned).collect();
+        let trains = |param: &&Param| inner.is_frozen(param.name()).is_ok_and(|frozen| !frozen);
+        let names: HashSet<Arc<str>> = inner.params().filter(trains).map(Param::shared_name).collect();
         let micro_batch = match last {
             true => self.optimizer.micro_batch(pass.weight),
             false => self.optimizer.accumulate(pass.weight),

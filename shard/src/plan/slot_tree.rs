@@ -9,6 +9,9 @@ use crate::plan::layout_plan::Sizes;
 use meshstep_tensor::DType;
 use std::ops::Range;
 
+/// More than the partial sums of any run of at most 2^24 slots: two of each level.
+pub(crate) const MAX_ROUNDS: usize = 50;
+
 /// Node of the tree: slots `index << level .. (index + 1) << level`, all of them summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Node {

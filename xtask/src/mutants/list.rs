@@ -38,7 +38,7 @@ pub(super) const MUTANTS: [Mutant; 30] = [
     },
     Mutant {
         name: "comm-mean-is-a-sum",
-        file: "comm/src/reduce.rs",
+        file: "comm/src/reduce/mod.rs",
         from: "last(rounded, sum, reduction, n);",
         to: "last(rounded, sum, Reduction::Sum, n);",
         package: "meshstep-comm",

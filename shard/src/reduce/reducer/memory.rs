@@ -2,6 +2,8 @@
 
 use super::{BucketInfo, GradReducer, Guard, State};
 use crate::error::Error;
+use crate::plan::slot_tree::MAX_ROUNDS;
+use arrayvec::ArrayVec;
 use meshstep_comm::InFlight;
 use meshstep_tensor::{Buffer, Place, Queue};
 use std::sync::PoisonError;
@@ -118,8 +120,8 @@ impl GradReducer {
         first: Buffer,
         mut arrived: Result<(), meshstep_comm::Error>,
         more: Vec<InFlight>,
-    ) -> (Vec<Buffer>, Result<(), Error>) {
-        let mut vectors = Vec::with_capacity(more.len() + 1);
+    ) -> (ArrayVec<Buffer, MAX_ROUNDS>, Result<(), Error>) {
+        let mut vectors = ArrayVec::new();
         vectors.push(first);
         for flight in more {
             let (vector, landed) = wait(flight, &self.config.queue, b);
