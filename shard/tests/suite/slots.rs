@@ -2,11 +2,12 @@
 
 use crate::common::{End, Run, WhichRule, cases, draws, params, with_dtype};
 use meshstep_comm::loopback::spawn;
+use meshstep_optim::Sgd;
 use meshstep_shard::{
     Accumulate, Clip, Combine, DataRank, Error, Missing, Optimizer, Options, Outcome, Owners, ParamGroup,
-    Part, Plan, RankRoles, Sizes, SlotError, SlotRuns, Stage,
+    Part, Plan, RankRoles, Sizes, SlotError, SlotRuns, Stage, StepArgs,
 };
-use meshstep_tensor::{DType, Meter};
+use meshstep_tensor::{DType, Layout, Meter, Param, SliceMut};
 use proptest::prelude::*;
 
 const STAGES: [Stage; 4] = [Stage::Replicated, Stage::Zero1, Stage::Zero2, Stage::Zero3];
@@ -106,7 +107,8 @@ proptest! {
     #[test]
     fn bytes_are_the_plans(run in any_run(), accumulate in prop::sample::select(&[Accumulate::Reduced, Accumulate::Local][..])) {
         prop_assume!(run.lens.iter().any(|&len| len > 0));
-        let run = Run { options: Options { accumulate, ..run.options.clone() }, ..run };
+        // Plans are for the order of a backward pass.
+        let run = Run { options: Options { accumulate, ..run.options.clone() }, shuffle: false, ..run };
         let (rule, ranks) = (run.boxed_rule(), run.ranks);
         let plan = Plan::new(&run.layout(), ranks, &run.options).unwrap();
         spawn(ranks, |comm| {
@@ -342,6 +344,42 @@ fn parts_that_are_planned_with_other_sums_are_refused() {
             });
             let refused = |error| matches!(error, Error::Shared { .. });
             assert!(told.unwrap().into_iter().all(refused), "case {i}");
+        }
+    }
+}
+
+/// Returns the bits of a parameter of negative zeros after a step whose gradients are negative zeros in even slots and missing in odd ones.
+fn after_negative_zeros(ranks: usize, stage: Stage) -> Vec<u32> {
+    let ends = spawn(ranks, |comm| {
+        let (slots, layout) = (even(4, ranks), Layout::builder().param("w", &[70], DType::F32));
+        let run = slots.run(comm.rank());
+        let options = Options { missing: Missing::Zero, slots: Some(slots), stage, ..Options::default() };
+        let first = |_: &Param, mut w: SliceMut<'_>| {
+            w.typed_mut::<f32>()?.fill(-0.0);
+            Ok(())
+        };
+        let mut opt = Optimizer::new(comm, layout.build().unwrap(), Sgd::default(), first, options).unwrap();
+        for slot in run.clone() {
+            let mb = if slot + 1 == run.end { opt.micro_batch(1) } else { opt.accumulate(1) }.unwrap();
+            if slot.is_multiple_of(2) {
+                mb.grad("w", &[-0.0f32; 70][..]).unwrap();
+            }
+            mb.finish().unwrap();
+        }
+        opt.step(StepArgs::default()).unwrap().outcome().unwrap();
+        let mut w = [0f32; 70];
+        opt.read("w", &mut w).unwrap();
+        w.map(f32::to_bits).to_vec()
+    });
+    ends.unwrap().swap_remove(0)
+}
+
+#[test]
+fn a_missing_gradient_keeps_the_sign_of_a_zero_beside_it() {
+    for stage in STAGES {
+        for ranks in [1, 2, 4] {
+            // Along a gradient of -0.0 a parameter of -0.0 becomes 0.0; along one of 0.0 it would stay.
+            assert_eq!(after_negative_zeros(ranks, stage), [0; 70], "{ranks} ranks, {stage:?}");
         }
     }
 }
